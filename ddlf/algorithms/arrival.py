@@ -303,18 +303,18 @@ class Elastic(Arrival):
         check_within("alpha", self.alpha)
 
     def begin(self, state: State, weights: Weights, slot: int) -> Weights:
-        return state.get(_own(slot), weights)
+        return state.get(_state_key(slot), weights)
 
     def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
-        own, after = [], []
+        slot_weights, after = [], []
         for w, v, g in zip(weights, arrived.start, arrived.update, strict=True):
             e = np.asarray(self.alpha * (v - g - w), w.dtype) if is_float(w) else np.zeros_like(w)
-            own.append(np.asarray(v - g - e, w.dtype) if is_float(w) else w.copy())
+            slot_weights.append(np.asarray(v - g - e, w.dtype) if is_float(w) else w.copy())
             after.append(np.asarray(w + e, w.dtype) if is_float(w) else w.copy())
-        return {_own(arrived.slot): own}, after
+        return {_state_key(arrived.slot): slot_weights}, after
 
 
-def _own(slot: int) -> str:
+def _state_key(slot: int) -> str:
     """Return the name under which a rule's state has a slot's own weights."""
     return f"own_{slot:04d}"
 
@@ -342,7 +342,7 @@ class SetRule(Arrival):
     A set has weights, the number of local trainings that they went through, and the accuracy of the last training
     (``WeightSet`` of ``set_merge.py``)::
 
-        merge(mine, theirs) -> mine
+        merge(own_set, peer_set) -> own_set
 
     A slot's final weights are a set with one training more than its first weights. Only floats are merged. The rules
     use the numbers of trainings instead of outer optimizer and staleness.
@@ -352,22 +352,22 @@ class SetRule(Arrival):
     ignores: ClassVar[tuple[str, ...]] = ("outer", "staleness")
     rule: ClassVar[SetMerge]
 
-    def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
-        """Return the set ``mine`` after a merge with ``theirs``; ``mine`` itself if the rule changes nothing."""
-        return self.rule.merge(mine, theirs)
+    def merge(self, own_set: WeightSet, peer_set: WeightSet) -> WeightSet:
+        """Return ``own_set`` after a merge with ``peer_set``; ``own_set`` itself if the rule changes nothing."""
+        return self.rule.merge(own_set, peer_set)
 
     def init(self, weights: Weights) -> State:
         return {"peer": [np.asarray(0), np.asarray(-inf)]}
 
     def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
         trainings, accuracy = state["peer"]
-        mine = WeightSet(weights=weights, trainings=int(trainings), accuracy=float(accuracy))
-        theirs = WeightSet(
+        own_set = WeightSet(weights=weights, trainings=int(trainings), accuracy=float(accuracy))
+        peer_set = WeightSet(
             weights=difference(arrived.start, arrived.update),
             trainings=int(arrived.before["peer"][0]) + 1,
             accuracy=arrived.accuracy,
         )
-        after = self.merge(mine, theirs)
+        after = self.merge(own_set, peer_set)
         return {"peer": [np.asarray(after.trainings), np.asarray(after.accuracy)]}, after.weights
 
 
@@ -429,12 +429,12 @@ class Copy(SetRule):
 
     rule: ClassVar[SetMerge] = set_merge.Copy()
 
-    def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
-        if isnan(theirs.accuracy):
+    def merge(self, own_set: WeightSet, peer_set: WeightSet) -> WeightSet:
+        if isnan(peer_set.accuracy):
             raise ConfigError(
                 "'copy' compares accuracies, but the model reports none", hint="compile it with metrics=['accuracy']"
             )
-        return self.rule.merge(mine, theirs)
+        return self.rule.merge(own_set, peer_set)
 
 
 ARRIVAL: Family[Arrival] = Family(

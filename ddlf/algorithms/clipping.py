@@ -48,7 +48,7 @@ class Rolling(Named):
                 f"first, later and warm must be 0 or more, got {self.first}, {self.later} and {self.warm}"
             )
 
-    def seen(self, norm: Any, mean: Any, spread: Any, count: Any, xp: Any) -> tuple[Any, Any, Any]:
+    def observe(self, norm: Any, mean: Any, spread: Any, count: Any, xp: Any) -> tuple[Any, Any, Any]:
         """Update the running mean and spread of gradient norms by the norm of a batch.
 
         Args:
@@ -99,7 +99,7 @@ class Adaptive(Named):
         """
         axes = tuple(range(len(weight.shape) - 1)) if sum(size > 1 for size in weight.shape) > 1 else None
         size, most = (
-            xp.sqrt(xp.sum(xp.square(one), axis=axes, keepdims=axes is not None)) for one in (gradient, weight)
+            xp.sqrt(xp.sum(xp.square(tensor), axis=axes, keepdims=axes is not None)) for tensor in (gradient, weight)
         )
         most = self.share * xp.maximum(most, LEAST_NORM)
         return xp.where(size > most, most / xp.maximum(size, TINY), xp.ones_like(size))

@@ -150,8 +150,8 @@ def array_of(payload: Payload, key: str, dtype: npt.DTypeLike, size: int) -> Ten
     """Return one array of a payload that another machine sent, after checking the array's type and shape."""
     array = payload.get(key)
     if array is None or array.dtype != dtype or array.shape != (size,):
-        found = "nothing" if array is None else f"{array.dtype} {array.shape}"
-        raise ConfigError(f"malformed payload: expected {np.dtype(dtype)} ({size},) as {key!r}, got {found}")
+        received = "nothing" if array is None else f"{array.dtype} {array.shape}"
+        raise ConfigError(f"malformed payload: expected {np.dtype(dtype)} ({size},) as {key!r}, got {received}")
     return array
 
 
@@ -451,17 +451,17 @@ class TopK(Codec):
 
     def pack(self, tensor: Float32s) -> Payload:
         values = tensor.reshape(-1)
-        places = _largest(values, self._sent(values.size))
-        return {"places": places.astype(np.min_scalar_type(max(values.size - 1, 0))), "values": values[places]}
+        indices = _largest(values, self._sent(values.size))
+        return {"places": indices.astype(np.min_scalar_type(max(values.size - 1, 0))), "values": values[indices]}
 
     def decode(self, payload: Payload, shape: Sequence[int]) -> Float32s:
         size = prod(shape)
         sent = self._sent(size)
-        places = array_of(payload, "places", np.min_scalar_type(max(size - 1, 0)), sent)
-        if sent and int(places.max()) >= size:
-            raise ConfigError(f"malformed payload: place {places.max()} in a tensor of {size} values")
+        indices = array_of(payload, "places", np.min_scalar_type(max(size - 1, 0)), sent)
+        if sent and int(indices.max()) >= size:
+            raise ConfigError(f"malformed payload: place {indices.max()} in a tensor of {size} values")
         decoded = np.zeros(size, np.float32)
-        decoded[places] = array_of(payload, "values", np.float32, sent)
+        decoded[indices] = array_of(payload, "values", np.float32, sent)
         return decoded.reshape(shape)
 
     def part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Payload:
@@ -471,13 +471,13 @@ class TopK(Codec):
     def decode_part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Float32s:
         size = prod(shape)
         sent = payload["places"].size if "places" in payload else 0
-        places = array_of(payload, "places", np.min_scalar_type(max(size - 1, 0)), sent)
-        if sent and not low <= int(places.min()) <= int(places.max()) < high:
+        indices = array_of(payload, "places", np.min_scalar_type(max(size - 1, 0)), sent)
+        if sent and not low <= int(indices.min()) <= int(indices.max()) < high:
             raise ConfigError(
-                f"malformed payload: places {places.min()} to {places.max()} among values {low} to {high}"
+                f"malformed payload: places {indices.min()} to {indices.max()} among values {low} to {high}"
             )
         decoded = np.zeros(high - low, np.float32)
-        decoded[places.astype(np.intp) - low] = array_of(payload, "values", np.float32, sent)
+        decoded[indices.astype(np.intp) - low] = array_of(payload, "values", np.float32, sent)
         return decoded
 
     def _sent(self, size: int) -> int:
@@ -496,9 +496,9 @@ def _largest(values: Float32s, sent: int) -> npt.NDArray[np.intp]:
     threshold = np.partition(magnitudes, values.size - sent)[values.size - sent]
     above = np.flatnonzero(magnitudes > threshold)
     equal = np.flatnonzero(magnitudes == threshold)[: sent - len(above)]
-    places = np.concatenate([above, equal])
-    places.sort()
-    return places
+    indices = np.concatenate([above, equal])
+    indices.sort()
+    return indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,9 +126,9 @@ def encode_delta(
 ) -> tuple[EncodedUpdate, list[Tensor]]:
     """Encode the weights as their difference to a worker's weights.
 
-    For each worker, the master keeps the exact weights that the worker has after decoding (``held``), and passes them
-    as the next ``base``. A loss of the codec is then part of the next difference. It does not add up, so error feedback
-    is not needed.
+    For each worker, the master keeps the returned weights, which are the exact weights of the worker after decoding, and
+    passes them as the next ``base``. A loss of the codec is then part of the next difference. It does not add up, so
+    error feedback is not needed.
 
     Args:
         new: The weights that the worker should have, one array per tensor.
@@ -138,7 +138,7 @@ def encode_delta(
         lossless: Per tensor, whether its new value must arrive exactly.
 
     Returns:
-        The encoded difference, and ``held``, the worker's weights after ``apply_delta(base, encoded)``: the same bits.
+        The encoded difference, and the worker's weights after ``apply_delta(base, encoded)``: the same bits.
 
     Raises:
         ConfigError: The lists differ in length.
@@ -276,6 +276,8 @@ def _decode(codec: Codec, payload: Payload, expected: Tensor, of: tuple[Sequence
     return codec.decode(payload, expected.shape) if of is None else codec.decode_part(payload, *of)
 
 
-def _check_lengths(tensors: int, *others: Sequence[Any]) -> None:
-    if any(len(other) != tensors for other in others):
-        raise ConfigError(f"expected one entry for each of {tensors} tensors, got {[len(other) for other in others]}")
+def _check_lengths(tensors: int, *sequences: Sequence[Any]) -> None:
+    if any(len(sequence) != tensors for sequence in sequences):
+        raise ConfigError(
+            f"expected one entry for each of {tensors} tensors, got {[len(sequence) for sequence in sequences]}"
+        )

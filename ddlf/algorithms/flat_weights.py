@@ -56,50 +56,50 @@ class Rows:
         """Number of values in each row."""
         return sum(self.like[i].size for i in self.trained), sum(self.like[i].size for i in self.rest)
 
-    def row(self, weights: Sequence[Tensor], places: Sequence[int]) -> Row:
+    def row(self, weights: Sequence[Tensor], indices: Sequence[int]) -> Row:
         """Return the values of some weights, one after another, as one float32 row."""
-        parts = [np.asarray(weights[i], np.float32).reshape(-1) for i in places]
+        parts = [np.asarray(weights[i], np.float32).reshape(-1) for i in indices]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
-    def arrays(self, row: Row, places: Sequence[int]) -> list[Tensor]:
+    def arrays(self, row: Row, indices: Sequence[int]) -> list[Tensor]:
         """Return the weights that a row contains, with their shapes and types. Float32 weights are views of the row."""
-        found, begin = [], 0
-        for i in places:
+        arrays, begin = [], 0
+        for i in indices:
             end = begin + self.like[i].size
-            found.append(row[begin:end].reshape(self.like[i].shape).astype(self.like[i].dtype, copy=False))
+            arrays.append(row[begin:end].reshape(self.like[i].shape).astype(self.like[i].dtype, copy=False))
             begin = end
-        return found
+        return arrays
 
-    def slices(self, part: Slice, row: Row, places: Sequence[int]) -> list[tuple[int, int, Tensor]]:
+    def slices(self, part: Slice, row: Row, indices: Sequence[int]) -> list[tuple[int, int, Tensor]]:
         """Convert a range of a row into ranges of the weights that it overlaps.
 
         Args:
             part: Begin and end of the slice in the row.
             row: The values of the slice.
-            places: Indices of the row's weights.
+            indices: Indices of the row's weights.
 
         Returns:
             For each overlapping weight: its index, the index of its first value in the slice, and its values in the
             slice, flat, in its type.
         """
-        found, begin = [], 0
-        for place, low, high in overlapped([self.like[i] for i in places], part):
+        overlaps, begin = [], 0
+        for position, low, high in overlapped([self.like[i] for i in indices], part):
             end = begin + high - low
-            i = places[place]
-            found.append((i, low, row[begin:end].astype(self.like[i].dtype, copy=False)))
+            i = indices[position]
+            overlaps.append((i, low, row[begin:end].astype(self.like[i].dtype, copy=False)))
             begin = end
-        return found
+        return overlaps
 
-    def weights(self, trained: Row, rest: Row, others: Sequence[Any]) -> Weights:
+    def weights(self, trained: Row, rest: Row, originals: Sequence[Any]) -> Weights:
         """Return all weights of the model, put together from both rows.
 
-        Weights that are in neither row come from ``others``.
+        Weights that are in neither row come from ``originals``.
         """
-        found = list(others)
-        for row, places in ((trained, self.trained), (rest, self.rest)):
-            for i, array in zip(places, self.arrays(row, places), strict=True):
-                found[i] = array
-        return found
+        weights = list(originals)
+        for row, indices in ((trained, self.trained), (rest, self.rest)):
+            for i, array in zip(indices, self.arrays(row, indices), strict=True):
+                weights[i] = array
+        return weights
 
     def cut(self, shards: int, layers: Sequence[str] | None = None) -> list[tuple[Slice, Slice]]:
         """Divide both rows among the servers of Downpour.
@@ -176,10 +176,10 @@ def overlapped(arrays: Sequence[Tensor], part: Slice) -> list[tuple[int, int, in
     For each: its number, and the begin and end of its values in the range.
     """
     begin, end = part
-    low, found = 0, []
+    low, overlaps = 0, []
     for i, array in enumerate(arrays):
         high = low + array.size
         if max(begin, low) < min(end, high):
-            found.append((i, max(begin, low) - low, min(end, high) - low))
+            overlaps.append((i, max(begin, low) - low, min(end, high) - low))
         low = high
-    return found
+    return overlaps

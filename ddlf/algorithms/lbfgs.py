@@ -31,29 +31,29 @@ LEAST_CURVATURE = 1e-10
 Array = np.ndarray[Any, Any]
 
 
-def dot(one: Array, other: Array) -> Fraction:
+def dot(x: Array, y: Array) -> Fraction:
     """Return the dot product of two finite vectors of shape (n,), as the exact sum of the products of their blocks.
 
     A block's product is a float64 sum. It does not use BLAS, whose bits depend on the number of threads.
     """
     total = Fraction(0)
-    for begin in range(0, one.size, BLOCK):
-        a, b = (np.asarray(v[begin : begin + BLOCK], np.float64) for v in (one, other))
+    for begin in range(0, x.size, BLOCK):
+        a, b = (np.asarray(v[begin : begin + BLOCK], np.float64) for v in (x, y))
         total += Fraction(float(np.add.reduce(a * b)))
     return total
 
 
 def packed(total: Fraction) -> bytes:
     """Return an exact sum of floats as bytes: two for the number of binary places, then the digits."""
-    places = total.denominator.bit_length() - 1
+    fraction_bits = total.denominator.bit_length() - 1
     digits = total.numerator.to_bytes(total.numerator.bit_length() // 8 + 1, "little", signed=True)
-    return places.to_bytes(2, "little") + digits
+    return fraction_bits.to_bytes(2, "little") + digits
 
 
 def unpacked(message: bytes) -> Fraction:
     """Return the exact sum that ``packed`` has made into bytes."""
-    places, digits = int.from_bytes(message[:2], "little"), message[2:]
-    return Fraction(int.from_bytes(digits, "little", signed=True), 1 << places)
+    fraction_bits, digits = int.from_bytes(message[:2], "little"), message[2:]
+    return Fraction(int.from_bytes(digits, "little", signed=True), 1 << fraction_bits)
 
 
 def packed_row(totals: Iterable[Fraction]) -> bytes:
@@ -64,12 +64,12 @@ def packed_row(totals: Iterable[Fraction]) -> bytes:
 
 def unpacked_row(message: bytes) -> list[Fraction]:
     """Return the exact sums that ``packed_row`` has made into bytes."""
-    found, at = [], 0
-    while at < len(message):
-        end = at + 2 + int.from_bytes(message[at : at + 2], "little")
-        found.append(unpacked(message[at + 2 : end]))
-        at = end
-    return found
+    sums, position = [], 0
+    while position < len(message):
+        end = position + 2 + int.from_bytes(message[position : position + 2], "little")
+        sums.append(unpacked(message[position + 2 : end]))
+        position = end
+    return sums
 
 
 def cut(values: int, parts: int) -> list[tuple[int, int]]:
@@ -155,7 +155,7 @@ class WolfeSearch:
     best: Point = field(default_factory=lambda: Point(0.0, math.inf, 0.0))
     _low: Point = field(default_factory=lambda: Point(0.0, 0.0, 0.0))
     _high: Point | None = None
-    _told: int = 0
+    _evaluations: int = 0
 
     def __post_init__(self) -> None:
         self._low = Point(0.0, self.loss, self.slope)
@@ -168,7 +168,7 @@ class WolfeSearch:
             ``"failed"``: No step was found; ``best`` still lowers the loss if its length is not 0. ``"unbounded"``: The
             loss falls further and further, or to minus infinity.
         """
-        self._told += 1
+        self._evaluations += 1
         if loss == -math.inf:
             return "unbounded"
         now = Point(self.step, loss, slope) if math.isfinite(loss) and math.isfinite(slope) else None
@@ -182,7 +182,7 @@ class WolfeSearch:
             if self._high is None and now.slope < 0:  # the minimum is farther away
                 before, self._low = self._low, now
                 self.step = _further(before, now)
-                if self._told < self.tries:
+                if self._evaluations < self.tries:
                     return "try"
                 # Rounding errors may hide what the slopes say: a loss of 0 stays 0.
                 promised = (now.step - before.step) * before.slope
@@ -191,7 +191,7 @@ class WolfeSearch:
                 self._high = self._low
             self._low = now
         width = abs(self._high.step - self._low.step)
-        if self._told >= self.tries or width <= 1e-12 * max(self._high.step, self._low.step):
+        if self._evaluations >= self.tries or width <= 1e-12 * max(self._high.step, self._low.step):
             return "failed"
         self.step = _between(self._low, self._high)
         return "try"
@@ -204,32 +204,32 @@ class WolfeSearch:
         return enough and (self._low.step == 0 or now.loss < self._low.loss + error)
 
 
-def _cubic(one: Point, other: Point) -> float:
+def _cubic(first: Point, second: Point) -> float:
     """Return where the cubic through the losses and slopes of two points has its minimum; NaN if it has none."""
-    d1 = one.slope + other.slope - 3 * (one.loss - other.loss) / (one.step - other.step)
-    square = d1 * d1 - one.slope * other.slope
+    d1 = first.slope + second.slope - 3 * (first.loss - second.loss) / (first.step - second.step)
+    square = d1 * d1 - first.slope * second.slope
     if not square >= 0:
         return math.nan
-    d2 = math.copysign(math.sqrt(square), other.step - one.step)
-    below = other.slope - one.slope + 2 * d2
-    return other.step - (other.step - one.step) * (other.slope + d2 - d1) / below if below else math.nan
+    d2 = math.copysign(math.sqrt(square), second.step - first.step)
+    below = second.slope - first.slope + 2 * d2
+    return second.step - (second.step - first.step) * (second.slope + d2 - d1) / below if below else math.nan
 
 
 def _further(before: Point, now: Point) -> float:
     """Return a longer step than ``now``: the minimum of the cubic, from 1.1 to 10 times as far."""
-    found = _cubic(before, now)
-    if not math.isfinite(found) or found <= now.step:
+    minimum = _cubic(before, now)
+    if not math.isfinite(minimum) or minimum <= now.step:
         return 2.0 * now.step if before.step == 0 else now.step + 2 * (now.step - before.step)
-    return min(max(found, 1.1 * now.step), 10 * now.step)
+    return min(max(minimum, 1.1 * now.step), 10 * now.step)
 
 
 def _between(low: Point, high: Point) -> float:
     """Return a step between two points: the minimum of the cubic, at least a tenth of the way from both ends."""
     width = high.step - low.step
-    found = _cubic(low, high) if math.isfinite(high.loss) else math.nan
-    if not math.isfinite(found):
+    minimum = _cubic(low, high) if math.isfinite(high.loss) else math.nan
+    if not math.isfinite(minimum):
         return low.step + width / 2
-    share = (found - low.step) / width
+    share = (minimum - low.step) / width
     return low.step + width * min(max(share, 0.1), 0.9)
 
 
@@ -238,11 +238,11 @@ class FixedPoint:
     """Sums of vectors as integers, which are the same bits in every order.
 
     Args:
-        places: Binary places after the point. A value is a 64-bit integer times ``2 ** -places``.
+        fraction_bits: Binary places after the point. A value is a 64-bit integer times ``2 ** -fraction_bits``.
         most: Number of vectors that are added at most.
     """
 
-    places: int
+    fraction_bits: int
     most: int
 
     @classmethod
@@ -257,15 +257,15 @@ class FixedPoint:
     @property
     def limit(self) -> float:
         """The largest absolute value that a vector may have."""
-        return math.ldexp(1.0, 62 - self.places - self.most.bit_length())
+        return math.ldexp(1.0, 62 - self.fraction_bits - self.most.bit_length())
 
     def of(self, vector: Array) -> Array:
         """Return a finite float64 vector as integers, with values of at most ``limit``."""
-        return np.rint(np.ldexp(vector, self.places)).astype(np.int64)
+        return np.rint(np.ldexp(vector, self.fraction_bits)).astype(np.int64)
 
     def value(self, total: Array) -> Array:
         """Return a sum of integers as a float64 vector."""
-        return np.ldexp(total.astype(np.float64), -self.places)
+        return np.ldexp(total.astype(np.float64), -self.fraction_bits)
 
 
 def exact_mean(losses: Iterable[tuple[float, int]]) -> float:

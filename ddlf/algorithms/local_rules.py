@@ -3,7 +3,7 @@
 A local rule is a value with pure functions. Each call is about one tensor. ``w`` are the first weights of the round,
 ``y`` the weights in a local step, and ``g`` the gradient of the loss at ``y``::
 
-    held(w, control, mean) -> h           once a round
+    constant(w, control, mean) -> h       once a round
     correction(y, h) -> d                 each step: the optimizer is given g + d
     left(control, mean, w - y, K, rate)   after K steps: the slot's control of its next round
 
@@ -38,10 +38,10 @@ class LocalRule(Protocol):
 
     steers: ClassVar[bool]
 
-    def held(self, weight: Tensor, control: Tensor, mean: Tensor) -> Tensor:
+    def constant(self, weight: Tensor, control: Tensor, mean: Tensor) -> Tensor:
         """Return the array that all steps of the round use for a tensor, with the tensor's shape."""
 
-    def correction(self, weight: Any, held: Any) -> Any:
+    def correction(self, weight: Any, constant: Any) -> Any:
         """Return the term to add to the gradient. Arguments and result are tensors of the backend."""
 
     def left(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
@@ -76,10 +76,10 @@ class Plain(Named):
 
     steers: ClassVar[bool] = False
 
-    def held(self, weight: Tensor, control: Tensor, mean: Tensor) -> Tensor:
+    def constant(self, weight: Tensor, control: Tensor, mean: Tensor) -> Tensor:
         return weight
 
-    def correction(self, weight: Any, held: Any) -> Any:
+    def correction(self, weight: Any, constant: Any) -> Any:
         return 0.0
 
     def left(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
@@ -116,8 +116,8 @@ class FedProx(Plain):
         if not (isfinite(self.mu) and self.mu >= 0):
             raise ConfigError(f"mu must be finite and 0 or more, got {self.mu}")
 
-    def correction(self, weight: Any, held: Any) -> Any:
-        return self.mu * (weight - held)
+    def correction(self, weight: Any, constant: Any) -> Any:
+        return self.mu * (weight - constant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +146,11 @@ class Scaffold(Plain):
     only: ClassVar[str] = "sync"
     """The mode that supports this rule."""
 
-    def held(self, weight: Tensor, control: Tensor, mean: Tensor) -> Tensor:
+    def constant(self, weight: Tensor, control: Tensor, mean: Tensor) -> Tensor:
         return np.asarray(mean - control, weight.dtype)
 
-    def correction(self, weight: Any, held: Any) -> Any:
-        return held
+    def correction(self, weight: Any, constant: Any) -> Any:
+        return constant
 
     def left(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
         # A rate of 0 says nothing about the gradients.
@@ -161,9 +161,11 @@ class Scaffold(Plain):
         rate = optimizer.get("optimizer learning_rate", 0.0)
         more = sorted(key.partition(" ")[2] for key, value in optimizer.items() if _matters(key, value))
         if name != "SGD" or more or not isinstance(rate, int | float):
-            what = f"{name} with {', '.join(more)}" if more else f"{name}" if name != "SGD" else "SGD with a schedule"
+            description = (
+                f"{name} with {', '.join(more)}" if more else f"{name}" if name != "SGD" else "SGD with a schedule"
+            )
             raise ConfigError(
-                f"local_rule='scaffold' needs plain SGD with a constant learning rate, but the model is compiled with {what}",
+                f"local_rule='scaffold' needs plain SGD with a constant learning rate, but the model is compiled with {description}",
                 hint="compile it with keras.optimizers.SGD(0.01), or use local_rule='fedprox'",
             )
 
@@ -175,8 +177,8 @@ def mean_control(controls: Sequence[Control | None]) -> Control | None:
 
     A control of None counts as zeros.
     """
-    known = [control for control in controls if control is not None]
-    if not known:
+    defined = [control for control in controls if control is not None]
+    if not defined:
         return None
 
     def mean(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -188,7 +190,7 @@ def mean_control(controls: Sequence[Control | None]) -> Control | None:
             total += array
         return np.asarray(total / len(controls), arrays[0].dtype)
 
-    return [mean(parts) for parts in zip(*known, strict=True)]
+    return [mean(parts) for parts in zip(*defined, strict=True)]
 
 
 LOCAL: Family[LocalRule] = Family("local rule", plain=Plain, fedprox=FedProx, scaffold=Scaffold)

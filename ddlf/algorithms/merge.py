@@ -76,8 +76,8 @@ class Merge(ABC):
             raise ConfigError(f"slot {slot} is not one of the {self._slots} slots of this round")
         if slot not in self._missing:
             raise ConfigError(f"slot {slot} was merged already", hint="add one update per slot and round")
-        if not checked and (found := fault(update, count, self._like, self._names)):
-            raise found.error(slot)
+        if not checked and (problem := fault(update, count, self._like, self._names)):
+            raise problem.error(slot)
         self._missing.remove(slot)
         self._take(slot, update, count)
 

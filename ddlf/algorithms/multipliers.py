@@ -42,8 +42,8 @@ def factors(depths: Mapping[str, tuple[int, int]], frozen: float) -> dict[str, f
         depths: For each layer, the lengths of its longest paths from the input and to the output.
         frozen: ``f`` in ``factor``: the share of the model that is not trained, in [0, 1].
     """
-    found = {name: factor(*both, frozen) for name, both in depths.items()}
-    return {name: one for name, one in found.items() if one != 1}
+    by_layer = {name: factor(*both, frozen) for name, both in depths.items()}
+    return {name: value for name, value in by_layer.items() if value != 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class ByName:
     def __post_init__(self) -> None:
         if not self.factors or len(dict(self.factors)) < len(self.factors):
             raise ConfigError("each layer needs one factor")
-        for name, one in self.factors:
-            if not name or not (isfinite(one) and one >= 0):
-                raise ConfigError(f"the factor of {name!r} must be finite and 0 or more, got {one}")
+        for name, factor in self.factors:
+            if not name or not (isfinite(factor) and factor >= 0):
+                raise ConfigError(f"the factor of {name!r} must be finite and 0 or more, got {factor}")
 
     def __str__(self) -> str:
         return MULTIPLIERS.text(self)
@@ -115,12 +115,12 @@ class Multiplied:
         Raises:
             ConfigError: The text does not name a rule.
         """
-        name, colon, rest = text.strip().partition(":")
+        name, colon, shares = text.strip().partition(":")
         try:
             if name == "freeze" and colon:
-                return Freeze(tuple(float(one) for one in rest.split(",")))
-            pairs = [one.rpartition("=") for one in text.split(",")]
-            return ByName(tuple((layer.strip(), float(one)) for layer, _, one in pairs))
+                return Freeze(tuple(float(share) for share in shares.split(",")))
+            pairs = [item.rpartition("=") for item in text.split(",")]
+            return ByName(tuple((layer.strip(), float(factor)) for layer, _, factor in pairs))
         except ConfigError as error:
             raise ConfigError(f"multipliers {text!r}: {error.message}", hint=f"write {self}") from None
         except ValueError:
@@ -134,7 +134,7 @@ class Multiplied:
         """Return the text that describes a rule."""
         if isinstance(rule, Freeze):
             return f"freeze:{','.join(f'{share:g}' for share in rule.shares)}"
-        return ",".join(f"{name}={one:g}" for name, one in rule.factors)
+        return ",".join(f"{name}={factor:g}" for name, factor in rule.factors)
 
 
 MULTIPLIERS = Multiplied()

@@ -58,40 +58,40 @@ class OuterOptimizer(Protocol):
 class PerTensor(Named, ABC):
     """A rule that steps each trainable tensor by itself. Subclasses define the state and the step.
 
-    The state has one list for each kind of kept array. Each list has one array for each tensor.
+    The state has one list for each kind of state array. Each list has one array for each tensor.
     """
 
     __slots__ = ()
-    kept: ClassVar[int] = 0
+    state_arrays: ClassVar[int] = 0
     """Number of state arrays for each tensor."""
 
     @abstractmethod
-    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+    def step(self, state: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
         """Return a tensor's next state, and the array to subtract from the tensor.
 
         Args:
-            kept: The tensor's previous state. Not modified.
+            state: The tensor's previous state. Not modified.
             g: Merged update of the tensor.
         """
 
     def begin(self, w: Tensor) -> State:
         """Return a tensor's state before the first round: arrays with its shape and type."""
-        return [np.zeros_like(w) for _ in range(self.kept)]
+        return [np.zeros_like(w) for _ in range(self.state_arrays)]
 
     def init(self, weights: Sequence[Tensor]) -> State:
         begun = [self.begin(w) for w in weights]
-        return [arrays[i] for i in range(self.kept) for arrays in begun]
+        return [arrays[i] for i in range(self.state_arrays) for arrays in begun]
 
     def update(
         self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
     ) -> tuple[State, list[Tensor]]:
         _check_fit(weights, merged, trainable)
-        _check_fit([*weights] * self.kept, state, [*trainable] * self.kept)
+        _check_fit([*weights] * self.state_arrays, state, [*trainable] * self.state_arrays)
         state, stepped, n = list(state), [], len(weights)
         for i, (w, g, learns) in enumerate(zip(weights, merged, trainable, strict=True)):
             if learns:
-                kept, g = self.step(state[i::n], g)
-                state[i::n] = kept
+                tensor_state, g = self.step(state[i::n], g)
+                state[i::n] = tensor_state
             stepped.append(_minus(w, g))
         return state, stepped
 
@@ -139,7 +139,7 @@ class Subtract(PerTensor):
     def __post_init__(self) -> None:
         check_positive(learning_rate=self.learning_rate)
 
-    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+    def step(self, state: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
         return (), g if self.learning_rate == 1 else self.learning_rate * g
 
 
@@ -169,15 +169,15 @@ class Nesterov(PerTensor):
     learning_rate: float = 0.7
     momentum: float = 0.9
 
-    kept: ClassVar[int] = 1
+    state_arrays: ClassVar[int] = 1
     by_value: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive(learning_rate=self.learning_rate)
         check_shares(momentum=self.momentum)
 
-    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
-        v = as_like(self.momentum * kept[0] + g, kept[0])
+    def step(self, state: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+        v = as_like(self.momentum * state[0] + g, state[0])
         return [v], self.learning_rate * (g + self.momentum * v)
 
 
@@ -207,15 +207,15 @@ class FedAvgM(PerTensor):
     learning_rate: float = 1.0
     momentum: float = 0.9
 
-    kept: ClassVar[int] = 1
+    state_arrays: ClassVar[int] = 1
     by_value: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive(learning_rate=self.learning_rate)
         check_shares(momentum=self.momentum)
 
-    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
-        v = as_like(self.momentum * kept[0] + g, kept[0])
+    def step(self, state: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+        v = as_like(self.momentum * state[0] + g, state[0])
         return [v], self.learning_rate * v
 
 
@@ -230,7 +230,7 @@ class Adaptive(PerTensor):
     learning_rate: float
     beta1: float
     tau: float
-    kept: ClassVar[int] = 2
+    state_arrays: ClassVar[int] = 2
     by_value: ClassVar[bool] = True
 
     @abstractmethod
@@ -240,9 +240,9 @@ class Adaptive(PerTensor):
     def begin(self, w: Tensor) -> State:
         return [np.zeros_like(w), np.full_like(w, self.tau**2 if is_float(w) else 0)]
 
-    def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
-        m = as_like(self.beta1 * kept[0] + (1 - self.beta1) * g, kept[0])
-        v = as_like(self.squares(kept[1], g), kept[1])
+    def step(self, state: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
+        m = as_like(self.beta1 * state[0] + (1 - self.beta1) * g, state[0])
+        v = as_like(self.squares(state[1], g), state[1])
         return [m, v], self.learning_rate * m / (np.sqrt(v) + self.tau)
 
 
@@ -404,7 +404,7 @@ class Streaming(Named):
     momentum: float = 0.9
 
     only: ClassVar[str] = "sync"
-    kept: ClassVar[int] = 1
+    state_arrays: ClassVar[int] = 1
     by_value: ClassVar[bool] = True
     removed: ClassVar[dict[str, str]] = {"overlap": "0"}
 
@@ -437,12 +437,12 @@ class Streaming(Named):
         return put(state, chosen, velocities), put(weights, chosen, stepped)
 
 
-def put(whole: Sequence[Any], places: Iterable[int], values: Iterable[Any]) -> list[Any]:
+def put(items: Sequence[Any], indices: Iterable[int], values: Iterable[Any]) -> list[Any]:
     """Return a copy of a list with new values at some indices."""
-    found = list(whole)
-    for place, value in zip(places, values, strict=True):
-        found[place] = value
-    return found
+    changed = list(items)
+    for index, value in zip(indices, values, strict=True):
+        changed[index] = value
+    return changed
 
 
 def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[list[int]]:

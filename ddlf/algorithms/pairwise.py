@@ -48,14 +48,14 @@ def distances_in(rows: Sequence[Tensor]) -> Vector:
     Args:
         rows: The values of this block in each of S updates, each of shape (n,).
     """
-    found = np.zeros((len(rows), len(rows)))
+    distances = np.zeros((len(rows), len(rows)))
     wide = [np.asarray(row, np.float64) for row in rows]
     for a, b in combinations(range(len(rows)), 2):
-        apart = wide[a] - wide[b]
-        found[a, b] = found[b, a] = np.square(
-            apart, out=apart
+        difference = wide[a] - wide[b]
+        distances[a, b] = distances[b, a] = np.square(
+            difference, out=difference
         ).sum()  # do not use a product of BLAS, whose bits depend on the number of threads
-    return found
+    return distances
 
 
 def cosines_in(rows: Sequence[Tensor], norms: Sequence[float]) -> Vector:
@@ -78,17 +78,17 @@ def added(sums: Sequence[Vector], size: int) -> Vector:
     if not sums:
         return np.zeros((size, size))
     values = np.stack(sums).reshape(len(sums), -1).T.tolist()
-    return np.array([_sum(one) for one in values]).reshape(size, size)
+    return np.array([_sum(terms) for terms in values]).reshape(size, size)
 
 
 def brief(sums: Sequence[Vector], size: int) -> list[Vector]:
     """Return a few matrices whose exact sum is the same as that of the given matrices, because fewer must be sent."""
-    found: list[Vector] = []
-    while (left := added([*sums, *(-one for one in found)], size)).any():
-        found.append(left)
-        if not np.isfinite(left).all():
+    matrices: list[Vector] = []
+    while (remainder := added([*sums, *(-matrix for matrix in matrices)], size)).any():
+        matrices.append(remainder)
+        if not np.isfinite(remainder).all():
             break
-    return found
+    return matrices
 
 
 def _sum(values: list[float]) -> float:

@@ -130,10 +130,10 @@ def steps_by_speed(steps: int, speeds: Sequence[float | None]) -> list[int]:
     Source:
         Dynamic local updates (DyLU), Liu et al. 2024, arXiv:2401.09135.
     """
-    known = [speed for speed in speeds if speed is not None]
-    if steps <= 0 or not all(isfinite(speed) and speed > 0 for speed in known):
-        raise ConfigError(f"steps and speeds must be finite and > 0, got {steps} and {known}")
-    fastest = Fraction(max(known, default=1.0))
+    known_speeds = [speed for speed in speeds if speed is not None]
+    if steps <= 0 or not all(isfinite(speed) and speed > 0 for speed in known_speeds):
+        raise ConfigError(f"steps and speeds must be finite and > 0, got {steps} and {known_speeds}")
+    fastest = Fraction(max(known_speeds, default=1.0))
     return [steps if speed is None else max(1, int(steps * Fraction(speed) / fastest)) for speed in speeds]
 
 

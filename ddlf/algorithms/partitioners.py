@@ -94,21 +94,23 @@ class Dirichlet(Named):
 
     def owners(self, samples: int, slots: int, seed: int, labels: Labels) -> Owners | None:
         chance = _chance(seed, slots)
-        _, number, have = np.unique(labels, return_inverse=True, return_counts=True)
-        left = have.copy()
-        counts = np.zeros((slots, len(have)), np.int64)
+        _, class_of_sample, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        remaining = class_sizes.copy()
+        counts = np.zeros((slots, len(class_sizes)), np.int64)
         for slot, size in enumerate(equal_sizes(samples, slots)):
-            q = chance.dirichlet(self.alpha * have / samples)
+            q = chance.dirichlet(self.alpha * class_sizes / samples)
             while missing := size - int(counts[slot].sum()):
-                share = np.where(left > 0, q, 0.0)
-                share = share if share.sum() > 0 else left / left.sum()  # all its classes are exhausted
+                share = np.where(remaining > 0, q, 0.0)
+                share = share if share.sum() > 0 else remaining / remaining.sum()  # all its classes are exhausted
                 # Draw again if a class has too few samples, as if it had left ``q`` after its last sample.
-                got = np.minimum(chance.multinomial(missing, share / share.sum()), left)
-                counts[slot] += got
-                left -= got
+                drawn = np.minimum(chance.multinomial(missing, share / share.sum()), remaining)
+                counts[slot] += drawn
+                remaining -= drawn
         owner = np.empty(samples, np.int64)
-        for place, of_slots in enumerate(counts.T):
-            owner[chance.permutation(np.flatnonzero(number == place))] = np.repeat(np.arange(slots), of_slots)
+        for class_index, of_slots in enumerate(counts.T):
+            owner[chance.permutation(np.flatnonzero(class_of_sample == class_index))] = np.repeat(
+                np.arange(slots), of_slots
+            )
         return owner
 
 
@@ -146,9 +148,9 @@ class Classes(Named):
         chance = _chance(seed, slots)
         by_class = chance.permutation(samples)
         by_class = by_class[np.argsort(labels[by_class], kind="stable")]
-        whose = chance.permutation(np.repeat(np.arange(slots), self.per_slot))
+        slot_of_share = chance.permutation(np.repeat(np.arange(slots), self.per_slot))
         owner = np.empty(samples, np.int64)
-        owner[by_class] = np.repeat(whose, equal_sizes(samples, shares))
+        owner[by_class] = np.repeat(slot_of_share, equal_sizes(samples, shares))
         return owner
 
 
@@ -201,9 +203,9 @@ def labels_of(y: Any) -> Labels:
                 return numbers.astype(np.int64)
         elif np.all((y == 0) | (y == 1)) and np.all(np.count_nonzero(y, axis=1) == 1):
             return np.asarray(y.argmax(axis=1), np.int64)
-    what = f"{y.dtype} of shape {y.shape}" if isinstance(y, np.ndarray) else f"a {type(y).__name__}"
+    description = f"{y.dtype} of shape {y.shape}" if isinstance(y, np.ndarray) else f"a {type(y).__name__}"
     raise ConfigError(
-        f"this partition needs whole numbers or one-hot rows as labels; y_train is {what}",
+        f"this partition needs whole numbers or one-hot rows as labels; y_train is {description}",
         hint="use partition='power:1' or 'equal', which need no labels",
     )
 
@@ -212,8 +214,8 @@ def counts_of(owners: Owners, labels: Labels, slots: int) -> list[dict[int, int]
     """Return for each slot the number of samples of each of its labels, in the order of labels."""
     counted = []
     for slot in range(slots):
-        found, number = np.unique(labels[owners == slot], return_counts=True)
-        counted.append({int(label): int(count) for label, count in zip(found, number, strict=True)})
+        slot_labels, slot_counts = np.unique(labels[owners == slot], return_counts=True)
+        counted.append({int(label): int(count) for label, count in zip(slot_labels, slot_counts, strict=True)})
     return counted
 
 

@@ -84,6 +84,6 @@ def balanced(costs: Sequence[int], borders: Sequence[int], parts: int) -> list[i
                 if (before := best[begin]) is not None
             )
         best = following
-    found = best[count]
-    assert found is not None  # there are at least as many calls as parts
-    return list(found[2])
+    cheapest = best[count]
+    assert cheapest is not None  # there are at least as many calls as parts
+    return list(cheapest[2])

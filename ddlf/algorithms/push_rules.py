@@ -71,10 +71,10 @@ class Pushed(Named, ABC):
         check_fits(gradient, weights)
         for begin in range(0, weights.size, BLOCK):
             block = slice(begin, begin + BLOCK)
-            weights[block] -= self.step([kept[block] for kept in state], gradient[block], factor, count)
+            weights[block] -= self.step([array[block] for array in state], gradient[block], factor, count)
 
     @abstractmethod
-    def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
+    def step(self, state: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
         """Change the state of a block of values, and return the array to subtract from these values."""
 
 
@@ -97,7 +97,7 @@ class Sgd(Pushed):
     def __post_init__(self) -> None:
         check_positive(rate=self.rate)
 
-    def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
+    def step(self, state: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
         return (factor * self.rate) * g
 
 
@@ -126,8 +126,8 @@ class Momentum(Pushed):
     def start(self, size: int) -> list[FloatArray]:
         return [np.zeros(size, np.float32)]
 
-    def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
-        m = kept[0]
+    def step(self, state: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
+        m = state[0]
         m *= self.beta
         m += g
         return (factor * self.rate) * m
@@ -163,8 +163,8 @@ class Adagrad(Pushed):
     def start(self, size: int) -> list[FloatArray]:
         return [np.full(size, self.first, np.float32)]
 
-    def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
-        a = kept[0]
+    def step(self, state: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
+        a = state[0]
         a += g * g
         by = (factor * self.rate) * g
         root = np.sqrt(a)
@@ -211,8 +211,8 @@ class Adam(Pushed):
     def start(self, size: int) -> list[FloatArray]:
         return [np.zeros(size, np.float32), np.zeros(size, np.float32)]
 
-    def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
-        m, v = kept
+    def step(self, state: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
+        m, v = state
         m += (1 - self.beta1) * (g - m)
         v += (1 - self.beta2) * (g * g - v)
         rate = self.rate * (1 - self.beta2 ** (count + 1)) ** 0.5 / (1 - self.beta1 ** (count + 1))
@@ -231,8 +231,8 @@ def check_fits(gradient: Any, weights: FloatArray) -> None:
         ConfigError: The gradient is not an array, or has another length or type.
     """
     if not isinstance(gradient, np.ndarray) or (gradient.shape, gradient.dtype) != (weights.shape, weights.dtype):
-        found = f"{gradient.dtype} {gradient.shape}" if isinstance(gradient, np.ndarray) else type(gradient).__name__
-        raise ConfigError(f"a push to this shard must be {weights.dtype} {weights.shape}, but is {found}")
+        received = f"{gradient.dtype} {gradient.shape}" if isinstance(gradient, np.ndarray) else type(gradient).__name__
+        raise ConfigError(f"a push to this shard must be {weights.dtype} {weights.shape}, but is {received}")
 
 
 def is_finite(row: FloatArray) -> bool:
@@ -403,6 +403,6 @@ def turns(steps: Sequence[int], length: int, chance: np.random.Generator, *, alo
         left[replica] -= count
     last = len(steps) - 1
     if steps[last]:
-        place = len(drawn) - drawn[::-1].index(last) - 1
-        drawn.append(drawn.pop(place))
+        index = len(drawn) - drawn[::-1].index(last) - 1
+        drawn.append(drawn.pop(index))
     return drawn

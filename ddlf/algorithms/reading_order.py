@@ -23,7 +23,7 @@ from ddlf.errors import ConfigError
 
 Numbers = npt.NDArray[np.int64]
 
-NEAR = 0.02
+CUT_TOLERANCE = 0.02
 """Share of an arc. A cut within this distance of a file's end moves there, so that two slots need not open the file."""
 MAX_GLOBAL = 2**25
 """Maximum number of samples in a global shuffle. Their order takes 4 bytes for each sample, on every node."""
@@ -150,10 +150,10 @@ class Portion:
         first, last = np.searchsorted(ends, [self.start, self.stop - 1], side="right")
         files, ends = files[first : last + 1], ends[first : last + 1]
         starts = ends - sizes[files]
-        found = np.stack([files, np.maximum(self.start - starts, 0), np.minimum(self.stop, ends) - starts], axis=1)
+        ranges = np.stack([files, np.maximum(self.start - starts, 0), np.minimum(self.stop, ends) - starts], axis=1)
         if isinstance(SHUFFLE.read(self.shuffle), Window):
-            _chance(ARC, self.seed, self.epoch, self.start, *self.again).shuffle(found)
-        return found
+            _chance(ARC, self.seed, self.epoch, self.start, *self.again).shuffle(ranges)
+        return ranges
 
     def blocks(self, sizes: Sequence[int] | Numbers) -> Iterator[tuple[Numbers, Numbers]]:
         """Yield the portion's samples in training order, in blocks: one for each window of files, or for each file.
@@ -250,21 +250,21 @@ class Turned:
         """
         sources = [piece.blocks(sizes) for piece in self.pieces]
         nothing = np.zeros(0, np.int64)
-        held = [(nothing, nothing)] * len(sources)
+        buffers = [(nothing, nothing)] * len(sources)
         block: list[tuple[Numbers, Numbers]] = []
-        left = self.samples
-        for place in self.order:
-            wanted = min(self.batch, left)
-            left -= wanted
-            while wanted:
-                if not len(held[place][0]):
+        remaining = self.samples
+        for index in self.order:
+            missing = min(self.batch, remaining)
+            remaining -= missing
+            while missing:
+                if not len(buffers[index][0]):
                     if block:
                         yield _joined(block)
-                    held[place], block = next(sources[place]), []
-                files, rows = held[place]
-                held[place] = files[wanted:], rows[wanted:]
-                block.append((files[:wanted], rows[:wanted]))
-                wanted -= len(block[-1][0])
+                    buffers[index], block = next(sources[index]), []
+                files, rows = buffers[index]
+                buffers[index] = files[missing:], rows[missing:]
+                block.append((files[:missing], rows[:missing]))
+                missing -= len(block[-1][0])
         if block:
             yield _joined(block)
 
@@ -273,13 +273,13 @@ def _joined(block: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
     return np.concatenate([files for files, _ in block]), np.concatenate([rows for _, rows in block])
 
 
-def pieces(whole: Sequence[Portion], begin: int, end: int) -> list[Portion]:
+def pieces(epoch_portions: Sequence[Portion], begin: int, end: int) -> list[Portion]:
     """Divide the samples of one round among the slots, if a round is a part of an epoch.
 
     Each slot gets the same share of its samples as the round has of all samples.
 
     Args:
-        whole: Portion of each slot in the epoch.
+        epoch_portions: Portion of each slot in the epoch.
         begin: Number of samples in the epoch before the round, over all slots.
         end: Number of samples in the epoch up to the end of the round.
 
@@ -289,17 +289,17 @@ def pieces(whole: Sequence[Portion], begin: int, end: int) -> list[Portion]:
     Raises:
         ConfigError: A slot would have no samples.
     """
-    samples = sum(portion.samples for portion in whole)
-    found = [
+    samples = sum(portion.samples for portion in epoch_portions)
+    pieces = [
         replace(portion, begin=portion.samples * begin // samples, end=portion.samples * end // samples)
-        for portion in whole
+        for portion in epoch_portions
     ]
-    if not min(found, key=len):
+    if not min(pieces, key=len):
         raise ConfigError(
-            f"a round of {end - begin:,} samples leaves one of {len(whole):,} slots without samples",
+            f"a round of {end - begin:,} samples leaves one of {len(epoch_portions):,} slots without samples",
             hint="use longer rounds, or fewer slots",
         )
-    return found
+    return pieces
 
 
 def portions(
@@ -317,7 +317,7 @@ def portions(
     Args:
         sizes: Samples in each file, each > 0, in the order of the manifest.
         shares: Number of samples for each slot, each > 0, from ``equal_sizes`` or ``sizes_by_speed``. Except with
-            ``global``, a slot may get a few more or fewer (``NEAR``) to keep a file whole.
+            ``global``, a slot may get a few more or fewer (``CUT_TOLERANCE``) to keep a file whole.
         shuffle: The shuffle rule, as text of ``SHUFFLE``.
         seed: Seed of the run, >= 0.
         epoch: Number of the epoch, >= 0.
@@ -343,16 +343,16 @@ def portions(
             f"{samples:,} samples are too many for shuffle='global', which takes up to {MAX_GLOBAL:,}",
             hint="use shuffle='window:8'",
         )
-    own = Portion(shuffle=str(rule), seed=seed, epoch=epoch, slots=slots, start=0, stop=samples)
-    whole = replace(own, version=version, stays=stays)
+    unversioned = Portion(shuffle=str(rule), seed=seed, epoch=epoch, slots=slots, start=0, stop=samples)
+    epoch_samples = replace(unversioned, version=version, stays=stays)
     if isinstance(rule, Global):
         turn, ends = 0, np.array([], np.int64)
     else:
-        turn, ends = 0 if stays else epoch % slots, np.cumsum(sizes[_layout(len(sizes), whole)])
-    whose = [(arc - turn) % slots for arc in range(slots)]
-    cuts = _cuts([shares[slot] for slot in whose], ends)
-    arcs = {slot: (start, stop) for slot, start, stop in zip(whose, [0, *cuts], cuts, strict=False)}
-    return [replace(whole, start=arcs[slot][0], stop=arcs[slot][1]) for slot in range(slots)]
+        turn, ends = 0 if stays else epoch % slots, np.cumsum(sizes[_layout(len(sizes), epoch_samples)])
+    slot_of_arc = [(arc - turn) % slots for arc in range(slots)]
+    cuts = _cuts([shares[slot] for slot in slot_of_arc], ends)
+    arcs = {slot: (start, stop) for slot, start, stop in zip(slot_of_arc, [0, *cuts], cuts, strict=False)}
+    return [replace(epoch_samples, start=arcs[slot][0], stop=arcs[slot][1]) for slot in range(slots)]
 
 
 def _cuts(shares: Sequence[int], ends: Numbers) -> list[int]:
@@ -365,19 +365,19 @@ def _cuts(shares: Sequence[int], ends: Numbers) -> list[int]:
         ends: End position of each file, ascending; empty if arcs may end anywhere.
     """
     samples = sum(shares)
-    near = max(1.0, NEAR * samples / len(shares))
+    tolerance = max(1.0, CUT_TOLERANCE * samples / len(shares))
     cuts: list[int] = []
-    wanted = before = 0
-    for left, share in zip(range(len(shares) - 1, -1, -1), shares, strict=True):
-        wanted += share
-        cut = wanted
+    target = previous = 0
+    for following, share in zip(range(len(shares) - 1, -1, -1), shares, strict=True):
+        target += share
+        cut = target
         if len(ends):
-            at = int(np.searchsorted(ends, wanted))
-            end = int(min(ends[max(at - 1, 0) : at + 1], key=lambda end: abs(int(end) - wanted)))
-            if abs(end - wanted) <= near and before < end <= samples - left:
+            index = int(np.searchsorted(ends, target))
+            end = int(min(ends[max(index - 1, 0) : index + 1], key=lambda end: abs(int(end) - target)))
+            if abs(end - target) <= tolerance and previous < end <= samples - following:
                 cut = end
-        before = samples if not left else max(cut, before + 1)
-        cuts.append(before)
+        previous = samples if not following else max(cut, previous + 1)
+        cuts.append(previous)
     return cuts
 
 

@@ -59,7 +59,7 @@ class Family(Generic[R]):
         """The names of all rules that the setting can have, in the order of their declaration."""
         return list(self._rules)
 
-    def meant(self, name: str) -> str:
+    def suggestion(self, name: str) -> str:
         """Return the end of an error's sentence that suggests a rule with a similar name; empty if there is none."""
         return _guess(name, self._rules)
 
@@ -101,7 +101,9 @@ class Family(Generic[R]):
             values = {field: getattr(rule, field, default) for field, default in self._defaults[name].items()}
             if type(make()) is type(rule) and make(**values) == rule:
                 kinds = {field: type(default) for field, default in self._defaults[name].items()}
-                return self._spelled(name, {field: _as_text_has(kinds[field], one) for field, one in values.items()})
+                return self._spelled(
+                    name, {field: _as_text_has(kinds[field], value) for field, value in values.items()}
+                )
         return repr(rule)
 
     @staticmethod
@@ -112,13 +114,13 @@ class Family(Generic[R]):
         defaults = self._defaults[name]
         if not defaults:
             raise ConfigError(f"{name} has no parameters")
-        found: dict[str, Any] = {}
-        for place, part in enumerate(text.split(",")):
+        parameters: dict[str, Any] = {}
+        for position, part in enumerate(text.split(",")):
             field, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals:
-                if place >= len(defaults):
+                if position >= len(defaults):
                     raise ConfigError(f"{name} has no more parameters than {', '.join(defaults)}")
-                field, value = list(defaults)[place], field
+                field, value = list(defaults)[position], field
             removed: dict[str, str] = getattr(self._rules[name], "removed", {})
             if field in removed:
                 if value != removed[field]:
@@ -126,14 +128,14 @@ class Family(Generic[R]):
                 continue
             if field not in defaults:
                 raise ConfigError(f"{name} has no parameter {field!r}{_guess(field, defaults)}")
-            if field in found:
+            if field in parameters:
                 raise ConfigError(f"{field} is given twice")
             kind = type(defaults[field])
             try:
-                found[field] = kind(value)
+                parameters[field] = kind(value)
             except ValueError:
                 raise ConfigError(f"{field} must be {_KINDS[kind]}, got {value!r}") from None
-        return found
+        return parameters
 
 
 def _as_text_has(kind: type, value: Any) -> Any:
@@ -145,9 +147,9 @@ def _as_text_has(kind: type, value: Any) -> Any:
     return float(value) if kind is float and is_number else value
 
 
-def _guess(name: str, known: Any) -> str:
-    near = get_close_matches(name.strip().lower(), known, 1)
-    return f", did you mean {near[0]!r}?" if near else ""
+def _guess(name: str, names: Any) -> str:
+    matches = get_close_matches(name.strip().lower(), names, 1)
+    return f", did you mean {matches[0]!r}?" if matches else ""
 
 
 def check_positive(**values: float) -> None:

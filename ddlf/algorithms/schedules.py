@@ -218,8 +218,8 @@ class Schedules:
         parts = re.split(rf",\s*(?=(?:{'|'.join(self.names)})\b)", text.strip())
         for part in parts:
             for word in part.split(",")[1:]:  # a misspelt name looks like a value of the rule before it
-                if "=" not in word.partition(":")[0] and (meant := PARTS.meant(word.partition(":")[0])):
-                    raise ConfigError(f"unknown schedule {word.strip()!r} in {text!r}{meant}")
+                if "=" not in word.partition(":")[0] and (suggestion := PARTS.suggestion(word.partition(":")[0])):
+                    raise ConfigError(f"unknown schedule {word.strip()!r} in {text!r}{suggestion}")
         rules = [PARTS.read(part) for part in parts]
         is_warm = [isinstance(rule, Warmup) for rule in rules]
         if is_warm not in ([True], [False], [True, False]):

@@ -3,10 +3,10 @@
 A *set* is a full list of weights with the number of local trainings that they went through. A rule is a pure function
 of two sets::
 
-    merge(mine, theirs) -> mine
+    merge(own_set, peer_set) -> own_set
 
-Only floats are merged. Tensors of integers and booleans stay as they are in ``mine``. A rule never modifies its
-arguments. With ``w, s`` the weights and the trainings of ``mine`` and ``p, q`` the weights and trainings of ``theirs``:
+Only floats are merged. Tensors of integers and booleans stay as they are in ``own_set``. A rule never modifies its
+arguments. With ``w, s`` the weights and the trainings of ``own_set``, and ``p, q`` those of ``peer_set``:
 
 | rule | weights | trainings |
 |---|---|---|
@@ -63,20 +63,20 @@ class SetMerge(Named, ABC):
     __slots__ = ()
 
     @abstractmethod
-    def share(self, mine: Trained, theirs: Trained) -> float:
-        """Return the share of the way from ``mine`` to ``theirs`` that a merge goes; negative away from it."""
+    def share(self, own_set: Trained, peer_set: Trained) -> float:
+        """Return the share of the way from ``own_set`` to ``peer_set`` that a merge goes; negative away from it."""
 
-    def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
-        """Return the set ``mine`` after a merge with ``theirs``; ``mine`` itself if the rule changes nothing."""
+    def merge(self, own_set: WeightSet, peer_set: WeightSet) -> WeightSet:
+        """Return ``own_set`` after a merge with ``peer_set``; ``own_set`` itself if the rule changes nothing."""
         return replace(
-            mine,
-            weights=towards(mine.weights, theirs.weights, self.share(mine, theirs)),
-            trainings=self.trainings(mine.trainings, theirs.trainings),
+            own_set,
+            weights=towards(own_set.weights, peer_set.weights, self.share(own_set, peer_set)),
+            trainings=self.trainings(own_set.trainings, peer_set.trainings),
         )
 
-    def trainings(self, mine: int, theirs: int) -> int:
-        """Return the number of trainings of ``mine`` after a merge with ``theirs``: by default it stays."""
-        return mine
+    def trainings(self, own_trainings: int, peer_trainings: int) -> int:
+        """Return the trainings of the peer's own set after a merge: by default the number stays."""
+        return own_trainings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Average(SetMerge):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def share(self, mine: Trained, theirs: Trained) -> float:
+    def share(self, own_set: Trained, peer_set: Trained) -> float:
         return 0.5
 
 
@@ -101,12 +101,12 @@ class Weighted(SetMerge):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def share(self, mine: Trained, theirs: Trained) -> float:
-        q, s = theirs.trainings, mine.trainings
+    def share(self, own_set: Trained, peer_set: Trained) -> float:
+        q, s = peer_set.trainings, own_set.trainings
         return q / (q + s) if q + s else 0.5
 
-    def trainings(self, mine: int, theirs: int) -> int:
-        return max(mine, theirs)
+    def trainings(self, own_trainings: int, peer_trainings: int) -> int:
+        return max(own_trainings, peer_trainings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +120,12 @@ class Mimic(SetMerge):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def share(self, mine: Trained, theirs: Trained) -> float:
-        d = theirs.trainings - mine.trainings
+    def share(self, own_set: Trained, peer_set: Trained) -> float:
+        d = peer_set.trainings - own_set.trainings
         return (1 if d > 0 else -1) / ((abs(d) or 1) + 1)
 
-    def trainings(self, mine: int, theirs: int) -> int:
-        return max(mine, theirs)
+    def trainings(self, own_trainings: int, peer_trainings: int) -> int:
+        return max(own_trainings, peer_trainings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,21 +138,21 @@ class Copy(SetMerge):
         Goin, Cotton, Zhao 2018, WebNN.
     """
 
-    def share(self, mine: Trained, theirs: Trained) -> float:
-        return 0.0 if isnan(theirs.accuracy) or theirs.accuracy <= mine.accuracy else 1.0
+    def share(self, own_set: Trained, peer_set: Trained) -> float:
+        return 0.0 if isnan(peer_set.accuracy) or peer_set.accuracy <= own_set.accuracy else 1.0
 
-    def merge(self, mine: WeightSet, theirs: WeightSet) -> WeightSet:
-        if not self.share(mine, theirs):
-            return mine
-        weights = [p if is_float(p) else w for w, p in zip(mine.weights, theirs.weights, strict=True)]
-        return replace(mine, weights=weights, accuracy=theirs.accuracy)
+    def merge(self, own_set: WeightSet, peer_set: WeightSet) -> WeightSet:
+        if not self.share(own_set, peer_set):
+            return own_set
+        weights = [p if is_float(p) else w for w, p in zip(own_set.weights, peer_set.weights, strict=True)]
+        return replace(own_set, weights=weights, accuracy=peer_set.accuracy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic(SetMerge):
     """Pull the weights towards the other set: ``w <- w - alpha * (w - p)``. The trainings stay.
 
-    The rule is symmetric: ``merge(theirs, mine)`` is the other side of the same elastic step.
+    The rule is symmetric: ``merge(peer_set, own_set)`` is the other side of the same elastic step.
 
     Args:
         alpha: Step of each side, as a share of the difference, in (0, 1].
@@ -170,7 +170,7 @@ class Elastic(SetMerge):
         if not 0 < self.alpha <= 1:
             raise ConfigError(f"alpha must be in (0, 1], got {self.alpha}")
 
-    def share(self, mine: Trained, theirs: Trained) -> float:
+    def share(self, own_set: Trained, peer_set: Trained) -> float:
         return self.alpha
 
 
@@ -180,9 +180,9 @@ SET_MERGE: Family[SetMerge] = Family(
 """Every merge of two sets by name."""
 
 
-def towards(weights: Weights, others: Weights, share: float) -> Weights:
-    """Return ``weights`` moved towards ``others`` by a share of the difference; a negative share moves them away."""
-    both = zip(weights, others, strict=True)
+def towards(weights: Weights, targets: Weights, share: float) -> Weights:
+    """Return ``weights`` moved towards ``targets`` by a share of the difference; a negative share moves them away."""
+    both = zip(weights, targets, strict=True)
     return [np.asarray(w + share * (p - w), w.dtype) if is_float(w) else w.copy() for w, p in both]
 
 
@@ -192,7 +192,9 @@ def mean_by_trainings(sets: Sequence[WeightSet]) -> WeightSet:
     It is the plain mean if no set was trained. Sums are taken in float64, in the order of the sets. Integers take the
     maximum.
     """
-    total = sum(one.trainings for one in sets)
-    counted = [one for one in sets if one.trainings] if total else list(sets)
-    weights = mean_of([one.weights for one in counted], [one.trainings or 1 for one in counted])
-    return WeightSet(weights=weights, trainings=max(one.trainings for one in sets))
+    total = sum(weight_set.trainings for weight_set in sets)
+    counted = [weight_set for weight_set in sets if weight_set.trainings] if total else list(sets)
+    weights = mean_of(
+        [weight_set.weights for weight_set in counted], [weight_set.trainings or 1 for weight_set in counted]
+    )
+    return WeightSet(weights=weights, trainings=max(weight_set.trainings for weight_set in sets))

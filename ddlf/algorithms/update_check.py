@@ -152,8 +152,8 @@ def judge(
 def verdicts_of(faults: Mapping[int, Fault | None]) -> dict[int, Verdict]:
     """Return a verdict for each slot, in order: rejected if its update has a fault, accepted otherwise."""
     return {
-        slot: Verdict(slot=slot, action="reject", reason=found.reason, fault=found) if found else Verdict(slot=slot)
-        for slot, found in sorted(faults.items())
+        slot: Verdict(slot=slot, action="reject", reason=fault.reason, fault=fault) if fault else Verdict(slot=slot)
+        for slot, fault in sorted(faults.items())
     }
 
 
@@ -181,7 +181,7 @@ class Comparison:
         self, lengths: Sequence[Mapping[int, float]], samples: Mapping[int, int], policy: str, limits: Limits
     ) -> None:
         self._limits = limits
-        self._found = [
+        self._length_verdicts = [
             {
                 slot: verdict
                 for slot in samples
@@ -189,7 +189,7 @@ class Comparison:
             }
             for trained, norms in zip((True, False), lengths, strict=True)
         ]
-        too_long = {slot for slot, verdict in self._found[0].items() if verdict.action != "clip"}
+        too_long = {slot for slot, verdict in self._length_verdicts[0].items() if verdict.action != "clip"}
         pointing = [slot for slot in samples if lengths[0][slot] > 0 and slot not in too_long]
         self.pointing = pointing if len(pointing) > 2 else []
 
@@ -199,50 +199,52 @@ class Comparison:
         Args:
             cosine: Cosines of the trained weights of ``pointing``, shape (P, P).
         """
-        trained, others = self._found
-        found = trained | _directions(self.pointing, cosine, self._limits)
-        for slot, verdict in others.items():
-            if slot not in found or verdict.factor < found[slot].factor:
-                found[slot] = verdict
-        return found
+        trained, untrained = self._length_verdicts
+        verdicts = trained | _directions(self.pointing, cosine, self._limits)
+        for slot, verdict in untrained.items():
+            if slot not in verdicts or verdict.factor < verdicts[slot].factor:
+                verdicts[slot] = verdict
+        return verdicts
 
 
 def _length(
     slot: int, norms: Mapping[int, float], samples: Mapping[int, int], policy: str, limits: Limits, *, trained: bool
 ) -> Verdict | None:
     """Return the verdict on an update that is too long or too short; None if its length is within the limits."""
-    others = [norms[k] for k in norms if k != slot]
-    if not others:
+    other_norms = [norms[k] for k in norms if k != slot]
+    if not other_norms:
         return None
     share = samples[slot] / median(samples[k] for k in samples if k != slot)
-    own, whose = norms[slot], "the median of the others" if len(others) > 1 else "the other slot's"
-    if trained and not own and median_low(others) > 0:
+    norm, reference_name = norms[slot], "the median of the others" if len(other_norms) > 1 else "the other slot's"
+    if trained and not norm and median_low(other_norms) > 0:
         return Verdict(slot=slot, action="reject", reason="all zeros")
-    reference = median_high(others)
-    if reference and own > limits.longest * reference * max(1, share):
-        what = "norm" if trained else "norm of the untrained weights"
-        reason = f"{what} {own / reference:,.0f} times {whose}"
-        if len(others) == 1:
+    reference = median_high(other_norms)
+    if reference and norm > limits.longest * reference * max(1, share):
+        norm_name = "norm" if trained else "norm of the untrained weights"
+        reason = f"{norm_name} {norm / reference:,.0f} times {reference_name}"
+        if len(other_norms) == 1:
             reason += "; two slots do not show which one is wrong, and the longer update does more harm"
         if policy == "clip":
-            return Verdict(slot=slot, action="clip", factor=reference / own, reason=reason)
+            return Verdict(slot=slot, action="clip", factor=reference / norm, reason=reason)
         return Verdict(slot=slot, action="reject", reason=reason)
-    reference = median_low(others)
-    if trained and len(others) > 1 and own < limits.shortest * reference * min(1, share):
-        return Verdict(slot=slot, action="reject", reason=f"norm 1/{reference / own:,.0f} of {whose}")
+    reference = median_low(other_norms)
+    if trained and len(other_norms) > 1 and norm < limits.shortest * reference * min(1, share):
+        return Verdict(slot=slot, action="reject", reason=f"norm 1/{reference / norm:,.0f} of {reference_name}")
     return None
 
 
 def _directions(slots: Sequence[int], cosine: npt.NDArray[np.float64], limits: Limits) -> dict[int, Verdict]:
     """Return rejections of updates that point away from the direction that most others have in common."""
-    found: dict[int, Verdict] = {}
+    verdicts: dict[int, Verdict] = {}
     for row, slot in enumerate(slots):
-        others = np.delete(np.arange(len(slots)), row)
-        between = cosine[np.ix_(others, others)][np.triu_indices(len(others), 1)]
-        own = float(np.median(cosine[row, others]))
-        if own < -limits.opposite and np.median(between) > limits.opposite:
-            found[slot] = Verdict(slot=slot, action="reject", reason=f"opposite to the others (cosine {own:.2f})")
-    return found
+        other_rows = np.delete(np.arange(len(slots)), row)
+        between = cosine[np.ix_(other_rows, other_rows)][np.triu_indices(len(other_rows), 1)]
+        own_cosine = float(np.median(cosine[row, other_rows]))
+        if own_cosine < -limits.opposite and np.median(between) > limits.opposite:
+            verdicts[slot] = Verdict(
+                slot=slot, action="reject", reason=f"opposite to the others (cosine {own_cosine:.2f})"
+            )
+    return verdicts
 
 
 def compared(like: Sequence[Tensor], trainable: Sequence[bool]) -> tuple[list[int], list[int]]:

@@ -76,14 +76,14 @@ def difference(before: Sequence[Tensor], after: Sequence[Tensor], *, over: bool 
         over: Whether the update may overwrite arrays of ``after`` that are writable and have its type.
     """
 
-    def one(b: Tensor, a: Tensor) -> Tensor:
+    def subtract(b: Tensor, a: Tensor) -> Tensor:
         if not is_float(b):
             return np.zeros_like(b)
         if over and a.flags.writeable and (a.dtype, a.shape) == (b.dtype, b.shape):
             return np.subtract(b, a, out=a)
         return np.asarray(b - a, b.dtype)
 
-    return [one(b, a) for b, a in zip(before, after, strict=True)]
+    return [subtract(b, a) for b, a in zip(before, after, strict=True)]
 
 
 def digest(weights: Sequence[Tensor]) -> str:
@@ -131,10 +131,10 @@ def fault(update: Sequence[Tensor], samples: int, like: Sequence[Tensor], names:
         return Fault(f"trained on {samples} samples; its update has no weight")
     if len(update) != len(like):
         return Fault(f"sent {len(update)} tensors, but the model has {len(like)}", hint=_SAME_MODEL)
-    for i, (tensor, wanted) in enumerate(zip(update, like, strict=True)):
-        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+    for i, (tensor, expected) in enumerate(zip(update, like, strict=True)):
+        if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
             return Fault(
-                f"{_name(i, names)}: expected {wanted.dtype} {wanted.shape}, got {tensor.dtype} {tensor.shape}",
+                f"{_name(i, names)}: expected {expected.dtype} {expected.shape}, got {tensor.dtype} {tensor.shape}",
                 _name(i, names),
                 tensor.size,
                 _SAME_MODEL,

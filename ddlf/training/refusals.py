@@ -26,7 +26,7 @@ from ddlf.algorithms.encoding import RAW_BELOW_BYTES
 from ddlf.algorithms.local_rules import Plain
 from ddlf.algorithms.merge import Median, TrimmedMean
 from ddlf.algorithms.outer import Streaming
-from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, Global
+from ddlf.algorithms.reading_order import MAX_GLOBAL, CUT_TOLERANCE, Global
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import AppError, ConfigError
 from ddlf.monitor.runs.folder import is_wanted
@@ -483,8 +483,8 @@ def check_rounds(spec: RunSpec, samples: int, slots: int) -> None:
         return
     rounds = ceil(samples / asked)
     last = samples - (rounds - 1) * ceil(samples / rounds)
-    share = 1 / LEAST_SHARE - NEAR if spec.data.balance == "speed" else 1
-    least = int((share - NEAR) * samples / slots) - 1
+    share = 1 / LEAST_SHARE - CUT_TOLERANCE if spec.data.balance == "speed" else 1
+    least = int((share - CUT_TOLERANCE) * samples / slots) - 1
     if least * last < samples:
         raise ConfigError(
             f"round_samples={asked} cuts {samples:,} samples into {rounds:,} rounds, too short for {slots} slots",

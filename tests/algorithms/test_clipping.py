@@ -14,14 +14,14 @@ FACTORS = (1, 1, 0.909999, 0.583120, 1, 0.480916, 1)
 def test_the_rolling_clip_gives_the_golden_sequence():
     mean = spread = 0.0
     for count, (norm, most, factor) in enumerate(zip(NORMS, MOST, FACTORS, strict=True)):
-        mean, spread, found = Rolling().seen(np.float64(norm), mean, spread, count, np)
+        mean, spread, found = Rolling().observe(np.float64(norm), mean, spread, count, np)
         assert found == pytest.approx(most, abs=1e-6)
         assert Rolling.factor(np.float64(norm), found, np) == pytest.approx(factor, abs=1e-6)
 
 
 def test_the_rolling_clip_allows_less_after_the_first_batches():
     for count, k in ((14, 4.0), (15, 2.0)):
-        mean, spread, most = Rolling().seen(np.float64(2), 1.0, 0.5, count, np)
+        mean, spread, most = Rolling().observe(np.float64(2), 1.0, 0.5, count, np)
         assert most == pytest.approx(mean + k * spread)
 
 

@@ -14,7 +14,7 @@ SGD = {"optimizer": "SGD", "optimizer learning_rate": 0.1, "optimizer momentum":
 
 def trained(rule, w, target, control, mean, steps, rate):
     """Return the weights after some local steps with a rule."""
-    held, y = rule.held(w, control, mean), w
+    held, y = rule.constant(w, control, mean), w
     for _ in range(steps):
         y = y - rate * (A @ (y - target) + rule.correction(y, held))
     return y

@@ -70,7 +70,7 @@ class RollingClip(Wrapper):
 
     def _step(self, gradients: list[Any], variables: list[Any], norm: Any) -> None:
         norms = keras.ops.convert_to_tensor(self.norms)
-        mean, spread, most = self.rule.seen(
+        mean, spread, most = self.rule.observe(
             norm, norms[0], norms[1], keras.ops.convert_to_tensor(self.count), keras.ops
         )
         factor = self.rule.factor(norm, most, keras.ops)

@@ -306,7 +306,7 @@ class KerasRule:
             self._install()
         for held, place in zip(self._held, self._places, strict=True):
             w = weights[place]
-            held.assign(self._rule.held(w, *self._controls(place, w)))
+            held.assign(self._rule.constant(w, *self._controls(place, w)))
         self._noted, self._stepped = self._steps(), {}
 
     def note(self) -> None:

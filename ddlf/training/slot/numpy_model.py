@@ -200,7 +200,7 @@ class NumpyModel:
             both = [None if one is None else one[place] for one in (control, task.control)]
             mine, mean = (np.zeros_like(w) if one is None else one for one in both)
             rate = w.dtype.type(self.learning_rate)
-            stepped.append(np.asarray(u + rate * rule.correction(w - u, rule.held(w, mine, mean)), w.dtype))
+            stepped.append(np.asarray(u + rate * rule.correction(w - u, rule.constant(w, mine, mean)), w.dtype))
             after.append(rule.left(mine, mean, stepped[-1], 1, float(rate)))
         return stepped, after
 

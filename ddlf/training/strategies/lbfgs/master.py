@@ -596,7 +596,7 @@ class Coordinator:
         """Begin a pass, which workers then enter."""
         self._number += 1
         owners, parts = [home.owner[0] for home in self._homes], [list(part) for part in self._parts]
-        self._entering = owners, parts, self._run.facts.samples, step, [format.places, format.most]
+        self._entering = owners, parts, self._run.facts.samples, step, [format.fraction_bits, format.most]
 
     # -- portions -----------------------------------------------------------------------------------------------------
 
