@@ -25,7 +25,9 @@ from ddlf.cli.findings import (
     FAST_MBS,
     LITTLE_CARD_MEMORY,
     Problem,
+    is_driver_old,
     joined,
+    of_checks,
     of_clock,
     of_error,
     of_machine,
@@ -197,17 +199,16 @@ async def _examine_cards(report: Diagnosis, say: Callable[[str], None]) -> list[
         and gpus["build_cuda"]
     ]
     checks = dict(zip((card["uuid"] for card in usable), await _checked(backend, usable), strict=True))
-    findings = []
+    problems = []
     for card in gpus["cards"]:
         checked = report.cards[card["number"]] = checks.get(card["uuid"])
         say(f"          {card_line(card, checked, backend, gpus)}")
         if checked is not None and not checked.problem and forget_lost(card["uuid"]):
             say(f"          it was left alone, because it {card['lost']}; it computes, so workers take it again")
             card["lost"] = ""
-        if checked is not None and checked.problem:
-            name = f"the card {card['number']} ({card['name']})"
-            findings.append(Problem("warning", (HERE,), f"{name}: {checked.problem}", checked.do or REPAIR_CARD))
-    return findings
+        if checked is not None and checked.problem and not is_driver_old(gpus):  # the driver has its own finding
+            problems.append((f"{card['number']} ({card['name']})", checked.problem, checked.do or REPAIR_CARD))
+    return [*of_checks(problems, HERE)]
 
 
 async def _checked(backend: str, cards: list[dict[str, Any]]) -> list[Checked]:

@@ -16,6 +16,8 @@ LITTLE_MEMORY = 10**9
 LITTLE_DISK = 10**9
 LITTLE_CARD_MEMORY = 10**9
 """CUDA and the kernels of a framework take about as much."""
+OLDEST_CUDA = 12
+"""The earliest CUDA for which the frameworks have builds that work with Keras 3.15."""
 CLOCK_S = 2.0
 """Largest difference of two clocks that does not make times in logs and records misleading."""
 SLOW_MBS = 15.0
@@ -137,10 +139,11 @@ def of_cards(gpus: dict[str, Any], where: str) -> Iterator[Problem]:
     if package and not cuda:
         remove = f"python -m pip uninstall -y {package.partition(' ')[0]} && " * package.startswith("tensorflow-cpu")
         yield warning(f"{package} computes on CPUs only, and the machine has cards", remove + install)
-    elif cuda and _major(cuda) > _major(gpus["cuda"]):
+    elif is_driver_old(gpus):
+        older = f", or a {package.partition(' ')[0]} for CUDA {_major(gpus['cuda'])}"
         yield warning(
             f"{package} is built for CUDA {cuda}, and the driver {gpus['driver']} supports CUDA up to {gpus['cuda']}",
-            f"install a newer driver, or a {package.partition(' ')[0]} for CUDA {_major(gpus['cuda'])}",
+            f"install a driver for CUDA {_major(cuda)}" + older * (_major(gpus["cuda"]) >= OLDEST_CUDA),
         )
     if gpus["wrong"]:
         yield warning(gpus["wrong"], "change CUDA_VISIBLE_DEVICES, or unset it")
@@ -162,6 +165,25 @@ def of_cards(gpus: dict[str, Any], where: str) -> Iterator[Problem]:
                 f"the card {card['number']} ({card['name']}) is busy with {', '.join(others)}: a worker would be slow there",
                 "wait for it, end it, or choose another card with --gpus",
             )
+
+
+def is_driver_old(gpus: dict[str, Any]) -> bool:
+    """Return whether the framework is built for a later CUDA than the driver supports, so that no card can be used."""
+    return bool(gpus["build_cuda"]) and _major(gpus["build_cuda"]) > _major(gpus["cuda"])
+
+
+def of_checks(problems: Iterable[tuple[str, str, str]], where: str) -> Iterator[Problem]:
+    """Yield a finding for each problem of cards in use. Cards with the same one are in one finding.
+
+    Args:
+        problems: For each card that failed: its number and name, the problem, and the repair.
+        where: Name of the machine, for people.
+    """
+    cards: dict[tuple[str, str], list[str]] = {}
+    for card, what, do in problems:
+        cards.setdefault((what, do), []).append(card)
+    for (what, do), names in cards.items():
+        yield Problem("warning", (where,), f"the card{'s' * (len(names) > 1)} {', '.join(names)}: {what}", do)
 
 
 def _others(processes: Iterable[int], programs: dict[str, str]) -> list[str]:

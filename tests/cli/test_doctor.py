@@ -137,6 +137,24 @@ async def test_doctor_computes_on_each_card_that_can_be_used(monkeypatch, capsys
     assert "this machine: the card 1 (Test Card): jax cannot use it: no kernel image" in text
 
 
+@pytest.mark.parametrize(("cuda", "failures"), [("13.0", 1), ("11.4", 0)])
+async def test_cards_that_fail_for_one_reason_have_one_finding(monkeypatch, capsys, free_port, cuda, failures):
+    """An old driver explains the failures itself."""
+    gpus = with_cards(card(0), card(1), cuda=cuda, build_cuda="12")
+    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=gpus, keras_backend="jax"))
+
+    async def check(backend, uuid):
+        return Checked(problem="jax cannot use it: no kernel image")
+
+    monkeypatch.setattr(module, "check_card", check)
+    assert await doctor(parse(["doctor"])[1]) == 1
+    text = capsys.readouterr().out
+    assert text.count("this machine: the cards 0 (Test Card), 1 (Test Card): jax cannot use it") == failures
+    assert text.count("no kernel image") == failures
+    assert text.count("fails, see below") == 2
+    assert text.count("install a driver for CUDA 12") == 1 - failures
+
+
 async def test_doctor_lets_workers_take_a_repaired_card_again(monkeypatch, capsys, free_port):
     lost = "has fallen off the bus (Xid 79)"
     both = [card(0, lost=lost, free=0, memory=0), card(1, lost=lost, free=0, memory=0)]

@@ -62,7 +62,12 @@ def test_healthy_machine_and_worker_have_no_findings():
         (
             dict(gpus=with_cards(card(), cuda="11.4", driver="470.82")),
             "jax 0.10.2 is built for CUDA 12, and the driver 470.82 supports CUDA up to 11.4",
-            "install a newer driver, or a jax for CUDA 11",
+            "install a driver for CUDA 12",
+        ),
+        (
+            dict(gpus=with_cards(card(), cuda="12.4", driver="550.54", build_cuda="13")),
+            "jax 0.10.2 is built for CUDA 13, and the driver 550.54 supports CUDA up to 12.4",
+            "install a driver for CUDA 13, or a jax for CUDA 12",
         ),
         (
             dict(gpus=with_cards(card(), wrong="CUDA_VISIBLE_DEVICES=7 names the card 7", seen=[])),

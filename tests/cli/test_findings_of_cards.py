@@ -32,7 +32,7 @@ def sentences(mask=None, backend="jax"):
             dict(cards=[card()], cuda=11040, driver="470.82.01"),
             None,
             "jax",
-            f"jax {version('jax')} is built for CUDA 12, and the driver 470.82.01 supports CUDA up to 11.4; install a newer driver",
+            f"jax {version('jax')} is built for CUDA 12, and the driver 470.82.01 supports CUDA up to 11.4; install a driver for CUDA 12",
         ),
         (
             dict(cards=[card()]),
