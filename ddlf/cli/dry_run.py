@@ -14,14 +14,14 @@ from ddlf.app import IApp
 from ddlf.cli.card_lines import card_lines
 from ddlf.cli.config import setting_rows
 from ddlf.cli.doctor import HERE, Answer, all_asked, difference, of_answer, size, versions
-from ddlf.cli.findings import joined, of_machine
+from ddlf.cli.findings import Problem, joined, of_error, of_machine
 from ddlf.cli.options import new_workers, reads_cluster_file
 from ddlf.cli.target import needs_of
 from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import load_config
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.sources import find, script_folder
-from ddlf.errors import LeaseError, VersionError
+from ddlf.errors import ConfigError, LeaseError, VersionError
 from ddlf.extras import hooks
 from ddlf.privacy import visible
 from ddlf.privacy.contradictions import Choice
@@ -95,6 +95,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     findings = [
         *of_machine(this_machine, HERE),
         *(finding for answer in answers for finding in of_answer(this_machine, answer)),
+        *(others := list(_of_cards(cluster, answers))),
     ]
     # The run would refuse this, too.
     lacking = [answer.machine["unmet"] for answer in answers if answer.error is None] or [this_machine["unmet"]]
@@ -102,7 +103,18 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     for finding in joined(findings):
         print(f"{finding.level:<8}  {', '.join(finding.where)}: {finding.what}\n     try  {finding.do}")
     print("done      --dry-run: nothing was started or trained")
+    refused = ConfigError.exit_code if others else refused
     return _exit_code(answers, enough, options) or refused
+
+
+def _of_cards(cluster: Cluster, answers: Sequence[Answer]) -> Iterator[Problem]:
+    """Yield the problems of workers that were started with other cards than cluster.yaml says."""
+    for worker, answer in zip(cluster.workers, answers, strict=False):
+        if answer.error is None:
+            try:
+                cluster.check_cards(worker, answer.status)
+            except ConfigError as error:
+                yield of_error(error, answer.name)
 
 
 def _of_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float, int]:

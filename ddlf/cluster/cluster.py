@@ -818,14 +818,26 @@ class Cluster(Group):
             ConfigError: A worker was started with others.
         """
         for worker in self._members.present:
-            wanted = self._wanted.get((worker.host, worker.port), NO_WISH)
-            own = worker.facts.get("gpus", [])
-            if wanted.differs(own, worker.facts.get("gpu_uuids", [])):
-                raise ConfigError(
-                    f"{worker.name} computes on {', '.join(own) or 'no card'}, and cluster.yaml says "
-                    f"{' '.join(wanted.arguments())}",
-                    hint="end it, and start it with these options, or with ddlf up",
-                )
+            self.check_cards(worker, worker.facts)
+
+    def check_cards(self, worker: ProxyWorker, facts: Mapping[str, Any]) -> None:
+        """Compare the cards of a worker with cluster.yaml.
+
+        Args:
+            worker: The worker.
+            facts: Its facts, or its status.
+
+        Raises:
+            ConfigError: It was started with others.
+        """
+        wanted = self._wanted.get((worker.host, worker.port), NO_WISH)
+        own = facts.get("gpus", [])
+        if wanted.differs(own, facts.get("gpu_uuids", [])):
+            raise ConfigError(
+                f"{worker.name} computes on {', '.join(own) or 'no card'}, and cluster.yaml says "
+                f"{' '.join(wanted.arguments())}",
+                hint="end it, and start it with these options, or with ddlf up",
+            )
 
     async def add(self, host: str, port: int = 9000) -> ProxyWorker:
         """Add a worker to the cluster. A training run gives it slots from its next round.

@@ -769,6 +769,7 @@ class Daemon:
             "uptime_s": time.monotonic() - self._started,
             "cores": cores(),
             "gpus": self.assignment.described(),
+            "gpu_uuids": [card.uuid for card in self.assignment.cards],
             "cards": self._readings(),
             "memory": footprint(os.getpid(), self.process.pid),
             "masters": sum(1 for control in self._controls if control.claimed),  # leave out the listening sockets

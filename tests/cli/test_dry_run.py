@@ -154,6 +154,18 @@ async def test_dry_run_asks_workers_as_guest_and_prints_versions(folder, capsys,
     await daemon.end()
 
 
+async def test_dry_run_refuses_workers_with_other_cards_than_the_file_says(cards, folder, capsys):
+    daemon = DaemonWithoutProcesses(TOKEN)  # it takes the first card
+    for gpus, code in (("1", 2), ("0", 0), ("GPU-0", 0), ("GPU-1", 2)):
+        (folder / "cluster.yaml").write_text(
+            f"security: {{token_file: token}}\nworkers:\n  - {{host: 127.0.0.1, port: {daemon.port}, gpus: [{gpus}]}}\n"
+        )
+        assert await planned() == code
+        text = capsys.readouterr().out
+        assert (f"computes on 0 (Test Card), and cluster.yaml says --gpus {gpus}" in text) == (code != 0)
+    await daemon.end()
+
+
 async def test_dry_run_checks_script_requirements_here_and_on_each_worker(folder, capsys, monkeypatch):
     block = '# /// script\n# requires-python = ">=3.11"\n# dependencies = ["ddlf>=0.1", "pandas>=2"]\n# ///\n'
     (folder / "app.py").write_text(block + APP)
@@ -255,7 +267,7 @@ def test_dry_run_names_the_cards_of_its_workers_or_refuses_them(cards, folder, c
     assert "cards     0 (Test Card), at most 7.7 GB for 2 workers. Two runs" in capfd.readouterr().out
     for options, sentence in (
         (["--gpus", "7"], "this machine has no card 7"),
-        (["--gpus", "none", "--gpu-memory", "8GB"], "--gpu-memory has no effect with --gpus none"),
+        (["--gpus", "none", "--gpu-memory", "8GB"], "gpu_memory has no effect with gpus=none"),
     ):
         with pytest.raises(SystemExit) as ended:
             main.main(["run", "app.py", *options, "--dry-run"])
