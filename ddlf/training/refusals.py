@@ -26,7 +26,7 @@ from ddlf.algorithms.encoding import RAW_BELOW_BYTES
 from ddlf.algorithms.local_rules import Plain
 from ddlf.algorithms.merge import Median, TrimmedMean
 from ddlf.algorithms.outer import Streaming
-from ddlf.algorithms.reading_order import MAX_GLOBAL, CUT_TOLERANCE, Global
+from ddlf.algorithms.reading_order import CUT_TOLERANCE, MAX_GLOBAL, Global
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import AppError, ConfigError
 from ddlf.monitor.runs.folder import is_wanted

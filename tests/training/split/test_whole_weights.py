@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ddlf.training.exchanges.split.part_states import State, optimizer_name, weight_name
+from ddlf.training.exchanges.split.state_file import State, optimizer_name, weight_name
 from ddlf.training.exchanges.split.whole_weights import needs, united, written
 from tests.training.split.test_layer_plan import dense, plan_of
 

@@ -35,8 +35,8 @@ from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH, fitting
 from ddlf.training.evaluation.workers import NAMES, elsewhere, fingerprints
 from ddlf.training.exchanges.members import NOTICED_S, Link, Member, Members
+from ddlf.training.exchanges.split.part_states import PartLost, Places, Source
 from ddlf.training.exchanges.split.plan import Plan
-from ddlf.training.exchanges.split.state_locations import PartLost, Places, Source
 from ddlf.training.exchanges.split.states import SplitStates
 from ddlf.training.progress import WeightsRef, shapes
 from ddlf.training.run import Ended, Run, unfit

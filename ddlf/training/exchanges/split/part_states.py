@@ -1,191 +1,263 @@
-"""The states of parts after a round, in temporary files: the weights and the optimizer of a part. Runs on both sides.
-
-Each part keeps its state, and another worker keeps a copy. So a round can begin again after a loss, and a lost part
-is made again. The files have no names, so the system frees them when the process ends. They take no memory.
-"""
+"""Where the states of the parts are: on workers, in a checkpoint, on the master, or nowhere yet. Runs on the master."""
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
-import weakref
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from math import prod
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ddlf.errors import AppMissing, ProtocolError
-from ddlf.training.checkpoints.tensors import dtype_of
-
-Layout = list[tuple[str, str, tuple[int, ...]]]
-"""Name, type and shape of each array of a state. ``weight_name`` and ``optimizer_name`` make the names."""
-ALIGNED = 64
-"""Each array begins at a multiple of this number of bytes."""
-PIECE_BYTES = 4 << 20
-"""Bytes of a state that travel in one message."""
-
-
-def weight_name(place: int) -> str:
-    """Return the name of a weight in a state, by its number in ``model.weights``."""
-    return f"weight {place}"
+from ddlf.algorithms.weights import Weights
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import ClusterTooSmall
+from ddlf.training.checkpoints.progress_layout import SLOTS
+from ddlf.training.checkpoints.slices import WEIGHTS, Slices, part_name
+from ddlf.training.crew.recovery import LOSS, first_line
+from ddlf.training.exchanges.members import Member, Members
+from ddlf.training.exchanges.split.plan import Part, Plan
+from ddlf.training.exchanges.split.state_file import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
+from ddlf.training.exchanges.split.whole_weights import needs, united, written
+from ddlf.training.progress import WeightsRef
+from ddlf.training.slot.task import OPTIMIZER
 
 
-def optimizer_name(place: int) -> str:
-    """Return the name of a variable of the optimizer in a state, by its number in ``OptimizerState.paths``."""
-    return f"optimizer {place}"
+class PartLost(ClusterTooSmall):
+    """Error: no worker has the state of a part."""
 
 
-class State:
-    """The state of a part, in a file.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A state of the whole model that is not on workers.
 
     Args:
-        layout: Its arrays.
+        weights: The weights, or a reference to a checkpoint or to first weights.
+        optimizer: The variables of the optimizer, in the order of ``Plan.optimizer``; None for new ones.
+    """
+
+    weights: Weights | WeightsRef
+    optimizer: Weights | None
+
+
+class Places:
+    """The states of all parts in the current version of the weights.
+
+    Args:
+        plan: How the model is cut.
+        members: The workers.
+        names: Paths of the weights.
+        seed: Seed of the first weights.
+        source: The state that the run begins with.
 
     Attributes:
-        layout: The argument.
-        nbytes: Size of the file.
+        version: Number of the version.
+        at: For each part, the workers that have its state.
+        source: The state that is not on workers; None if only workers have it.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = [(name, kind, tuple(shape)) for name, kind, shape in layout]
-        self._places: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]]] = {}
-        end = 0
-        for name, kind, shape in self.layout:
-            begin = -(-end // ALIGNED) * ALIGNED
-            self._places[name] = begin, dtype_of(kind), shape
-            end = begin + dtype_of(kind).itemsize * prod(shape)
-        self.nbytes = max(end, 1)
-        self._file, path = tempfile.mkstemp(prefix="ddlf-part-")
-        os.unlink(path)
-        self._closing = weakref.finalize(self, os.close, self._file)
-        os.truncate(self._file, self.nbytes)
+    def __init__(self, plan: Plan, members: Members, names: Sequence[str], seed: int, source: Source) -> None:
+        self._plan, self._members, self._names, self._seed = plan, members, names, seed
+        self.version = 0
+        self.at: dict[int, list[Member]] = {}
+        self.source: Source | None = source
+        self._here = KeptStates()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
+    def begin_with(self, source: Source) -> None:
+        """Make a state the current one that no worker has."""
+        self.version += 1
+        self.at, self.source = {}, source
 
-    def put(self, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Write an array."""
-        begin, kind, shape = self._places[name]
-        if (values.dtype, values.shape) != (kind, shape):
-            raise ProtocolError(f"{name} is {values.dtype} {values.shape} instead of {kind} {shape}")
-        self.write(begin, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    def moved(self, at: dict[int, list[Member]]) -> None:
+        """Make the state after a round the current one, which only workers have.
 
-    def get(self, name: str) -> np.ndarray[Any, Any]:
-        """Return an array, read from the file."""
-        begin, kind, shape = self._places[name]
-        return self.read(begin, kind.itemsize * prod(shape)).view(kind).reshape(shape)
+        Args:
+            at: For each part, the workers that have its state.
+        """
+        self.version += 1
+        self.at, self.source = at, None
+        self._here.drop_before(self.version)
 
-    def views(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return all arrays. They read from the file when they are used, and cannot be changed."""
-        data = mmap.mmap(self._file, self.nbytes, access=mmap.ACCESS_READ)
-        return {
-            name: np.frombuffer(data, kind, prod(shape), begin).reshape(shape)
-            for name, (begin, kind, shape) in self._places.items()
-        }
+    def holders(self, part: int) -> list[tuple[Member, ProxyWorker]]:
+        """Return the workers of the run that have the state of a part."""
+        there = self._members.members()
+        return [(one, there[one]) for one in self.at.get(part, ()) if one in there]
 
-    def span(self, name: str) -> tuple[int, int]:
-        """Return where an array begins in the file, and its number of bytes."""
-        begin, kind, shape = self._places[name]
-        return begin, kind.itemsize * prod(shape)
-
-    def write(self, begin: int, values: np.ndarray[Any, Any]) -> None:
-        """Write bytes, an array of uint8."""
-        data = memoryview(values.data)
-        while len(data):
-            written = os.pwrite(self._file, data, begin)
-            begin, data = begin + written, data[written:]
-
-    def read(self, begin: int, nbytes: int) -> np.ndarray[Any, Any]:
-        """Return bytes as an array of uint8."""
-        found = np.empty(max(0, min(nbytes, self.nbytes - begin)), np.uint8)
-        done, data = 0, memoryview(found.data)
-        while done < len(found) and (more := os.preadv(self._file, [data[done:]], begin + done)):
-            done += more
-        return found
-
-    def close(self) -> None:
-        """Free the file. Views of it stay valid."""
-        self._closing()
-
-
-class KeptStates:
-    """States of parts on one machine, by the number of the part and the version of the weights."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[int, int], State] = {}
-
-    def __contains__(self, which: tuple[int, int]) -> bool:
-        return which in self._found
-
-    def put(self, part: int, version: int, state: State) -> None:
-        """Keep a state, in place of an earlier one of the same part and version."""
-        if (before := self._found.pop((part, version), None)) is not None:
-            before.close()
-        self._found[part, version] = state
-
-    def of(self, part: int, version: int) -> State:
-        """Return the state of a part.
+    async def state_for(self, part: int, worker: ProxyWorker) -> dict[str, Any] | None:
+        """Return the entry ``state`` of an order: how a worker gets the state of a part.
 
         Raises:
-            AppMissing: It is not here.
+            PartLost: The state is lost.
         """
-        if (part, version) not in self._found:
-            raise AppMissing(f"the state of part {part + 1} in version {version} of the weights is not here")
-        return self._found[part, version]
+        holders = [proxy for _, proxy in self.holders(part)]
+        if any(one.id == worker.id for one in holders):
+            return None
+        if holders:
+            return {"from": holders[0].id}
+        if (part, self.version) in self._here:
+            return {"arrays": self._here.of(part, self.version).views()}
+        if self.source is None:
+            raise self.gone(part)
+        weights = self.source.weights
+        if isinstance(weights, WeightsRef) and weights.first is not None:
+            return {"seed": self._seed}
+        me = self._plan.parts[part]
+        if isinstance(weights, WeightsRef) and (slices := weights.slices) is not None:
+            wanted = self._in_slices(self._arrays_of(me))
+            has = [{*file["arrays"]} for file in slices.files]
+            listed = set[str]().union(*has)
+            if all(name in listed for which, name in wanted.items() if which.startswith("weight")):
+                wanted = {which: name for which, name in wanted.items() if name in listed}
+                numbers = [number for number, names in enumerate(has) if names & {*wanted.values()}]
+                await self._members.checkpoints.give(worker, slices, numbers)
+                return {"slices": wanted}
+        whole = await asyncio.to_thread(weights.read) if isinstance(weights, WeightsRef) else weights
+        found = {weight_name(place): self._plan.piece(part, place, whole[place]) for place in me.all_weights}
+        if (optimizer := self.source.optimizer) is not None:
+            of = self._plan.optimizer.of
+            found |= {
+                optimizer_name(place): self._plan.piece(part, of[place], optimizer[place])
+                for place in self._optimizer_of(me)
+            }
+        return {"arrays": found}
 
-    @property
-    def parts(self) -> set[int]:
-        """The numbers of the parts with a state here."""
-        return {part for part, _ in list(self._found)}
+    def gone(self, part: int) -> PartLost:
+        """Return the error that says that the state of a part is lost."""
+        return PartLost(
+            f"the workers that had part {part + 1} of the model and its copy are lost, and the run has no checkpoint",
+            hint="set checkpoint (--checkpoint FOLDER): then the run continues from the last one",
+        )
 
-    def drop_before(self, version: int) -> None:
-        """Free all states of earlier versions."""
-        for which in [one for one in self._found if one[1] < version]:
-            self._found.pop(which).close()
+    # -- on the master ------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Free all states."""
-        self.drop_before(1 << 62)
+    async def bring(self) -> Source:
+        """Return the whole state. Arrays that were on workers are in files on the master.
 
+        Raises:
+            PartLost: A part is lost.
+        """
+        if self.source is not None:
+            return self.source
+        plan, views = self._plan, dict[str, np.ndarray[Any, Any]]()
+        for part in plan.parts:
+            if part.weights or not part.number:
+                names = written(plan, part)
+                views |= (await self._united_here(part.number, names)).views()
+        weights = [views[weight_name(place)] for place in range(len(self._names))]
+        return Source(weights, [views[optimizer_name(place)] for place in range(len(plan.optimizer.of))])
 
-def in_slice(state: Mapping[str, np.ndarray[Any, Any]], names: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Return arrays of a state under their names in a slice of a checkpoint, where weights are flat."""
-    return {
-        stored: state[name].reshape(-1) if name.startswith("weight") else state[name] for name, stored in names.items()
-    }
+    async def _united_here(self, part: int, names: Sequence[str]) -> State:
+        """Return whole arrays that a part writes, in a file on the master."""
+        states = {number: await self.bring_part(number) for number in {part, *needs(self._plan, names)}}
+        return await asyncio.to_thread(united, self._plan, part, states, names)
 
+    async def bring_part(self, part: int) -> State:
+        """Return the state of a part, fetched from a worker into a file on the master.
 
-Ask = Callable[..., Awaitable[Any]]
-"""Calls a verb of the replica that has a state: ``layout`` or ``piece``."""
+        Raises:
+            PartLost: The part is lost.
+        """
+        version = self.version
+        if (part, version) not in self._here:
+            why = ""
+            for _, worker in self.holders(part):
+                try:
+                    state = await fetched(partial(worker.call, self._members.role), part, version)
+                except LOSS as error:  # the crew notices the loss
+                    why = first_line(error)
+                    continue
+                self._here.put(part, version, state)
+                break
+            else:
+                raise self.gone(part) from (ConnectionError(why) if why else None)
+        return self._here.of(part, version)
 
+    async def hand_back(self, leaving: Callable[[int], bool]) -> None:
+        """Fetch the states that only workers have that leave.
 
-async def fetched(ask: Ask, part: int, version: int, names: Collection[str] | None = None) -> State:
-    """Return the state of a part, piece by piece from another machine.
+        Args:
+            leaving: Returns whether the worker with a number leaves.
+        """
+        for part in self._plan.parts if self.source is None else ():
+            if all(leaving(number) for (number, _), _ in self.holders(part.number)):
+                await self.bring_part(part.number)
 
-    Args:
-        ask: Calls a verb of the replica that has the state.
-        part, version: The state.
-        names: The arrays to fetch; None for all.
-    """
-    layout: Sequence[Any] = await ask("layout", part, version)
-    there = State([(str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in layout])
-    if names is None:
-        await _copied(ask, part, version, there, (0, there.nbytes), 0)
-        return there
-    state = State([one for one in there.layout if one[0] in names])
-    for name, _, _ in state.layout:
-        await _copied(ask, part, version, state, there.span(name), state.span(name)[0])
-    return state
+    # -- checkpoints --------------------------------------------------------------------------------------------------
 
+    async def write(self, at: dict[int, list[Member]], version: int, slices: Slices) -> None:
+        """Have the workers of the parts write their slices of a checkpoint.
 
-async def _copied(ask: Ask, part: int, version: int, state: State, span: tuple[int, int], into: int) -> None:
-    """Copy bytes of the state on another machine, from a place with a size, to a place in another state."""
-    begin, nbytes = span
-    for at in range(0, nbytes, PIECE_BYTES):
-        count = min(PIECE_BYTES, nbytes - at)
-        piece = np.asarray(await ask("piece", part, version, begin + at, count))
-        if piece.dtype != np.uint8 or len(piece) != count:
-            raise ProtocolError(f"a piece of part {part + 1} has {piece.nbytes} bytes")
-        state.write(into + at, piece)
+        Args:
+            at: For each part, the workers that have its state.
+            version: The version of these states.
+            slices: The slices of the checkpoint.
+        """
+        there = self._members.members()
+        states = KeptStates()  # shares that the master unites, if a worker cannot write
+        holders = {part: [there[member] for member in members if member in there] for part, members in at.items()}
+
+        async def state(part: int) -> State:
+            if (part, version) not in states:
+                for proxy in holders[part]:
+                    try:
+                        found = await fetched(partial(proxy.call, self._members.role), part, version)
+                    except LOSS:
+                        continue
+                    states.put(part, version, found)
+                    break
+                else:
+                    raise self.gone(part)
+            return states.of(part, version)
+
+        async def one(part: Part) -> None:
+            names = written(self._plan, part)
+            stored = self._in_slices(names)
+            shares = needs(self._plan, names)
+            where = [[number, [proxy.id for proxy in holders[number]]] for number in shares]
+
+            async def on_worker(place: dict[str, Any]) -> dict[str, Any]:
+                for proxy in holders[part.number] if all(workers for _, workers in where) else ():
+                    try:
+                        told = await proxy.call(self._members.role, "write", part.number, version, place, stored, where)
+                        return {**told, "by": proxy.id}
+                    except LOSS:
+                        continue
+                return {"why": ""}
+
+            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+                found = {number: await state(number) for number in {part.number, *shares}}
+                return in_slice(united(self._plan, part.number, found, names).views(), stored), {}
+
+            await slices.write_one(part.number, on_worker, here)
+
+        try:
+            await asyncio.gather(*map(one, self._plan.parts))
+        finally:
+            states.close()
+        like = self._plan.graph.model.weights
+        slices.sliced[WEIGHTS] = [
+            (f"{place:04d} {name}", np.dtype(one.dtype).name, list(map(int, one.shape)))
+            for place, (name, one) in enumerate(zip(self._names, like, strict=True))
+        ]
+        slices.left = [{OPTIMIZER: len(self._plan.optimizer.paths)}]
+
+    def _in_slices(self, names: Iterable[str]) -> dict[str, str]:
+        """Return for arrays of states their names in slices."""
+
+        def stored(name: str) -> str:
+            kind, place = name.split()
+            if kind == "weight":
+                return part_name(WEIGHTS, 0, f"{int(place):04d} {self._names[int(place)]}")
+            return part_name(SLOTS + OPTIMIZER, 0, f"slot 0000 {int(place):04d}")
+
+        return {name: stored(name) for name in names}
+
+    def _arrays_of(self, part: Part) -> list[str]:
+        """Return the names of the arrays in the state of a part."""
+        return [*map(weight_name, part.all_weights), *map(optimizer_name, self._optimizer_of(part))]
+
+    def _optimizer_of(self, part: Part) -> list[int]:
+        """Return the numbers of the variables of the optimizer that a part has."""
+        mine = {*part.weights, None}
+        return [place for place, of in enumerate(self._plan.optimizer.of) if of in mine]

@@ -30,9 +30,9 @@ from ddlf.training.evaluation.model import batches_of, end_reading
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.inbox import Inbox, Key, Stopped
 from ddlf.training.exchanges.split.part import KINDS, ModelPart
-from ddlf.training.exchanges.split.part_states import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
+from ddlf.training.exchanges.split.state_file import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
 from ddlf.training.exchanges.split.variables import name_all, unmade
 from ddlf.training.exchanges.split.whole_weights import needs, united
 from ddlf.training.roles import REPLICA

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddlf.training.exchanges.split.part_states import State, optimizer_name, weight_name
 from ddlf.training.exchanges.split.plan import Part, Plan, bytes_of
+from ddlf.training.exchanges.split.state_file import State, optimizer_name, weight_name
 
 
 def cut_arrays(plan: Plan) -> dict[str, int]:

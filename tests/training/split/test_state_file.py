@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppMissing, ProtocolError
-from ddlf.training.exchanges.split import part_states
-from ddlf.training.exchanges.split.part_states import KeptStates, State, fetched, in_slice
+from ddlf.training.exchanges.split import state_file
+from ddlf.training.exchanges.split.state_file import KeptStates, State, fetched, in_slice
 
 ARRAYS = {"weight 0": np.arange(6, dtype="f4").reshape(2, 3), "weight 3": np.ones((), "f8"), "optimizer 0": np.array(7)}
 
@@ -40,7 +40,7 @@ def test_an_array_of_another_shape_or_type_is_refused(value):
 
 
 async def test_a_state_travels_in_pieces(monkeypatch):
-    monkeypatch.setattr(part_states, "PIECE_BYTES", 50)
+    monkeypatch.setattr(state_file, "PIECE_BYTES", 50)
     there, asked = state(), []
 
     async def ask(verb, part, version, *where):
@@ -53,7 +53,7 @@ async def test_a_state_travels_in_pieces(monkeypatch):
 
 
 async def test_some_arrays_of_a_state_travel_alone(monkeypatch):
-    monkeypatch.setattr(part_states, "PIECE_BYTES", 5)
+    monkeypatch.setattr(state_file, "PIECE_BYTES", 5)
     there, asked = state(), []
 
     async def ask(verb, part, version, *where):
