@@ -46,7 +46,7 @@ class MeasuredRounds(Protocol):
     """The times of the parts of a round, from kept measurements of an app on its workers."""
 
     @property
-    def said(self) -> str:
+    def origin(self) -> str:
         """Say where the times are from, such as ``"as ddlf plan has measured on 2026-05-01"``."""
 
     def step_s(self, batch: int) -> float:
@@ -144,7 +144,7 @@ def measured_rounds(app: object, cluster: object) -> MeasuredRounds | None:
     Returns:
         The times; None if there are no measurements of this app on these workers.
     """
-    return next((found for hook in hooks("measured_rounds") if (found := hook(app, cluster)) is not None), None)
+    return next((rounds for hook in hooks("measured_rounds") if (rounds := hook(app, cluster)) is not None), None)
 
 
 def hook_for(name: str, types: str, suffix: str) -> Callable[..., Any] | None:
@@ -182,8 +182,8 @@ def provided(name: str, needed_by: str) -> Any:
         ConfigError: No installed part provides the object.
     """
     for provide in hooks("provide"):
-        if (found := provide(name)) is not None:
-            return found
+        if (provided_object := provide(name)) is not None:
+            return provided_object
     raise ConfigError(
         f"{needed_by} needs {name!r}, which no installed part of DDLF has",
         hint="install DDLF with all parts of ddlf.extras, or leave it out",

@@ -131,7 +131,7 @@ def _planned(app: App, cluster: Any, facts: AppFacts) -> dict[str, Any]:
     return (
         {}
         if measured is None or exchange_s is None
-        else {"planned": (measured.step_s(app.batch_size), exchange_s, measured.said)}
+        else {"planned": (measured.step_s(app.batch_size), exchange_s, measured.origin)}
     )
 
 

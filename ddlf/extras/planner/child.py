@@ -51,17 +51,17 @@ class Child:
     """
 
     def __init__(self, app: bytes, request: dict[str, Any], ends: float) -> None:
-        ours, theirs = socket.socketpair()
+        own_socket, child_socket = socket.socketpair()
         self._ends = ends
-        with theirs:
+        with child_socket:
             self._process = subprocess.Popen(
-                [sys.executable, *PROGRAM, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, *PROGRAM, str(child_socket.fileno())],
+                pass_fds=[child_socket.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-        self._link = Connection(ours.detach())
+        self._link = Connection(own_socket.detach())
         self.has_ended = False
         self.trained = list[int]()
         try:
@@ -104,7 +104,9 @@ class Child:
             if "failed" in message:
                 self.has_ended = True
                 raise ChildEnded(message["failed"])
-            answer = next((one.ask(*message["ask"]) for one in sys.meta_path if isinstance(one, MasterFinder)), None)
+            answer = next(
+                (finder.ask(*message["ask"]) for finder in sys.meta_path if isinstance(finder, MasterFinder)), None
+            )
             self._send(b"".join(bytes(part) for part in dumps(answer)))
 
     def _received(self) -> dict[str, Any]:
@@ -113,13 +115,13 @@ class Child:
                 self.has_ended = True
                 raise TimeoutError("it needs too much time")
         try:
-            found: dict[str, Any] = json.loads(self._link.recv_bytes())
+            message: dict[str, Any] = json.loads(self._link.recv_bytes())
         except (EOFError, OSError):
             self.has_ended = True
             code = self._process.wait()
             name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise ChildEnded(f"it was ended by {name}") from None
-        return found
+        return message
 
 
 @concurrent
@@ -145,11 +147,11 @@ def measure_here(app: bytes, request: dict[str, Any]) -> dict[str, Any]:
         return children[-1]
 
     def train(batch: int) -> Peak | None:
-        one = child()
+        current = child()
         try:
-            return one.train(batch, limit)[1]
+            return current.train(batch, limit)[1]
         except ChildEnded:
-            one.close()
+            current.close()
             return None
 
     limit = request["limit"]
@@ -161,8 +163,8 @@ def measure_here(app: bytes, request: dict[str, Any]) -> dict[str, Any]:
     except (ChildEnded, TimeoutError, OSError) as error:
         return {"why": str(error)}
     finally:
-        for one in children:
-            one.close()
+        for process in children:
+            process.close()
     return {"peaks": asdict(peaks), "largest": None if largest is None else asdict(largest)}
 
 
@@ -184,44 +186,44 @@ def measured(child: Callable[[], Any], worker: int, batches: Sequence[int], ends
     """
     facts = child().facts
     samples, loaded = facts["samples"], facts["loaded"]
-    found = list[Peak]()
-    todo = sorted({min(batch, samples) for batch in batches})
+    peaks = list[Peak]()
+    batches_left = sorted({min(batch, samples) for batch in batches})
     begin, factor = time.monotonic(), FAR
-    while todo:
-        batch = todo.pop(0)
+    while batches_left:
+        batch = batches_left.pop(0)
         try:
             first, peak = child().train(batch)
-            found.append(peak)
-            loaded = max(loaded, first) if len(found) == 1 else loaded
+            peaks.append(peak)
+            loaded = max(loaded, first) if len(peaks) == 1 else loaded
         except (ChildEnded, TimeoutError) as error:
-            if not found:
+            if not peaks:
                 raise
-            smaller = 2 * found[-1].batch
-            if isinstance(error, TimeoutError) or len(found) >= LEAST_SIZES or batch <= smaller:
+            smaller = 2 * peaks[-1].batch
+            if isinstance(error, TimeoutError) or len(peaks) >= LEAST_SIZES or batch <= smaller:
                 break
-            factor, todo = 2, [smaller]
+            factor, batches_left = 2, [smaller]
             continue
-        grown = max(one.most for one in found) - min(one.most for one in found)
-        late = len(found) >= LEAST_SIZES and time.monotonic() - begin > (ends - begin) / 3
-        more = len(found) < LEAST_SIZES or (grown < ENOUGH_BYTES and len(found) < MOST_SIZES)
-        if not todo and batch < samples and more and not late:
-            todo.append(min(next_size(found, factor), samples))
-    if len(found) < LEAST_SIZES and batch < samples:
+        grown = max(earlier.most for earlier in peaks) - min(earlier.most for earlier in peaks)
+        is_late = len(peaks) >= LEAST_SIZES and time.monotonic() - begin > (ends - begin) / 3
+        are_more_needed = len(peaks) < LEAST_SIZES or (grown < ENOUGH_BYTES and len(peaks) < MOST_SIZES)
+        if not batches_left and batch < samples and are_more_needed and not is_late:
+            batches_left.append(min(next_size(peaks, factor), samples))
+    if len(peaks) < LEAST_SIZES and batch < samples:
         raise TimeoutError("it could train with too few batch sizes")
-    return Peaks(worker=worker, batches=tuple(found), **{**facts, "loaded": loaded})
+    return Peaks(worker=worker, batches=tuple(peaks), **{**facts, "loaded": loaded})
 
 
-def next_size(found: Sequence[Peak], factor: int) -> int:
+def next_size(peaks: Sequence[Peak], factor: int) -> int:
     """Return the batch size to measure after some sizes: after one, its double. Then it is the size whose memory grows by
     twice ``ENOUGH_BYTES``, as it seems.
 
     Args:
-        found: The memory of the sizes so far, from the smallest.
+        peaks: The memory of the sizes so far, from the smallest.
         factor: The size is at most so many times as large as the last one.
     """
-    *before, last = found
+    *before, last = peaks
     if not before:
         return 2 * last.batch
-    each = (last.most - before[-1].most) / (last.batch - before[-1].batch)
-    wanted = last.batch + 2 * ENOUGH_BYTES / max(each, 1.0)
-    return int(min(max(wanted, 2 * last.batch), factor * last.batch))
+    sample_bytes = (last.most - before[-1].most) / (last.batch - before[-1].batch)
+    size = last.batch + 2 * ENOUGH_BYTES / max(sample_bytes, 1.0)
+    return int(min(max(size, 2 * last.batch), factor * last.batch))

@@ -123,20 +123,20 @@ class Wish:
         """Return whether a training may fit into the allowed memory: the lower end of its interval does."""
         return self.max_memory is None or choice.memory is None or choice.memory.low <= self.max_memory
 
-    def best(self, found: Sequence[Choice]) -> Choice:
+    def best(self, candidates: Sequence[Choice]) -> Choice:
         """Return the best choice in memory and time.
 
         A choice with more slots than its way was measured with is best only if all are so, as with an assumed link. If
         none fits into the memory, it is the one with the least memory; if none is in time, the fastest one.
         """
-        found = [one for one in found if one.epoch.within] or found
-        if not (fitting := [one for one in found if self.fits(one)]):
-            return min(found, key=_memory)
-        fastest = min(fitting, key=lambda one: one.epoch.seconds)
+        candidates = [choice for choice in candidates if choice.epoch.within] or candidates
+        if not (fitting := [choice for choice in candidates if self.fits(choice)]):
+            return min(candidates, key=_memory)
+        fastest = min(fitting, key=lambda choice: choice.epoch.seconds)
         if self.goal == "time":
             return fastest
         least = _memory if self.goal == "memory" else _cost
-        return min([one for one in fitting if self.meets(one)], key=least, default=fastest)
+        return min([choice for choice in fitting if self.meets(choice)], key=least, default=fastest)
 
 
 def _memory(choice: Choice) -> tuple[float, float]:
@@ -165,9 +165,9 @@ def updates(setting: Setting, samples: int) -> float:
 def alone(model: TimeModel, batch: int, samples: int, way: Way) -> Predicted:
     """Return the seconds of an epoch of ``fit`` on one machine, without any exchange."""
     steps = samples / batch
-    one = model.predict_as_measured(Setting(way=way, slots=1, batch=batch, steps=steps))
+    rounds = model.predict_as_measured(Setting(way=way, slots=1, batch=batch, steps=steps))
     seconds = steps * model.step(batch)
-    return one.times(seconds / one.seconds) if one.seconds else one
+    return rounds.times(seconds / rounds.seconds) if rounds.seconds else rounds
 
 
 def choices(
@@ -190,15 +190,15 @@ def choices(
         memory: The model of memory; None if it was not measured.
         balance: Whether parts follow the speed of workers, where they can: what to compare.
     """
-    found = []
+    compared = []
     for way in ways:
         for batch in batches:
             fit = alone(model, batch, length.samples, way)
             for count, balanced in itertools.product(slots, balance):
                 if count * batch > length.samples or (balanced and not can_balance(way, count) and False in balance):
                     continue
-                found.append(choice(model, length, way, count, batch, fit, memory, balanced=balanced))
-    return sorted(found, key=lambda one: one.epoch.seconds)
+                compared.append(choice(model, length, way, count, batch, fit, memory, balanced=balanced))
+    return sorted(compared, key=lambda candidate: candidate.epoch.seconds)
 
 
 def choice(

@@ -45,8 +45,8 @@ def plan(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> int:
     """Run ``ddlf plan --check RUN``: explain the rounds of a run, and return the exit code."""
-    found = explained(options)
-    print(json.dumps(to_data(found), indent=2) if options.json else "\n".join(found.lines))
+    explanation = explained(options)
+    print(json.dumps(to_data(explanation), indent=2) if options.json else "\n".join(explanation.lines))
     return 0
 
 
@@ -61,10 +61,17 @@ def explained(options: argparse.Namespace) -> Explained:
     from ddlf.extras.planner.explain import explain
     from ddlf.monitor.runs import folder, run_reader
 
-    others = (*OF_A_CLUSTER, *(name for name in OF_AN_APP if name != "out"), *OF_PREDICTIONS, "target", "dry_run", "ui")
+    useless = (
+        *OF_A_CLUSTER,
+        *(name for name in OF_AN_APP if name != "out"),
+        *OF_PREDICTIONS,
+        "target",
+        "dry_run",
+        "ui",
+    )
     if unused := [
         *([str(options.app)] * bool(options.app)),
-        *given(options, others),
+        *given(options, useless),
         *["-p"] * bool(options.parameters),
     ]:
         raise ConfigError(
@@ -76,9 +83,9 @@ def explained(options: argparse.Namespace) -> Explained:
     for data in run_reader.lines(path / folder.EVENTS, SKIPPED):
         with contextlib.suppress(KeyError, TypeError, ValueError):  # written by another version
             events.append((float(data["time"]), from_json(data)))
-    found = explain(events, evaluates_there=_setting(path, "evaluate_on") == "workers")
-    if found is not None:
-        return found
+    explanation = explain(events, evaluates_there=_setting(path, "evaluate_on") == "workers")
+    if explanation is not None:
+        return explanation
     if any(isinstance(event, RoundsPredicted) for _, event in events):
         raise ConfigError(
             f"{path.name} has too few rounds to compare: the first two of each slot and shorter last rounds of epochs do "
@@ -119,7 +126,7 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
     try:
         note(f"cluster   {described}")
         await app.connect()
-        found = await planned(
+        plan = await planned(
             app,
             budget_s=options.budget,
             batches=options.batches or (),
@@ -130,9 +137,9 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
         )
     finally:
         await app.close()
-    text = lines(found, command(found, options), longer(options), columns())
-    print(json.dumps(found.to_data(), indent=2) if options.json else on_terminal(text))
-    return 1 if found.is_beyond else 0
+    text = lines(plan, command(plan, options), longer(options), columns())
+    print(json.dumps(plan.to_data(), indent=2) if options.json else on_terminal(text))
+    return 1 if plan.is_beyond else 0
 
 
 def _wish(options: argparse.Namespace) -> Wish:
@@ -159,12 +166,12 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
     from ddlf.cli.words import command_line, given_names
     from ddlf.extras.planner.result import USUAL, settings_of
 
-    found, own = settings_of(plan.best), settings_of(plan.now)
-    named = {name for name, value in found.items() if not value == USUAL.get(name) == own.get(name, value)}
-    named |= given_names(options, [*found])
-    chosen = {"slots": found.pop("slots"), "batch_size": plan.best.setting.batch, **found}
-    kept = {name: value for name, value in chosen.items() if name in named or name not in USUAL}
-    return command_line("ddlf run", options.app, options, kept)
+    settings, current = settings_of(plan.best), settings_of(plan.now)
+    named = {name for name, value in settings.items() if not value == USUAL.get(name) == current.get(name, value)}
+    named |= given_names(options, [*settings])
+    chosen = {"slots": settings.pop("slots"), "batch_size": plan.best.setting.batch, **settings}
+    needed = {name: value for name, value in chosen.items() if name in named or name not in USUAL}
+    return command_line("ddlf run", options.app, options, needed)
 
 
 def longer(options: argparse.Namespace) -> str:
@@ -173,7 +180,7 @@ def longer(options: argparse.Namespace) -> str:
     from ddlf.extras.planner.planning import BUDGET_S
     from ddlf.settings.checks import exact_size
 
-    told = {
+    values = {
         "--batches": options.batches and ",".join(map(str, options.batches)),
         "--goal": options.goal,
         "--deadline": options.deadline and duration(options.deadline),
@@ -182,8 +189,8 @@ def longer(options: argparse.Namespace) -> str:
         "--latency": options.latency and f"{options.latency * 1e3:.9g}ms",
         "--budget": f"{2 * (options.budget or BUDGET_S):g}s",
     }
-    own = [f"{name} {value}" for name, value in told.items() if value]
-    return " ".join([command_line("ddlf plan", options.app, options), "--again", *own])
+    words = [f"{name} {value}" for name, value in values.items() if value]
+    return " ".join([command_line("ddlf plan", options.app, options), "--again", *words])
 
 
 def sizes(text: str) -> list[int]:

@@ -27,7 +27,7 @@ class Constants:
     when: float
 
     @property
-    def said(self) -> str:
+    def origin(self) -> str:
         """Say where the times are from."""
         return f"as ddlf plan has measured on {time.strftime('%Y-%m-%d', time.localtime(self.when))}"
 
@@ -44,8 +44,8 @@ class Constants:
 def measured_rounds(app: App, cluster: Any) -> Constants | None:
     """Return the times of the parts of a round of an app; None without measurements on these workers."""
     try:
-        kept = None if cluster is None else read(app, cluster)
-        return None if kept is None else Constants(TimeModel(kept.measured), kept.when)
+        measurements = None if cluster is None else read(app, cluster)
+        return None if measurements is None else Constants(TimeModel(measurements.measured), measurements.when)
     except Exception:  # a defect of the planner must not end a run
         log.exception("the measurements of the plan cannot be used")
         return None

@@ -83,14 +83,14 @@ class Explained:
     def lines(self) -> list[str]:
         """The explanation as lines to print."""
         where = f" of worker {self.worker}" if self.worker is not None else ""
-        found = [
+        lines = [
             f"rounds    {self.measured:.3g} s each, predicted {self.predicted:.3g} s ({self.low:.3g}-{self.high:.3g})"
         ]
         shown = {name: seconds for name, seconds in self.parts.items() if seconds > 0.0}
         if self.measured > self.high and shown:
-            found.append("more      " + ", ".join(f"{name} {seconds:.3g} s" for name, seconds in shown.items()))
+            lines.append("more      " + ", ".join(f"{name} {seconds:.3g} s" for name, seconds in shown.items()))
         more = f" ({self.detail})" if self.detail else ""
-        return [*found, f"{self.cause}{where}: {SENTENCES[self.cause]}{more}"]
+        return [*lines, f"{self.cause}{where}: {SENTENCES[self.cause]}{more}"]
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class _Round:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _RunFacts:
     """The facts of a run that explain its rounds.
 
     Attributes:
@@ -151,19 +151,22 @@ class _Seen:
     @property
     def whole(self) -> dict[int | None, list[_Round]]:
         """The rounds of each slot without shorter last rounds of epochs. Slots without such rounds are missing."""
-        found = {slot: [one for one in all if one.work >= WHOLE * self.most[slot]] for slot, all in self.rounds.items()}
-        return {slot: all for slot, all in found.items() if all}
+        rounds = {
+            slot: [slot_round for slot_round in all if slot_round.work >= WHOLE * self.most[slot]]
+            for slot, all in self.rounds.items()
+        }
+        return {slot: all for slot, all in rounds.items() if all}
 
     @property
     def workers(self) -> dict[int, _OfWorker]:
         """The seconds and bytes of each worker in these rounds, by its number."""
-        found = dict[int, _OfWorker]()
-        for update in (update for all in self.whole.values() for one in all for update in one.updates):
-            costs = found.setdefault(update.worker, _OfWorker())
+        workers = dict[int, _OfWorker]()
+        for update in (update for all in self.whole.values() for slot_round in all for update in slot_round.updates):
+            costs = workers.setdefault(update.worker, _OfWorker())
             costs.compute.append(update.compute_s)
             costs.transfer.append(update.transfer_s)
             costs.swapped.append(update.swapped)
-        return found
+        return workers
 
 
 def explain(events: Iterable[tuple[float, Event]], *, evaluates_there: bool = False) -> Explained | None:
@@ -173,16 +176,16 @@ def explain(events: Iterable[tuple[float, Event]], *, evaluates_there: bool = Fa
         events: The events of the run, with their times in seconds.
         evaluates_there: Whether workers evaluate, so that moving updates takes the time of evaluations, too.
     """
-    seen = _seen(events)
-    predicted = seen.predicted
-    whole = seen.whole
-    if predicted is None or not whole or not seen.workers:
+    facts = _facts_of(events)
+    predicted = facts.predicted
+    rounds = facts.whole
+    if predicted is None or not rounds or not facts.workers:
         return None
-    between = {slot: median(one.between for one in all) for slot, all in whole.items()}
-    slot, measured = max(between.items(), key=lambda found: found[1])
-    measured = seen.median_s if slot is None and seen.median_s else measured
-    records = [one.record for one in whole[slot]]
-    parts, worker, detail = _parts(seen, predicted, records, measured, evaluates_there)
+    between = {slot: median(slot_round.between for slot_round in all) for slot, all in rounds.items()}
+    slot, measured = max(between.items(), key=lambda item: item[1])
+    measured = facts.median_s if slot is None and facts.median_s else measured
+    records = [slot_round.record for slot_round in rounds[slot]]
+    parts, worker, detail = _parts(facts, predicted, records, measured, evaluates_there)
     return Explained(
         cause=(cause := _cause(parts, measured, predicted)),
         predicted=predicted.seconds,
@@ -195,15 +198,15 @@ def explain(events: Iterable[tuple[float, Event]], *, evaluates_there: bool = Fa
     )
 
 
-def _seen(events: Iterable[tuple[float, Event]]) -> _Seen:
+def _facts_of(events: Iterable[tuple[float, Event]]) -> _RunFacts:
     """Collect these facts from the events. The first rounds, which compile, do not count."""
-    seen, before = _Seen(), dict[int | None, float]()
+    facts, before = _RunFacts(), dict[int | None, float]()
     rounds, updates = Counter[int | None](), Counter[int]()
     waiting = list[UpdateArrived]()
     for when, event in events:
         match event:
             case RoundsPredicted():
-                seen, waiting = _Seen(predicted=event), []  # the command was started again
+                facts, waiting = _RunFacts(predicted=event), []  # the command was started again
                 for first in (before, rounds, updates):
                     first.clear()
             case UpdateArrived():
@@ -212,67 +215,69 @@ def _seen(events: Iterable[tuple[float, Event]]) -> _Seen:
                     waiting.append(event)
             case Committed(record=record):
                 slot = record.slot
-                own = tuple(one for one in waiting if slot in (None, one.slot))
-                waiting = [one for one in waiting if slot not in (None, one.slot)]
+                updates_of_slot = tuple(update for update in waiting if slot in (None, update.slot))
+                waiting = [update for update in waiting if slot not in (None, update.slot)]
                 rounds[slot] += 1
-                seen.most[slot] = max(seen.most[slot], record.samples * record.epochs)
+                facts.most[slot] = max(facts.most[slot], record.samples * record.epochs)
                 if rounds[slot] > FIRST_ROUNDS:
-                    seen.rounds[slot].append(_Round(record, when - before[slot], own))
+                    facts.rounds[slot].append(_Round(record, when - before[slot], updates_of_slot))
                 before[slot] = when
             case WorkerLost():
-                seen.lost += 1
+                facts.lost += 1
             case SlotBackedUp():
-                seen.late += 1
-            case PhaseEnded(what="evaluating" | "validating") if not seen.is_over:
-                seen.evaluation_s += event.seconds
+                facts.late += 1
+            case PhaseEnded(what="evaluating" | "validating") if not facts.is_over:
+                facts.evaluation_s += event.seconds
             case CheckpointWritten():
-                seen.writing_s += event.seconds
+                facts.writing_s += event.seconds
             case RoundsMeasured() if event.rounds:
-                seen.median_s = event.seconds
+                facts.median_s = event.seconds
             case RunEnded():
-                seen.is_over = True
-    return seen
+                facts.is_over = True
+    return facts
 
 
 def _parts(
-    seen: _Seen, predicted: RoundsPredicted, records: list[RoundRecord], measured: float, evaluates_there: bool
+    facts: _RunFacts, predicted: RoundsPredicted, records: list[RoundRecord], measured: float, evaluates_there: bool
 ) -> tuple[dict[str, float], dict[str, int], dict[str, str]]:
     """Return the seconds that each cause adds to a round, the worker that it is about, and more about it."""
-    rounds, workers = len(seen.rounds[records[0].slot]), seen.workers
+    rounds, workers = len(facts.rounds[records[0].slot]), facts.workers
     loading = median(record.wait_data_s for record in records)
-    compute = {number: median(one.compute) for number, one in workers.items()}
-    transfer = {number: median(one.transfer) for number, one in workers.items()}
-    swapped = {number: median(one.swapped) for number, one in workers.items()}
-    slowest, farthest = (max(found, key=found.__getitem__) for found in (compute, transfer))
-    more = max(compute[slowest] - loading - predicted.compute_s, 0.0)
-    others = [seconds for number, seconds in compute.items() if number != slowest]
-    of_all = not others or median(others) - loading - predicted.compute_s > ALIKE * more
-    is_late = seen.late > MOST_OF * rounds
+    compute = {number: median(costs.compute) for number, costs in workers.items()}
+    transfer = {number: median(costs.transfer) for number, costs in workers.items()}
+    swapped = {number: median(costs.swapped) for number, costs in workers.items()}
+    slowest, farthest = (max(times, key=times.__getitem__) for times in (compute, transfer))
+    extra = max(compute[slowest] - loading - predicted.compute_s, 0.0)
+    others_compute = [seconds for number, seconds in compute.items() if number != slowest]
+    of_all = not others_compute or median(others_compute) - loading - predicted.compute_s > ALIKE * extra
+    is_late = facts.late > MOST_OF * rounds
     if is_late:  # the first worker's time for it is in no update
-        more, of_all = max(measured - predicted.seconds, more), False
+        extra, of_all = max(measured - predicted.seconds, extra), False
     moving = max(transfer[farthest] - (predicted.seconds - predicted.compute_s), 0.0)
     idle = max(measured - median(record.seconds for record in records), 0.0)
-    again = median(max(one.seconds - one.compute_s - one.transfer_s - one.merge_s, 0.0) for one in records)
-    evaluation = seen.evaluation_s / rounds
+    repeated = median(
+        max(record.seconds - record.compute_s - record.transfer_s - record.merge_s, 0.0) for record in records
+    )
+    evaluation = facts.evaluation_s / rounds
     evaluates = min(evaluation, idle)
     if evaluates_there and evaluation > ALIKE * moving:
         evaluates, moving = evaluates + moving, 0.0
     swaps = max(swapped, key=swapped.__getitem__)
     parts = dict.fromkeys(("link", "straggler", "data", "wait", "swapping", "computing"), 0.0)
     computing = "swapping" if swapped[swaps] >= SWAPPED else "computing" if of_all else "straggler"
-    parts |= {computing: more, "link": moving, "data": loading + evaluates, "wait": idle - min(evaluation, idle)}
+    parts |= {computing: extra, "link": moving, "data": loading + evaluates, "wait": idle - min(evaluation, idle)}
     if not is_late:  # no update has the time of slots that were computed again, because their worker was lost
-        parts["wait"] += again
-    detail = {
+        parts["wait"] += repeated
+    details = {
         "data": f"loading {loading:.3g} s, evaluation {evaluates:.3g} s a round",
-        "wait": f"checkpoints take {seen.writing_s / rounds:.3g} s a round, and {seen.lost} times a worker was lost",
+        "wait": f"checkpoints take {facts.writing_s / rounds:.3g} s a round, and {facts.lost} times a worker was lost",
         "swapping": f"{size(round(swapped[swaps]))} a round",
     }
-    worker = {"swapping": swaps} if is_late else {"swapping": swaps, "straggler": slowest}
-    near = [seconds for number, seconds in transfer.items() if number != farthest]
-    if near and median(near) < ALIKE * transfer[farthest]:
-        worker["link"] = farthest
-    return parts, worker, detail
+    causing = {"swapping": swaps} if is_late else {"swapping": swaps, "straggler": slowest}
+    others_transfer = [seconds for number, seconds in transfer.items() if number != farthest]
+    if others_transfer and median(others_transfer) < ALIKE * transfer[farthest]:
+        causing["link"] = farthest
+    return parts, causing, details
 
 
 def _cause(parts: dict[str, float], measured: float, predicted: RoundsPredicted) -> Cause:

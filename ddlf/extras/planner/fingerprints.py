@@ -27,8 +27,8 @@ def data_of(app: App) -> str:
     if not has(app, "train"):
         return ""
     digest = hashlib.sha256()
-    if (place := place_of(app, "train")) is not None:
-        digest.update(str(place.manifest.identity).encode())
+    if (data_set := place_of(app, "train")) is not None:
+        digest.update(str(data_set.manifest.identity).encode())
     for name in ("x_train", "y_train", "w_train"):
         if (value := getattr(app, name, None)) is None:
             continue
@@ -54,7 +54,7 @@ def files_of(app: App) -> dict[str, str]:
 
 def changed(files: Mapping[str, str]) -> list[str]:
     """Return the files that no longer have these hashes."""
-    return [file for file, known in files.items() if hash_of(Path(file)) != known]
+    return [file for file, digest in files.items() if hash_of(Path(file)) != digest]
 
 
 def hash_of(file: Path) -> str:

@@ -22,11 +22,11 @@ def nonnegative(matrix: Array, target: Array) -> Array:
         target: m values.
     """
     columns = matrix.shape[1]
-    found = np.zeros(columns)
+    solution = np.zeros(columns)
     free = np.zeros(columns, bool)
     tolerance = 1e-12 * max(1.0, float(np.abs(matrix.T @ target).max(initial=0.0)))
     for _ in range(10 * columns + 1):
-        slope = matrix.T @ (target - matrix @ found)
+        slope = matrix.T @ (target - matrix @ solution)
         slope[free] = -np.inf
         if free.all() or slope.max() <= tolerance:
             break
@@ -37,12 +37,12 @@ def nonnegative(matrix: Array, target: Array) -> Array:
             if (trial[free] > 0).all():
                 break
             low = free & (trial <= 0)
-            share = float(np.min(found[low] / (found[low] - trial[low])))
-            found = found + share * (trial - found)
-            free &= found > tolerance
-            found[~free] = 0.0
-        found = trial
-    return found
+            share = float(np.min(solution[low] / (solution[low] - trial[low])))
+            solution = solution + share * (trial - solution)
+            free &= solution > tolerance
+            solution[~free] = 0.0
+        solution = trial
+    return solution
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ OF_A_WORKER = ("host", "cores", "gpus", "python")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Measurements:
     """Measurements of an app on a cluster.
 
     Args:
@@ -70,75 +70,75 @@ class Kept:
     memory: Peaks | None = None
     largest: Largest | None = None
 
-    def answers(self, ways: Sequence[Way], batches: Sequence[int], budget_s: float, own: int = 1) -> bool:
+    def answers(self, ways: Sequence[Way], batches: Sequence[int], budget_s: float, own_count: int = 1) -> bool:
         """Return whether these measurements suffice for a plan, or a new one would not measure more.
 
         Args:
             ways: The ways to compare; first the app's own.
             batches: The batch sizes to compare.
             budget_s: Seconds for new measurements.
-            own: Number of the app's own ways: two with ``exchange="auto"``.
+            own_count: Number of the app's own ways: two with ``exchange="auto"``.
         """
-        if not {*ways[:own]} <= {one.setting.way for one in self.measured}:
+        if not {*ways[:own_count]} <= {rounds.setting.way for rounds in self.measured}:
             return False
-        of_own = {one.setting.batch for one in self.measured if one.setting.way == ways[0]}
-        has_ways = {*ways} <= {one.setting.way for one in self.measured}
-        return of_own >= {*batches} and (has_ways or budget_s <= self.budget_s)
+        own_batches = {rounds.setting.batch for rounds in self.measured if rounds.setting.way == ways[0]}
+        has_ways = {*ways} <= {rounds.setting.way for rounds in self.measured}
+        return own_batches >= {*batches} and (has_ways or budget_s <= self.budget_s)
 
     def fits(self, app: App) -> bool:
         """Return whether the user's files are unchanged, and the data of the app, if it has loaded them."""
         return not changed(self.files) and data_of(app) in ("", self.data)
 
-    def refined(self, run: Measured) -> Kept:
+    def refined(self, run: Measured) -> Measurements:
         """Return these measurements and the rounds of a run, which count more than short measurements do.
 
         The newest runs of each setting count, instead of the measurements of this setting before.
         """
         run = replace(run, weight=OF_A_RUN, seconds=run.seconds[-MOST_ROUNDS:], computing=run.computing[-MOST_ROUNDS:])
-        same = [one for one in self.measured if one.setting == run.setting and one.weight == OF_A_RUN]
-        others = [one for one in self.measured if one.setting != run.setting]
-        runs = [one for one in others if one.weight == OF_A_RUN]
+        same = [rounds for rounds in self.measured if rounds.setting == run.setting and rounds.weight == OF_A_RUN]
+        remaining = [rounds for rounds in self.measured if rounds.setting != run.setting]
+        runs = [rounds for rounds in remaining if rounds.weight == OF_A_RUN]
         dropped = runs[: max(len(runs) - MOST_RUNS, 0)]
-        others = [one for one in others if one not in dropped]
-        return replace(self, measured=(*others, *same[1 - RUNS_OF_A_SETTING :], run))
+        remaining = [rounds for rounds in remaining if rounds not in dropped]
+        return replace(self, measured=(*remaining, *same[1 - RUNS_OF_A_SETTING :], run))
 
 
-def read(app: App, cluster: Any = None) -> Kept | None:
+def read(app: App, cluster: Any = None) -> Measurements | None:
     """Return the kept measurements of an app on a connected cluster, by default its own; None without any, or if the
     user's files or data have changed."""
     path = path_of(app, cluster)
-    kept = None if path is None else read_file(path)
-    return kept if kept is not None and kept.fits(app) else None
+    measurements = None if path is None else read_file(path)
+    return measurements if measurements is not None and measurements.fits(app) else None
 
 
-def read_file(path: Path) -> Kept | None:
+def read_file(path: Path) -> Measurements | None:
     """Return the measurements in a file; None if there is no such file, or if it is damaged."""
     with suppress(OSError, ValueError, KeyError, TypeError):  # no file, or a damaged one
         data = json.loads(path.read_text(encoding="utf-8"))
-        return Kept(
-            measured=tuple(_measured(one) for one in data["measured"]),
+        return Measurements(
+            measured=tuple(_measured(rounds) for rounds in data["measured"]),
             samples=int(data["samples"]),
             budget_s=float(data["budget_s"]),
             when=float(data["when"]),
             data=str(data["data"]),
-            files={str(file): str(known) for file, known in data["files"].items()},
+            files={str(file): str(digest) for file, digest in data["files"].items()},
             memory=None if data.get("memory") is None else peaks_of(data["memory"]),
             largest=None if data.get("largest") is None else largest_of(data["largest"]),
         )
     return None
 
 
-def write(app: App, kept: Kept) -> bool:
+def write(app: App, measurements: Measurements) -> bool:
     """Keep measurements of an app for later commands, instead of older ones. Return whether that was possible."""
     path = path_of(app)
-    return path is not None and write_file(path, kept)
+    return path is not None and write_file(path, measurements)
 
 
-def write_file(path: Path, kept: Kept) -> bool:
+def write_file(path: Path, measurements: Measurements) -> bool:
     """Write measurements to a file. Return whether that was possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, kept)
+        write_json(path, measurements)
     except OSError:
         return False
     return True
@@ -169,7 +169,7 @@ def path_on(app: App, facts: Sequence[Mapping[str, Any]]) -> Path | None:
         "parameters": own_parameters(app),
         "settings": {name: _text(getattr(app, name, None)) for name in OF_TIME},
         "data": os.environ.get("DDLF_DATA", ""),
-        "workers": [[_text(one.get(name)) for name in OF_A_WORKER] for one in facts],
+        "workers": [[_text(worker_facts.get(name)) for name in OF_A_WORKER] for worker_facts in facts],
     }
     name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
     with suppress(AuthError):
@@ -218,7 +218,7 @@ def _measured(data: dict[str, Any]) -> Measured:
 
 def peaks_of(data: dict[str, Any]) -> Peaks:
     """Return measured memory from its fields."""
-    batches = (Peak(**{**one, "earlier": tuple(map(int, one["earlier"]))}) for one in data["batches"])
+    batches = (Peak(**{**peak, "earlier": tuple(map(int, peak["earlier"]))}) for peak in data["batches"])
     return Peaks(**{**data, "batches": tuple(batches)})
 
 

@@ -127,8 +127,8 @@ class MemoryModel:
         if not peaks.batches:
             raise ConfigError("no step was measured, so no memory is known", hint="plan with a smaller batch")
         self.peaks = peaks
-        rows = np.array([[1.0, one.batch + KEPT * sum(one.earlier)] for one in peaks.batches])
-        self._fit = fitted(rows, np.array([float(one.most) for one in peaks.batches]), LEAST_ERROR)
+        rows = np.array([[1.0, peak.batch + KEPT * sum(peak.earlier)] for peak in peaks.batches])
+        self._fit = fitted(rows, np.array([float(peak.most) for peak in peaks.batches]), LEAST_ERROR)
         self.constant, self.sample = map(float, self._fit.values)
 
     def predict(self, batch: int, exchange: str = "star") -> Bytes:

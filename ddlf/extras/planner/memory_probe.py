@@ -36,12 +36,12 @@ class Memory:
     Args:
         peaks: The measured memory; None if it could not be measured.
         largest: The largest batch that fits into the limit; None without a limit.
-        why: Why it could not be measured; empty otherwise.
+        problem: Why it could not be measured; empty otherwise.
     """
 
     peaks: Peaks | None = None
     largest: Largest | None = None
-    why: str = ""
+    problem: str = ""
 
 
 async def memory_of(
@@ -60,17 +60,17 @@ async def memory_of(
     assert app.cluster is not None
     workers = [worker for worker in app.cluster.workers if worker.connected]
     if not workers:
-        return Memory(why="no worker is connected")
+        return Memory(problem="no worker is connected")
     facts = {worker.id: (await worker.status())["memory"] for worker in workers}
-    there = Counter(worker.host for worker in workers)
+    workers_of_host = Counter(worker.host for worker in workers)
 
     def share(worker: Any) -> float:
         fact = facts[worker.id]
-        return (fact["used"] or 0) + fact["free"] / there[worker.host] if fact["free"] else float("inf")
+        return (fact["used"] or 0) + fact["free"] / workers_of_host[worker.host] if fact["free"] else float("inf")
 
     worker = min(workers, key=share)
     if worker.facts["gpus"]:
-        return Memory(why=f"{worker.name} computes on a card, and only the memory of the machine is measured")
+        return Memory(problem=f"{worker.name} computes on a card, and only the memory of the machine is measured")
     of_machine = limit is None and is_goal and share(worker) < float("inf")
     limit = int(share(worker)) if of_machine else limit
     format = number_format()
@@ -84,13 +84,13 @@ async def memory_of(
         "format": None if format in (None, NumberFormat("float32")) else list(format),
     }
     try:
-        found = await worker.run_method(measure_here, pickle_object(Probe(app).app), request)
+        result = await worker.run_method(measure_here, pickle_object(Probe(app).app), request)
     except DDLFError as error:  # for example, a worker of an earlier release
-        return Memory(why=str(error))
-    if "why" in found:
-        return Memory(why=found["why"])
-    largest = None if found["largest"] is None else replace(largest_of(found["largest"]), of_machine=of_machine)
-    return Memory(peaks=peaks_of(found["peaks"]), largest=largest)
+        return Memory(problem=str(error))
+    if "why" in result:
+        return Memory(problem=result["why"])
+    largest = None if result["largest"] is None else replace(largest_of(result["largest"]), of_machine=of_machine)
+    return Memory(peaks=peaks_of(result["peaks"]), largest=largest)
 
 
 def with_master(peaks: Peaks) -> Peaks:

@@ -179,22 +179,27 @@ class TimeModel:
         if not measured:
             raise ConfigError("no round was measured, so there is nothing to predict from", hint="plan with more time")
         self._measured = measured
-        self._measured_ways = sorted({one.setting.way for one in measured})
+        self._measured_ways = sorted({rounds.setting.way for rounds in measured})
         self.link = link
         self.ways = [way for way in self._measured_ways if link is None or way.exchange != "sharded"]
         self.slowness = slowness_of(_paces(measured)) if slowness is None else slowness
-        slots = [(one.setting.slots, one.setting.way) for one in measured]
+        slots = [(rounds.setting.slots, rounds.setting.way) for rounds in measured]
         self._most = {way: max(count for count, other in slots if other == way) for way in self._measured_ways}
-        rows = np.array([self._row(one.setting) for one in measured])
-        seconds = np.array([one.median for one in measured])
-        weights = np.array([one.weight for one in measured])
-        self.fit: Fit = fit or fitted(rows, seconds, float(np.median([one.spread for one in measured])), weights)
+        rows = np.array([self._row(rounds.setting) for rounds in measured])
+        seconds = np.array([rounds.median for rounds in measured])
+        weights = np.array([rounds.weight for rounds in measured])
+        self.fit: Fit = fit or fitted(rows, seconds, float(np.median([rounds.spread for rounds in measured])), weights)
 
     def _row(self, setting: Setting) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        steps, others = setting.steps, setting.slots - 1
+        steps, other_slots = setting.steps, setting.slots - 1
         slowness = [self.slowness.get(number, 1.0) for number in range(1, setting.slots + 1)]
-        own, own_samples = slowest(slowness, steps, balanced=setting.balanced)
-        row = [own, own_samples * setting.batch, steps * others, steps * others * setting.batch]  # SHARED
+        slowest_steps, slowest_samples = slowest(slowness, steps, balanced=setting.balanced)
+        row = [
+            slowest_steps,
+            slowest_samples * setting.batch,
+            steps * other_slots,
+            steps * other_slots * setting.batch,
+        ]  # SHARED
         for way in self._measured_ways:
             row += [1.0, float(setting.slots)] if way == setting.way else [0.0, 0.0]
         return np.array(row)
@@ -209,19 +214,19 @@ class TimeModel:
         Raises:
             ConfigError: The way was not measured.
         """
-        found = self.predict_as_measured(setting)
+        prediction = self.predict_as_measured(setting)
         if self.link is None:
-            return found
+            return prediction
         slot, all_slots = (self.link.seconds(count * self.sent(setting.way)) for count in (1, setting.slots))
         # The measured exchange includes a link, and slots that do not end together need not share one.
         least = max(
             (slot if setting.way.mode == "async" else all_slots) - self.exchange(setting.way, setting.slots), 0.0
         )
         return replace(
-            found,
-            seconds=found.seconds + all_slots,
-            low=found.low + least,
-            high=found.high + all_slots,
+            prediction,
+            seconds=prediction.seconds + all_slots,
+            low=prediction.low + least,
+            high=prediction.high + all_slots,
             within=False,
         )
 
@@ -243,24 +248,24 @@ class TimeModel:
 
     def sent(self, way: Way) -> float:
         """Return the bytes that the master sends to and receives from a slot in a round."""
-        found = [
-            one.sent / (1 if way.mode == "async" else one.setting.slots)
-            for one in self._measured
-            if one.setting.way == way
+        sizes = [
+            rounds.sent / (1 if way.mode == "async" else rounds.setting.slots)
+            for rounds in self._measured
+            if rounds.setting.way == way
         ]
-        return float(np.median(found))
+        return float(np.median(sizes))
 
     def computing(self, setting: Setting) -> float:
         """Return the seconds of a round in which the slowest slot trains; 0 if they were not measured."""
-        found = [replace(one, seconds=one.computing) for one in self._measured if any(one.computing)]
-        if setting.way not in {one.setting.way for one in found}:
+        timed = [replace(rounds, seconds=rounds.computing) for rounds in self._measured if any(rounds.computing)]
+        if setting.way not in {choice.setting.way for choice in timed}:
             return 0.0
-        return min(TimeModel(found, slowness=self.slowness).predict(setting).seconds, self.predict(setting).seconds)
+        return min(TimeModel(timed, slowness=self.slowness).predict(setting).seconds, self.predict(setting).seconds)
 
     def step(self, batch: int) -> float:
         """Return the seconds of a step of one slot alone on the fastest worker, without an exchange."""
-        constant, each = self.fit.values[:2]
-        return float(constant + each * batch)
+        constant, sample_s = self.fit.values[:2]
+        return float(constant + sample_s * batch)
 
     def knows_step(self, batch: int) -> bool:
         """Return whether the measured rounds determine the seconds of a step of one slot alone.
@@ -270,20 +275,24 @@ class TimeModel:
         """
         step = np.zeros(len(self.fit.values))
         step[:2] = 1.0, batch
-        rows = np.array([self._row(one.setting) for one in self._measured])
+        rows = np.array([self._row(rounds.setting) for rounds in self._measured])
         rows, step = rows / np.abs(rows).max(axis=0).clip(1e-12), step / np.abs(rows).max(axis=0).clip(1e-12)
-        found = np.linalg.lstsq(rows.T, step, rcond=None)[0]
-        return self.step(batch) > 0 and bool(np.allclose(rows.T @ found, step, atol=1e-6 * np.abs(step).max()))
+        coefficients = np.linalg.lstsq(rows.T, step, rcond=None)[0]
+        return self.step(batch) > 0 and bool(np.allclose(rows.T @ coefficients, step, atol=1e-6 * np.abs(step).max()))
 
     def exchange(self, way: Way, slots: int) -> float:
         """Return the seconds of an exchange."""
-        place = SHARED + 2 * self._measured_ways.index(way)
-        constant, each = self.fit.values[place : place + 2]
-        return float(constant + each * slots)
+        index = SHARED + 2 * self._measured_ways.index(way)
+        constant, slot_s = self.fit.values[index : index + 2]
+        return float(constant + slot_s * slots)
 
 
 def _paces(measured: Sequence[Measured]) -> dict[int, float]:
     """Return the seconds of a sample by the number of the worker: of most workers, in the longest rounds."""
-    found = [one for one in measured if len(one.paces) > 1]
-    best = max(found, key=lambda one: (len(one.paces), one.weight, one.setting.steps * one.setting.batch), default=None)
+    with_paces = [rounds for rounds in measured if len(rounds.paces) > 1]
+    best = max(
+        with_paces,
+        key=lambda rounds: (len(rounds.paces), rounds.weight, rounds.setting.steps * rounds.setting.batch),
+        default=None,
+    )
     return {} if best is None else dict(best.paces)

@@ -59,8 +59,8 @@ async def choose_settings(app: IApp) -> None:
     plan = _plan(app, [worker.facts for worker in app.cluster.workers])
     vars(app).update(_chosen(app, plan))
     _planned.add(app)
-    value, why = _decision(plan)
-    app.run_context.emit(Decided(key="run", value=value, rule="planned", why=why))
+    value, reason = _decision(plan)
+    app.run_context.emit(Decided(key="run", value=value, rule="planned", why=reason))
 
 
 def preview_plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> str:
@@ -126,21 +126,21 @@ def _plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> Plan:
     Raises:
         ConfigError: There is no plan, or the user's files have changed since then.
     """
-    own = own_ways(app)
+    ways = own_ways(app)
     path = path_on(app, workers)
-    kept = None if path is None else read_file(path)
-    if kept is not None and (files := changed(kept.files)):
+    measurements = None if path is None else read_file(path)
+    if measurements is not None and (files := changed(measurements.files)):
         raise ConfigError(
-            f"{', '.join(Path(one).name for one in files)} has changed since the plan of {type(app).__name__}",
+            f"{', '.join(Path(file).name for file in files)} has changed since the plan of {type(app).__name__}",
             hint=f"plan again: {_how(app)}",
         )
-    if kept is None or not kept.answers(own[:1], [app.batch_size], 0.0):
+    if measurements is None or not measurements.answers(ways[:1], [app.batch_size], 0.0):
         raise ConfigError(
-            f"there is no plan of {type(app).__name__} with {own[0]}, {own[0].codec}, batch size {app.batch_size}{_parameters(app)} "
+            f"there is no plan of {type(app).__name__} with {ways[0]}, {ways[0].codec}, batch size {app.batch_size}{_parameters(app)} "
             "for these workers",
             hint=f"make one: {_how(app)}",
         )
-    return planned(app, own, kept, [app.batch_size])
+    return planned(app, ways, measurements, [app.batch_size])
 
 
 def _how(app: IApp) -> str:

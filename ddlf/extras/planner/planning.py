@@ -15,7 +15,7 @@ from ddlf.errors import ConfigError, DDLFError
 from ddlf.events.record import size
 from ddlf.extras.planner.choice import WORTH, Length, Wish, alone, can_balance, choices
 from ddlf.extras.planner.fingerprints import data_of, files_of
-from ddlf.extras.planner.measurement_files import Kept, read, write
+from ddlf.extras.planner.measurement_files import Measurements, read, write
 from ddlf.extras.planner.memory import MemoryModel
 from ddlf.extras.planner.memory_probe import LEAST_S, NEEDED_PART, PART, Memory, memory_of, with_master
 from ddlf.extras.planner.model import Link, Measured, Setting, TimeModel, Way
@@ -73,31 +73,31 @@ async def plan(
             hint="plan with at most one slot for each worker",
         )
     say, wish = say or app.say, wish or Wish()
-    own = possible(app, own_ways(app))
-    asked = list(dict.fromkeys([app.batch_size, *batches]))
-    ways = possible(app, ways_of(own))
-    kept = None if again else await _kept(app, say)
-    is_kept = kept is not None and kept.answers(ways, asked, budget_s, len(own))
+    app_ways = possible(app, own_ways(app))
+    compared_batches = list(dict.fromkeys([app.batch_size, *batches]))
+    ways = possible(app, ways_of(app_ways))
+    measurements = None if again else await _kept_measurements(app, say)
+    is_kept = measurements is not None and measurements.answers(ways, compared_batches, budget_s, len(app_ways))
     budget = Budget(budget_s, most=most)
     if not is_kept:
         samples = await _samples(app)
-        _check_batches(asked, samples)
+        _check_batches(compared_batches, samples)
         check_samples(app.batch_size, app.cluster.N, samples)
-    if kept is not None and is_kept:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.when))
-        say(f"{len(kept.measured)} settings were measured on {when}; --again measures them again")
+    if measurements is not None and is_kept:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(measurements.when))
+        say(f"{len(measurements.measured)} settings were measured on {when}; --again measures them again")
     else:
-        kept = await _measured(app, ways, asked, budget, say, wish)
-    kept = await _with_memory(app, kept, asked, own[0].exchange, wish, budget, say)
-    return planned(app, own, kept, asked, budget.spent, wish, link)
+        measurements = await _measured(app, ways, compared_batches, budget, say, wish)
+    measurements = await _with_memory(app, measurements, compared_batches, app_ways[0].exchange, wish, budget, say)
+    return planned(app, app_ways, measurements, compared_batches, budget.spent, wish, link)
 
 
-def ways_of(own: Sequence[Way]) -> list[Way]:
+def ways_of(app_ways: Sequence[Way]) -> list[Way]:
     """Return the ways to compare: first the app's own."""
-    first = own[0]
+    first = app_ways[0]
     codecs = [replace(first, codec=codec) for codec in CODECS if first.exchange == "star"]
-    others = [Way("async", "star", first.codec), Way("sync", "gradient", "float32")]
-    return list(dict.fromkeys([*own, *codecs, *others]))
+    further = [Way("async", "star", first.codec), Way("sync", "gradient", "float32")]
+    return list(dict.fromkeys([*app_ways, *codecs, *further]))
 
 
 def possible(app: IApp, ways: Sequence[Way]) -> list[Way]:
@@ -128,15 +128,15 @@ def can_follow_speeds(app: IApp) -> bool:
     return False
 
 
-async def _kept(app: IApp, say: Callable[[str], None]) -> Kept | None:
+async def _kept_measurements(app: IApp, say: Callable[[str], None]) -> Measurements | None:
     """Return the kept measurements of an app, if its data are still the same; None without any.
 
     The data are loaded on this machine, to compare them.
     """
-    if (kept := read(app)) is None:
+    if (measurements := read(app)) is None:
         return None
-    if kept.fits(await _loaded(app)):
-        return kept
+    if measurements.fits(await _loaded(app)):
+        return measurements
     say("the data has changed since the measurements, so they are made again")
     return None
 
@@ -169,7 +169,7 @@ def _check_batches(batches: Sequence[int], samples: int) -> None:
 
 async def _measured(
     app: IApp, ways: Sequence[Way], batches: Sequence[int], budget: Budget, say: Callable[[str], None], wish: Wish
-) -> Kept:
+) -> Measurements:
     """Measure rounds of an app, and keep them.
 
     Raises:
@@ -187,14 +187,14 @@ async def _measured(
         error.add_note("the rounds measured until then are not kept: plan again when all workers are there")
         raise
     if app.balance == "speed":
-        measured = [_as_balanced(one) for one in measured]
-    if workers > 1 and all(one.setting.slots > 1 for one in measured):
+        measured = [_as_balanced(rounds) for rounds in measured]
+    if workers > 1 and all(rounds.setting.slots > 1 for rounds in measured):
         raise ConfigError(
             f"no training with one slot could be measured in {budget.most:g} s",
             hint=budget.more,
         )
     _check_knows_step(TimeModel(measured), batches[0], budget.most)
-    kept = Kept(
+    measurements = Measurements(
         measured=tuple(measured),
         samples=probe.samples,
         budget_s=budget.seconds,
@@ -203,8 +203,8 @@ async def _measured(
         memory=None if memory.peaks is None else with_master(memory.peaks),
         largest=memory.largest,
     )
-    write(app, kept)
-    return kept
+    write(app, measurements)
+    return measurements
 
 
 def _check_knows_step(model: TimeModel, batch: int, budget_s: float) -> None:
@@ -228,13 +228,13 @@ def _as_balanced(measured: Measured) -> Measured:
 
 async def _with_memory(
     app: IApp,
-    kept: Kept,
+    measurements: Measurements,
     batches: Sequence[int],
     exchange: str,
     wish: Wish,
     budget: Budget,
     say: Callable[[str], None],
-) -> Kept:
+) -> Measurements:
     """Return kept measurements with the memory of a worker and the largest batch, if the choice depends on them.
 
     This process has not trained, so the memory of a master stays as it was.
@@ -242,14 +242,14 @@ async def _with_memory(
     Raises:
         ConfigError: They could not be measured.
     """
-    if not wish.needs_memory or (kept.memory is not None and wish.is_answered(kept.largest)):
-        return kept
-    found = await _memory(app, batches, exchange, wish, budget.left, budget, say)
-    assert found.peaks is not None
-    before = 0 if kept.memory is None else kept.memory.master
-    kept = replace(kept, memory=replace(found.peaks, master=before), largest=found.largest)
-    write(app, kept)
-    return kept
+    if not wish.needs_memory or (measurements.memory is not None and wish.is_answered(measurements.largest)):
+        return measurements
+    memory = await _memory(app, batches, exchange, wish, budget.left, budget, say)
+    assert memory.peaks is not None
+    before = 0 if measurements.memory is None else measurements.memory.master
+    measurements = replace(measurements, memory=replace(memory.peaks, master=before), largest=memory.largest)
+    write(app, measurements)
+    return measurements
 
 
 async def _memory(
@@ -275,31 +275,31 @@ async def _memory(
     Raises:
         ConfigError: The choice depends on the memory, which could not be measured.
     """
-    found = await memory_of(
+    memory = await memory_of(
         copied(app), batches, exchange, seconds, limit=wish.max_memory, is_goal=wish.goal == "memory"
     )
-    if found.peaks is None and wish.needs_memory:
+    if memory.peaks is None and wish.needs_memory:
         raise ConfigError(
-            f"the memory of a worker could not be measured in {seconds:g} s: {found.why}",
+            f"the memory of a worker could not be measured in {seconds:g} s: {memory.problem}",
             hint=f"{budget.more}; or plan without --max-memory and --goal memory",
         )
-    say(_said(found, batches[0]))
-    return found
+    say(_memory_line(memory, batches[0]))
+    return memory
 
 
-def _said(memory: Memory, batch: int) -> str:
+def _memory_line(memory: Memory, batch: int) -> str:
     """Return a line about measured memory."""
     if memory.peaks is None:
-        return f"the memory of a worker could not be measured: {memory.why}"
+        return f"the memory of a worker could not be measured: {memory.problem}"
     count = MemoryModel(memory.peaks).predict(batch).count
-    batches = ", ".join(str(one.batch) for one in memory.peaks.batches)
+    batches = ", ".join(str(peak.batch) for peak in memory.peaks.batches)
     return f"a worker needs {size(round(count))} with batch {batch}, measured with batches {batches}"
 
 
 def planned(
     app: IApp,
-    own: Sequence[Way],
-    kept: Kept,
+    app_ways: Sequence[Way],
+    measurements: Measurements,
     batches: Sequence[int],
     spent_s: float = 0.0,
     wish: Wish | None = None,
@@ -309,8 +309,8 @@ def planned(
 
     Args:
         app: The app, connected to its cluster.
-        own: How its updates travel; two ways for ``exchange="auto"``, which takes the faster one.
-        kept: The measurements.
+        app_ways: How its updates travel; two ways for ``exchange="auto"``, which takes the faster one.
+        measurements: The measurements.
         batches: Batch sizes to compare; first the app's own.
         spent_s: Seconds of the measurements.
         wish: The goal of the best choice.
@@ -322,43 +322,47 @@ def planned(
     assert app.cluster is not None
     batch, workers = batches[0], app.cluster.N
     slots_now = min(app.slots or workers, workers)
-    model, wish = TimeModel(kept.measured, link), replace(wish or Wish(), epochs=app.master_epochs)
-    _check_knows_step(model, batch, kept.budget_s)
-    memory = None if kept.memory is None else MemoryModel(kept.memory)
-    if not {*own} & {*model.ways}:
+    model, wish = TimeModel(measurements.measured, link), replace(wish or Wish(), epochs=app.master_epochs)
+    _check_knows_step(model, batch, measurements.budget_s)
+    memory = None if measurements.memory is None else MemoryModel(measurements.memory)
+    if not {*app_ways} & {*model.ways}:
         raise ConfigError(
-            f"the bytes of {own[0]} between workers were not measured, so another link has no prediction",
+            f"the bytes of {app_ways[0]} between workers were not measured, so another link has no prediction",
             hint="plan without --bandwidth and --latency, or with --exchange star",
         )
-    length = length_of(app, kept.samples)
+    length = length_of(app, measurements.samples)
     is_balanced = app.balance == "speed"
     balance = (False, True) if model.slowness and can_follow_speeds(app) else (is_balanced,)
-    found = choices(model, length, batches, range(1, workers + 1), model.ways, memory, balance)
-    _check_batches(batches, kept.samples)
-    now = next(one for one in found if any(_is(one.setting, way, slots_now, batch, is_balanced) for way in own))
-    best = wish.best([one for one in found if one.setting.batch == batch])
-    other = None
+    compared = choices(model, length, batches, range(1, workers + 1), model.ways, memory, balance)
+    _check_batches(batches, measurements.samples)
+    now = next(
+        choice
+        for choice in compared
+        if any(_is(choice.setting, way, slots_now, batch, is_balanced) for way in app_ways)
+    )
+    best = wish.best([choice for choice in compared if choice.setting.batch == batch])
+    other_best = None
     if model.slowness:
         ordered = model.in_other_order()
-        other = wish.best(choices(ordered, length, [batch], range(1, workers + 1), model.ways, memory, balance))
-        other = other if best.epoch.seconds >= WORTH * other.epoch.seconds else None
+        other_best = wish.best(choices(ordered, length, [batch], range(1, workers + 1), model.ways, memory, balance))
+        other_best = other_best if best.epoch.seconds >= WORTH * other_best.epoch.seconds else None
     return Plan(
         hosts={number: str(worker.facts.get("host", "")) for number, worker in enumerate(app.cluster.workers, 1)},
-        in_other_order=other,
-        measured=kept.measured,
+        in_other_order=other_best,
+        measured=measurements.measured,
         spent_s=spent_s,
         workers=workers,
-        samples=kept.samples,
+        samples=measurements.samples,
         now=now,
         best=best,
-        fit=alone(model, batch, kept.samples, now.setting.way),
-        all=tuple(found),
+        fit=alone(model, batch, measurements.samples, now.setting.way),
+        all=tuple(compared),
         step_s=model.step(batch),
         exchange_s=model.exchange(now.setting.way, slots_now),
         model=model,
         wish=wish,
         memory=memory,
-        largest=kept.largest if wish.needs_memory else None,
+        largest=measurements.largest if wish.needs_memory else None,
     )
 
 
@@ -375,5 +379,5 @@ def copied(app: IApp) -> IApp:
 
 
 def _is(setting: Setting, way: Way, slots: int, batch: int, balanced: bool) -> bool:
-    asked = (way, slots, batch, balanced and can_balance(way, slots))
-    return (setting.way, setting.slots, setting.batch, setting.balanced) == asked
+    wanted_setting = (way, slots, batch, balanced and can_balance(way, slots))
+    return (setting.way, setting.slots, setting.batch, setting.balanced) == wanted_setting

@@ -44,7 +44,7 @@ MOST_OTHER = 20.0
 """A step takes at least so small a part of its share of a round of ``SECOND_STEPS``: differences of rounds are noisy."""
 
 
-def nothing(*given: Any) -> None:
+def nothing(*arguments: Any) -> None:
     """Replaces a hook of the user."""
 
 
@@ -91,10 +91,10 @@ class Rounds:
         if not isinstance(event, Committed):
             return
         record, slot = event.record, event.record.slot
-        of_slot = [one for one in self._updates if slot in (None, one[1].slot)]
-        self._updates = [one for one in self._updates if one not in of_slot or one[1].round > record.round]
-        updates = [one for _, one in of_slot if one.round == record.round]
-        now = max((at for at, one in of_slot if one.round == record.round), default=self.clock())
+        of_slot = [item for item in self._updates if slot in (None, item[1].slot)]
+        self._updates = [item for item in self._updates if item not in of_slot or item[1].round > record.round]
+        updates = [update for _, update in of_slot if update.round == record.round]
+        now = max((at for at, update in of_slot if update.round == record.round), default=self.clock())
         before, self._ended[slot] = self._ended.get(slot), now
         self._heard[slot] += 1
         share = self.setting.samples / (self.setting.slots if slot is not None else 1)
@@ -102,8 +102,8 @@ class Rounds:
         if before is None or self._heard[slot] <= FIRST_ROUNDS or missing >= self.setting.batch:
             return  # the last round of an epoch may be shorter
         self.seconds.append(now - before)
-        for one in updates:
-            self.paces[one.worker].append(one.compute_s / max(one.samples * one.epochs, 1))
+        for update in updates:
+            self.paces[update.worker].append(update.compute_s / max(update.samples * update.epochs, 1))
         self._slots.append(slot)
         self.computing.append(record.compute_s)
         self.busy.append(record.seconds)
@@ -129,11 +129,11 @@ class Rounds:
         if not self.seconds:
             return None
         slots = self._counted()
-        counted = [place for place, slot in enumerate(self._slots) if slot in slots]
+        counted = [index for index, slot in enumerate(self._slots) if slot in slots]
         return Measured(
             setting=self.setting,
-            seconds=tuple(self.seconds[place] for place in counted),
-            computing=tuple(self.computing[place] for place in counted),
+            seconds=tuple(self.seconds[index] for index in counted),
+            computing=tuple(self.computing[index] for index in counted),
             sent=self.sent / len(self.seconds),
             paces=tuple((number, median(all)) for number, all in sorted(self.paces.items())),
         )
@@ -141,7 +141,9 @@ class Rounds:
     def _counted(self) -> set[int | None]:
         """Return the slots whose rounds count: without common rounds, the slowest one if speeds differ."""
         medians = {
-            slot: median(seconds for seconds, one in zip(self.seconds, self._slots, strict=True) if one == slot)
+            slot: median(
+                seconds for seconds, seconds_slot in zip(self.seconds, self._slots, strict=True) if seconds_slot == slot
+            )
             for slot in set(self._slots)
         }
         slowest = max(medians, key=medians.__getitem__)
@@ -249,11 +251,14 @@ def own_ways(app: IApp) -> list[Way]:
     """
     spec = spec_of(app)
     name = spec.exchange.name
-    ways = [Way(spec.train.name, one, str(app.codec)) for one in (("star", "sharded") if name == "auto" else (name,))]
+    ways = [
+        Way(spec.train.name, exchange, str(app.codec))
+        for exchange in (("star", "sharded") if name == "auto" else (name,))
+    ]
     if spec.train.name not in ("sync", "async") or name not in ("star", "sharded", "gradient", "auto"):
-        asked = f"mode={spec.train.name!r}" if spec.train.name not in ("sync", "async") else f"exchange={name!r}"
+        setting = f"mode={spec.train.name!r}" if spec.train.name not in ("sync", "async") else f"exchange={name!r}"
         raise ConfigError(
-            f"the planner has no model of time for {asked}",
+            f"the planner has no model of time for {setting}",
             hint="plan with --mode sync or async, and --exchange auto, star, sharded or gradient",
         )
     return ways
@@ -336,7 +341,7 @@ async def explore(
         ConfigError: No round of the app's own setting was measured.
     """
     first = Setting(way=ways[0], slots=most, batch=batches[0], steps=1 if ways[0].is_one_step else FIRST_STEPS)
-    found, took = dict[Setting, Measured](), dict[Setting, float]()
+    measured_settings, took = dict[Setting, Measured](), dict[Setting, float]()
     necessary, refused = {first}, set[Way]()
 
     def exceeds() -> None:
@@ -348,12 +353,12 @@ async def explore(
     async def rounds(setting: Setting) -> Measured | None:
         if setting not in necessary or budget.most == budget.seconds:
             return await probe.rounds(setting, budget.left)
-        told = asyncio.get_running_loop().call_later(budget.left, exceeds) if budget.left else None
+        warning = asyncio.get_running_loop().call_later(budget.left, exceeds) if budget.left else None
         try:
             return await probe.rounds(setting, budget.left_at_most)
         finally:
-            if told is not None:
-                told.cancel()
+            if warning is not None:
+                warning.cancel()
 
     async def measure(setting: Setting) -> None:
         if setting.way in refused:
@@ -371,11 +376,11 @@ async def explore(
             took[setting] = budget.clock() - begin
         if measured is None:
             return
-        if (before := found.get(setting)) is not None:
+        if (before := measured_settings.get(setting)) is not None:
             both = before.seconds + measured.seconds, before.computing + measured.computing
             paces = measured.paces or before.paces
             measured = replace(measured, seconds=both[0], computing=both[1], paces=paces)
-        found[setting] = measured
+        measured_settings[setting] = measured
         say(
             f"{setting.slots} slot{'s' * (setting.slots != 1)}, {setting.way}, {setting.way.codec}, batch {setting.batch}, "
             f"{setting.steps:g} step{'s' * (setting.steps != 1)}: {measured.median * 1e3:.1f} ms a round"
@@ -388,45 +393,49 @@ async def explore(
                 await measure(setting)
 
     await measure(first)
-    if first not in found and probe.samples and is_longer(first, probe.samples):
+    if first not in measured_settings and probe.samples and is_longer(first, probe.samples):
         shorter = next(_setting(first.way, most, first.batch, FIRST_STEPS, probe.samples), None)
         if shorter is not None:
             first = shorter
             necessary.add(first)
             await measure(first)
-    if first not in found and budget.left_at_most == 0.0:
+    if first not in measured_settings and budget.left_at_most == 0.0:
         when = "did not train" if probe.samples else "were not ready to train"
         raise ConfigError(
             f"the workers {when} for {FIRST_ROUNDS + 1} rounds in {budget.most:g} s, in which they also import Keras and "
             "load the data",
             hint=budget.more,
         )
-    if first not in found:
+    if first not in measured_settings:
         raise ConfigError(
             f"no whole round of {first.samples:,.0f} samples was trained: the data has {probe.samples:,}",
             hint="plan with a smaller batch size, or more data",
         )
     timed = list(_timed(ways, most, batches[0], probe.samples))
     necessary.update(timed)
-    await measure_all([one for one in timed if one not in found])
-    step = step_of([found[one] for one in timed if one in found] or [found[first]])
+    await measure_all([setting for setting in timed if setting not in measured_settings])
+    step = step_of(
+        [measured_settings[setting] for setting in timed if setting in measured_settings] or [measured_settings[first]]
+    )
     settings = dict.fromkeys(_settings(ways, batches, most, step, length(probe.samples)))
-    todo = [one for one in settings if one not in found]
-    await measure_all(todo)
-    await measure_all([one for one in todo if one in found])
-    if budget.most > budget.seconds and not knows_step(found, batches[0]):  # the noise is larger than the steps
-        alone = [one for one in found if one.slots == 1]
+    remaining = [setting for setting in settings if setting not in measured_settings]
+    await measure_all(remaining)
+    await measure_all([setting for setting in remaining if setting in measured_settings])
+    if budget.most > budget.seconds and not knows_step(
+        measured_settings, batches[0]
+    ):  # the noise is larger than the steps
+        alone = [setting for setting in measured_settings if setting.slots == 1]
         necessary.update(alone)
         for _ in range(MOST_MORE):
             await measure_all(alone)
-            if knows_step(found, batches[0]):
+            if knows_step(measured_settings, batches[0]):
                 break
-    return list(found.values())
+    return list(measured_settings.values())
 
 
-def knows_step(found: Mapping[Setting, Measured], batch: int) -> bool:
+def knows_step(measured: Mapping[Setting, Measured], batch: int) -> bool:
     """Return whether measured rounds determine the seconds of a step."""
-    return bool(found) and TimeModel(list(found.values())).knows_step(batch)
+    return bool(measured) and TimeModel(list(measured.values())).knows_step(batch)
 
 
 def check_samples(batch: int, slots: int, samples: int) -> None:
@@ -443,13 +452,13 @@ def check_samples(batch: int, slots: int, samples: int) -> None:
         )
 
 
-def step_of(found: Sequence[Measured]) -> float:
+def step_of(rounds: Sequence[Measured]) -> float:
     """Return about how long a step takes, from rounds of one or two lengths.
 
     A round of few steps takes mostly for other things than its steps. So only the difference of two rounds shows how many
     steps a long round must have.
     """
-    short, long = found[0], found[-1]
+    short, long = rounds[0], rounds[-1]
     whole = long.median / long.setting.steps
     if short.setting.steps == long.setting.steps:
         return whole
@@ -484,7 +493,7 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     def setting(way: Way, slots: int, batch: int, steps: float) -> Iterator[Setting]:
         return _setting(way, slots, batch, steps, length.samples)
 
-    own, batch, timed = ways[0], batches[0], _many_steps(ways)
+    own_way, batch, timed = ways[0], batches[0], _many_steps(ways)
     long = max(4.0 * SHORT_STEPS, LONG_ROUND_S / step)
     usual = min(length.of(timed, most, batch), long)
     # With another number of slots, workers on one machine may need other threads, and then restart. So all rounds of one
@@ -500,14 +509,14 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
             yield from setting(way, most, batch, 1)
     was_measured = FIRST_STEPS / LONGER <= usual <= FIRST_STEPS * LONGER  # the first measurement of all says as much
     if not was_measured:
-        yield from setting(own, most, batch, usual)
+        yield from setting(own_way, most, batch, usual)
     for other in batches[1:]:
-        yield from setting(own, most, other, long * batch / other)
+        yield from setting(own_way, most, other, long * batch / other)
     for way in ways[1:]:
         yield from setting(way, most, batch, usual)
-    yield from setting(own, most, batch, usual)
+    yield from setting(own_way, most, batch, usual)
     if long > LONGER * usual:
-        yield from setting(own, most, batch, long)
+        yield from setting(own_way, most, batch, long)
     # Further settings make constants more certain. They hardly change the choice.
     for way in ways[1:]:
         yield from setting(way, most, batch, SHORT_STEPS if usual >= 4 * SHORT_STEPS else long)
@@ -516,7 +525,7 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
             yield from setting(way, 1, batch, 1)
     if len(batches) == 1:
         for slots in (1, most):
-            yield from setting(timed if slots == 1 else own, slots, 2 * batch, long / 2)
+            yield from setting(timed if slots == 1 else own_way, slots, 2 * batch, long / 2)
     if most > 3:
-        yield from setting(own, most // 2, batch, long)
-        yield from setting(own, most // 2, batch, SHORT_STEPS)
+        yield from setting(own_way, most // 2, batch, long)
+        yield from setting(own_way, most // 2, batch, SHORT_STEPS)

@@ -125,8 +125,8 @@ class Plan:
             "fit": asdict(self.fit),
             "best": asdict(self.best),
             "now": asdict(self.now),
-            "all": [asdict(one) for one in self.all],
-            "measured": [asdict(one) for one in self.measured],
+            "all": [asdict(choice) for choice in self.all],
+            "measured": [asdict(rounds) for rounds in self.measured],
         }
 
 
@@ -142,9 +142,9 @@ def lines(plan: Plan, run: str = "", longer: str = "", width: int | None = None)
     head = ["", "slots", "way", "batch", "codec", "s/epoch", "s/update"]
     rows = [[*head, *["memory"] * (plan.memory is not None), "of fit", INTERVAL]]
     shown = [("nearest" if plan.is_beyond else "best", plan.best), ("now", plan.now)]
-    shown += [("", one) for one in plan.all if one not in (plan.best, plan.now)][:MOST_ROWS]
-    for label, one in shown:
-        setting = one.setting
+    shown += [("", choice) for choice in plan.all if choice not in (plan.best, plan.now)][:MOST_ROWS]
+    for label, choice in shown:
+        setting = choice.setting
         rows.append(
             [
                 label,
@@ -152,11 +152,11 @@ def lines(plan: Plan, run: str = "", longer: str = "", width: int | None = None)
                 setting.how,
                 str(setting.batch),
                 setting.way.codec,
-                number(one.epoch.seconds),
-                number(one.update_s),
-                *([] if one.memory is None else [size(round(one.memory.count))]),
-                f"{factor(one.factor)}x",
-                f"({factor(one.low)}-{factor(one.high)})" + ("" if one.epoch.within else UNMEASURED),
+                number(choice.epoch.seconds),
+                number(choice.update_s),
+                *([] if choice.memory is None else [size(round(choice.memory.count))]),
+                f"{factor(choice.factor)}x",
+                f"({factor(choice.low)}-{factor(choice.high)})" + ("" if choice.epoch.within else UNMEASURED),
             ]
         )
     table, left_out = fitting(rows, width)
@@ -182,24 +182,24 @@ def fitting(rows: list[list[str]], width: int | None) -> tuple[list[str], list[s
         rows: The cells. The first row has the names of columns.
         width: Columns of the terminal; None without one.
     """
-    found, gone = aligned(rows, gap=2), list[str]()
-    if width is None or max(map(len, found)) <= width:
-        return found, []
+    lines, left_out = aligned(rows, gap=2), list[str]()
+    if width is None or max(map(len, lines)) <= width:
+        return lines, []
     for name in SPARE:
-        if max(map(len, found := aligned(rows, gap=1))) <= width:
+        if max(map(len, lines := aligned(rows, gap=1))) <= width:
             break
-        place = rows[0].index(name) if name in rows[0] else None
-        if place is None or (name == "batch" and len({row[place] for row in rows[1:]}) > 1):
+        index = rows[0].index(name) if name in rows[0] else None
+        if index is None or (name == "batch" and len({row[index] for row in rows[1:]}) > 1):
             continue
-        gone.append(name)
-        marks = ["", *(" ?" if row[place].endswith(UNMEASURED) else "" for row in rows[1:])]
-        rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+        left_out.append(name)
+        marks = ["", *(" ?" if row[index].endswith(UNMEASURED) else "" for row in rows[1:])]
+        rows = [[*row[:index], *row[index + 1 :]] for row in rows]
         if name == INTERVAL:
             rows = [[*row[:-1], row[-1] + mark] for row, mark in zip(rows, marks, strict=True)]
     else:
-        found = aligned(rows, gap=1)
+        lines = aligned(rows, gap=1)
     marked = "; ? means not measured" if any(row[-1].endswith("?") for row in rows) else ""
-    return found, [f"left out  {', '.join(gone)}, because the terminal is narrow{marked}"] if gone else []
+    return lines, [f"left out  {', '.join(left_out)}, because the terminal is narrow{marked}"] if left_out else []
 
 
 def aligned(rows: list[list[str]], gap: int) -> list[str]:
@@ -221,34 +221,38 @@ def of_batches(plan: Plan) -> str:
     """Return the end of a line about ``fit``: its seconds with each batch size, because a row of the table compares with
     ``fit`` with the same one; empty for one batch size.
     """
-    own = plan.best.setting.batch
-    found = {one.setting.batch: one.factor * one.epoch.seconds for one in plan.all if one.setting.batch != own}
-    others = [f"{number(seconds)} s with {batch}" for batch, seconds in sorted(found.items())]
-    return f" with batch {own}, {', '.join(others)}" if others else ""
+    best_batch = plan.best.setting.batch
+    fit_seconds = {
+        choice.setting.batch: choice.factor * choice.epoch.seconds
+        for choice in plan.all
+        if choice.setting.batch != best_batch
+    }
+    comparisons = [f"{number(seconds)} s with {batch}" for batch, seconds in sorted(fit_seconds.items())]
+    return f" with batch {best_batch}, {', '.join(comparisons)}" if comparisons else ""
 
 
 def unequal(plan: Plan) -> list[str]:
     """Return a line about the slowest worker; none if all are about equally fast."""
     if not plan.model.slowness:
         return []
-    number_of_slowest, slowness = max(plan.model.slowness.items(), key=lambda one: one[1])
+    number_of_slowest, slowness = max(plan.model.slowness.items(), key=lambda item: item[1])
     host = plan.hosts.get(number_of_slowest, "")
-    found = [f"slowest   worker {number_of_slowest}{f' on {host}' * bool(host)} ({1 / slowness:.2g}x)"]
+    lines = [f"slowest   worker {number_of_slowest}{f' on {host}' * bool(host)} ({1 / slowness:.2g}x)"]
     if (other := plan.in_other_order) is not None:
-        found[0] += (
+        lines[0] += (
             f": if the cluster lists it last, {other.setting.slots} slot{'s' * (other.setting.slots != 1)} take "
             f"{number(other.epoch.seconds)} s an epoch"
         )
-    return found
+    return lines
 
 
 def assumed(plan: Plan) -> list[str]:
     """Return a line about the assumed link; none without one."""
     if (link := plan.model.link) is None:
         return []
-    said = [f"{number(link.bandwidth * 8 / 1e6)} Mbit/s"] if link.bandwidth else []
-    said += [f"{number(link.latency * 1e3)} ms more each way"] * bool(link.latency)
-    return [f"assumed   {' and '.join(said)} at the master: this link was not measured"]
+    parts = [f"{number(link.bandwidth * 8 / 1e6)} Mbit/s"] if link.bandwidth else []
+    parts += [f"{number(link.latency * 1e3)} ms more each way"] * bool(link.latency)
+    return [f"assumed   {' and '.join(parts)} at the master: this link was not measured"]
 
 
 def remembered(plan: Plan) -> list[str]:
@@ -259,7 +263,7 @@ def remembered(plan: Plan) -> list[str]:
     assert best is not None
     parts = ", ".join(f"{name} {size(round(count))}" for name, count in plan.memory.parts.items() if count)
     master = f"; the master {size(peaks.master)}" if peaks.master else ""
-    found = [
+    lines = [
         f"memory    a worker needs {size(round(best.count))} ({size(round(best.low))} to {size(round(best.high))}): {parts},"
         f" and {size(round(plan.memory.sample))} for a sample of the batch{master}"
     ]
@@ -269,46 +273,48 @@ def remembered(plan: Plan) -> list[str]:
             fits, none = "may not fit into", ", and no choice surely does"
         if not plan.wish.may_fit(plan.best):
             fits, none = "does not fit into", ", and no choice does"
-        found.append(f"limit     batch {plan.best.setting.batch} {fits} {size(limit)}{none}")
+        lines.append(f"limit     batch {plan.best.setting.batch} {fits} {size(limit)}{none}")
     if (largest := plan.largest) is not None:
         where = f"into {size(largest.limit)} of worker {peaks.worker}"
         more = f"; not {', '.join(map(str, largest.failed))}" if largest.failed else ""
         how = "a process there trained with it" if largest.confirmed else "no time was left to confirm it"
-        found.append(
+        lines.append(
             f"largest   batch {largest.batch:,} fits {where}: {how}{more}"
             if largest.batch
             else f"largest   no batch was found that fits {where}{more}"
         )
-    return found
+    return lines
 
 
 def wished(plan: Plan) -> list[str]:
     """Return a line about the whole training, and lines about the cost and the deadline if somebody asked for them."""
     wish, best, whole = plan.wish, plan.best, plan.whole
     takes = "1 epoch takes" if wish.epochs == 1 else f"all {wish.epochs} epochs take"
-    found = [
+    lines = [
         f"training  {takes} {number(whole.seconds)} s ({number(whole.low)}-{number(whole.high)}); fit on one machine needs "
         f"{number(plan.fit.times(wish.epochs).seconds)}"
     ]
     if wish.goal == "cost":
-        found.append(
+        lines.append(
             f"cost      {number(best.cost)} worker-seconds an epoch; fit on one machine needs {number(plan.fit.seconds)}"
         )
     if wish.deadline_s is not None:
-        which = "in time" if wish.meets(best) else "not surely in time" if wish.may_meet(best) else "not in time"
-        none = "" if any(wish.meets(one) for one in (best, *plan.all)) else ", and no choice is"
-        found.append(f"deadline  {number(wish.deadline_s)} s: {which}{none}")
-    return found
+        verdict = "in time" if wish.meets(best) else "not surely in time" if wish.may_meet(best) else "not in time"
+        none = "" if any(wish.meets(choice) for choice in (best, *plan.all)) else ", and no choice is"
+        lines.append(f"deadline  {number(wish.deadline_s)} s: {verdict}{none}")
+    return lines
 
 
 def sentence(plan: Plan) -> str:
     """Return why the verdict is so."""
-    best, one = plan.best, plan.best.setting.slots == 1
-    slots, are = ("1 slot", "is") if one else (f"{best.setting.slots} slots", "are")
+    best, is_one_slot = plan.best, plan.best.setting.slots == 1
+    slots, are = ("1 slot", "is") if is_one_slot else (f"{best.setting.slots} slots", "are")
     fast = times(best)
     match plan.verdict:
         case "no gain" if plan.wish.goal == "cost":
-            return f"{slots} {are} {fast}; several cost more worker-seconds." if one else f"{slots} {are} {fast}."
+            return (
+                f"{slots} {are} {fast}; several cost more worker-seconds." if is_one_slot else f"{slots} {are} {fast}."
+            )
         case "pays off":
             return f"{slots} {are} {fast}."
         case "no gain":
@@ -337,23 +343,23 @@ def last(plan: Plan, run: str, longer: str) -> str:
 
 def helps(plan: Plan) -> list[str]:
     """Return what would keep the limits that no choice with the app's batch size keeps."""
-    wish, own = plan.wish, plan.best.setting.batch
-    if (other := next((one for one in plan.all if wish.meets(one) and wish.fits(one)), None)) is not None:
+    wish, batch = plan.wish, plan.best.setting.batch
+    if (other := next((choice for choice in plan.all if wish.meets(choice) and wish.fits(choice)), None)) is not None:
         return [f"within the limits are {' '.join(words(other))} --batch-size {other.setting.batch}"]
-    found = []
+    advice = []
     if not wish.may_fit(plan.best):
         assert plan.memory is not None
         alone, largest = sum(plan.memory.parts.values()), 0 if plan.largest is None else plan.largest.batch
-        found.append(
+        advice.append(
             f"--batch-size {largest} fits"
             if largest
             else f"allow more memory, because a worker needs {size(round(alone))} without any sample of a batch"
             if wish.max_memory is not None and alone > wish.max_memory
-            else f"a batch smaller than {own}, or more memory"
+            else f"a batch smaller than {batch}, or more memory"
         )
     if not wish.may_meet(plan.best):
-        found.append("fewer epochs, more or faster workers, another batch size (--batches), or a later deadline")
-    return found
+        advice.append("fewer epochs, more or faster workers, another batch size (--batches), or a later deadline")
+    return advice
 
 
 def setting(plan: Plan) -> str:
@@ -373,10 +379,10 @@ def times(choice: Choice) -> str:
 def settings_of(choice: Choice) -> dict[str, int | str]:
     """Return the settings of an app that trains so."""
     way, slots = choice.setting.way, choice.setting.slots
-    found: dict[str, int | str] = {"slots": slots, "mode": way.mode, "exchange": way.exchange, "codec": way.codec}
+    settings: dict[str, int | str] = {"slots": slots, "mode": way.mode, "exchange": way.exchange, "codec": way.codec}
     if can_balance(way, slots):
-        found["balance"] = "speed" if choice.setting.balanced else "equal"
-    return found
+        settings["balance"] = "speed" if choice.setting.balanced else "equal"
+    return settings
 
 
 def words(choice: Choice) -> list[str]:

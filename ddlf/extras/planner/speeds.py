@@ -39,7 +39,9 @@ def slowest(slowness: Sequence[float], steps: float, *, balanced: bool) -> tuple
     """
     if not balanced:
         return max(slowness) * steps, max(slowness) * steps
-    each = steps * len(slowness) / sum(1.0 / one for one in slowness)
-    parts = [max(each / one, 1.0) for one in slowness]
-    batches = max(one * (math.floor(part + 1e-9) + 1) for one, part in zip(slowness, parts, strict=True))
-    return batches, max(one * part for one, part in zip(slowness, parts, strict=True))
+    fastest_steps = steps * len(slowness) / sum(1.0 / worker_slowness for worker_slowness in slowness)
+    parts = [max(fastest_steps / worker_slowness, 1.0) for worker_slowness in slowness]
+    batches = max(
+        worker_slowness * (math.floor(part + 1e-9) + 1) for worker_slowness, part in zip(slowness, parts, strict=True)
+    )
+    return batches, max(worker_slowness * part for worker_slowness, part in zip(slowness, parts, strict=True))

@@ -35,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     leave_current_folder()
     request = json.loads(link.recv_bytes())
 
-    def ask(what: str, name: str, file: str = "") -> Any:
+    def ask(kind: str, name: str, file: str = "") -> Any:
         from ddlf.rpc.messages import loads
 
-        send(link, ask=[what, name, file])
+        send(link, ask=[kind, name, file])
         return loads([bytearray(link.recv_bytes())])
 
     sys.meta_path.append(MasterFinder(ask, lambda: request))
@@ -59,8 +59,8 @@ def serve(link: Connection, request: dict[str, Any]) -> None:
     trial = Trial(unpickle(link.recv_bytes()), request["worker"], request["workers"])
     send(link, did=trial.open(request["format"]))
     while True:
-        asked = json.loads(link.recv_bytes())
-        send(link, did=trial.train(asked["batch"], asked["limit"]))
+        order = json.loads(link.recv_bytes())
+        send(link, did=trial.train(order["batch"], order["limit"]))
 
 
 def send(link: Connection, **message: Any) -> None:
@@ -85,8 +85,8 @@ class Trial:
         from ddlf.worker.worker import Worker
 
         nowhere = Path(os.devnull)
-        self._held = ArrayCache()
-        worker = Worker(Methods(nowhere, nowhere), self._held)
+        self._cache = ArrayCache()
+        worker = Worker(Methods(nowhere, nowhere), self._cache)
         worker.id, worker.N = number, workers
         exchange = EXCHANGE.kind(app.exchange)
         self._replica = (resolve_name(exchange.role) if exchange.one_step else Replica)(worker, app)
@@ -106,7 +106,7 @@ class Trial:
         app = self._app
         self._replica.begin(format)
         framework = memory_now()
-        self._replica.load_data({}, self._held)
+        self._replica.load_data({}, self._cache)
         data = memory_now() - framework
         self._replica.build()
         self._weights = app.model.get_weights()
@@ -115,8 +115,8 @@ class Trial:
             "framework": framework,
             "data": max(data, 0),
             "loaded": memory_peak(),
-            "weights": sum(one.nbytes for one in self._weights),
-            "optimizer": sum(np.asarray(one).nbytes for one in read_optimizer(app.model)),
+            "weights": sum(array.nbytes for array in self._weights),
+            "optimizer": sum(np.asarray(array).nbytes for array in read_optimizer(app.model)),
         }
 
     def train(self, batch: int, limit: int | None) -> tuple[int, int]:
@@ -145,9 +145,9 @@ class Trial:
 
         # A worker has its own copy of the weights, and holds its answer until it is sent.
         encoded, _ = encode_update(CODEC.read("float32"), self._weights, [False] * len(self._weights))
-        received = loads([bytearray(one) for one in dumps(encoded)])
+        received = loads([bytearray(part) for part in dumps(encoded)])
         reply = self._replica.carry(self._task(batch, received))
-        self._sent = [bytes(one) for one in dumps(reply.update)]
+        self._sent = [bytes(part) for part in dumps(reply.update)]
         self._round += 1
 
     def _task(self, batch: int, encoded: Any) -> Any:
@@ -190,8 +190,8 @@ def memory_now(pid: int | str = "self") -> int:
 
 def memory_peak(pid: int | str = "self") -> int:
     """Return the most bytes that a process had, or has had since ``forget_peak``, likewise."""
-    found = _status(pid)
-    return found["VmHWM"] - found["RssFile"] - found["RssShmem"]
+    status = _status(pid)
+    return status["VmHWM"] - status["RssFile"] - status["RssShmem"]
 
 
 def _status(pid: int | str = "self") -> dict[str, int]:

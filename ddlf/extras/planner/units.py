@@ -17,16 +17,16 @@ def seconds(text: str) -> float:
     Raises:
         ArgumentTypeError: It is none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
-    if found is None or not 0 < float(found[1]) < math.inf:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
+    if match is None or not 0 < float(match[1]) < math.inf:
         raise argparse.ArgumentTypeError(f"must be a duration such as 30s or 2m, got {text!r}")
-    return float(found[1]) * {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600}[match[2]]
 
 
 def duration(value: float) -> str:
     """Return a duration with its largest whole unit, as one types it: ``2h``, ``90m``, ``45s``."""
     count, unit = next(
-        ((value / each, unit) for each, unit in ((3600, "h"), (60, "m")) if not value % each), (value, "s")
+        ((value / factor, unit) for factor, unit in ((3600, "h"), (60, "m")) if not value % factor), (value, "s")
     )
     return f"{count:.9g}{unit}"
 
@@ -41,12 +41,12 @@ def bandwidth(text: str) -> float:
     Raises:
         ArgumentTypeError: It is none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z/]+)", text.strip().lower())
-    unit = found[2] if found is not None else ""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z/]+)", text.strip().lower())
+    unit = match[2] if match is not None else ""
     per_second = BITS.get(unit.removesuffix("/s"), 0.0) / 8 or BYTES.get(unit, 0.0)
-    if found is None or not per_second or float(found[1]) <= 0:
+    if match is None or not per_second or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"must be a bandwidth such as 100mbit, 1gbit or 12MB/s, got {text!r}")
-    return float(found[1]) * per_second
+    return float(match[1]) * per_second
 
 
 def latency(text: str) -> float:
@@ -55,10 +55,10 @@ def latency(text: str) -> float:
     Raises:
         ArgumentTypeError: It is none.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip().lower())
-    if found is None or float(found[1]) <= 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip().lower())
+    if match is None or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"must be a latency such as 5ms or 200us, got {text!r}")
-    return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[2]]
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
 
 
 def memory(text: str) -> int:
@@ -67,12 +67,12 @@ def memory(text: str) -> int:
     Raises:
         ArgumentTypeError: It is none.
     """
-    found = None
+    count = None
     with contextlib.suppress(ConfigError):
-        found = count_of_bytes("--max-memory", text)
-    if found is None or text.strip()[-1:].isdigit():  # 4 bytes are a mistake
+        count = count_of_bytes("--max-memory", text)
+    if count is None or text.strip()[-1:].isdigit():  # 4 bytes are a mistake
         raise argparse.ArgumentTypeError(f"must be a size such as 512MiB or 4GB, got {text!r}")
-    return found
+    return count
 
 
 def budget_of(value: object) -> float:
@@ -81,14 +81,14 @@ def budget_of(value: object) -> float:
     Raises:
         ConfigError: It is neither, or not above 0.
     """
-    found = math.nan
+    budget_s = math.nan
     with contextlib.suppress(argparse.ArgumentTypeError):
-        found = seconds(value) if isinstance(value, str) else found
+        budget_s = seconds(value) if isinstance(value, str) else budget_s
     if isinstance(value, int | float) and not isinstance(value, bool):
-        found = float(value)
-    if not 0 < found < math.inf:
+        budget_s = float(value)
+    if not 0 < budget_s < math.inf:
         raise ConfigError(
             f"the time of a plan must be seconds above 0, or a text such as '30s' or '2m', got {value!r}",
             hint="as in: await app.plan(120)",
         )
-    return found
+    return budget_s

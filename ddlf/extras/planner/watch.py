@@ -13,7 +13,7 @@ from statistics import median
 
 from ddlf.events import Event, RoundsMeasured, RoundsPredicted, SlotBackedUp, SlotsChanged, TrainingBegan
 from ddlf.extras.planner.choice import Length, can_balance
-from ddlf.extras.planner.measurement_files import Kept, path_of, read_file, write_file
+from ddlf.extras.planner.measurement_files import Measurements, path_of, read_file, write_file
 from ddlf.extras.planner.model import Setting, TimeModel, Way
 from ddlf.extras.planner.planned import check_fits, check_planned
 from ddlf.extras.planner.probe import Rounds, is_probed
@@ -42,17 +42,17 @@ async def watch_run(app: App, clock: Callable[[], float] = time.perf_counter) ->
     check_planned(app)
     try:
         path = None if is_probed(app) else path_of(app)
-        kept = None if path is None else read_file(path)
-        fits = kept is not None and kept.fits(app)
+        measurements = None if path is None else read_file(path)
+        fits = measurements is not None and measurements.fits(app)
     except Exception:  # a defect of the planner must not end a run
         log.exception("the rounds of this run are not predicted")
         return contextlib.nullcontext()
-    if kept is None or path is None:
+    if measurements is None or path is None:
         return contextlib.nullcontext()
     if not fits:
         check_fits(app)
         return contextlib.nullcontext()
-    return watching(app, Watch(kept, path, app.run_context.emit, clock))
+    return watching(app, Watch(measurements, path, app.run_context.emit, clock))
 
 
 @contextlib.contextmanager
@@ -76,8 +76,10 @@ class Watch:
         clock: Returns seconds.
     """
 
-    def __init__(self, kept: Kept, path: Path, emit: Callable[[Event], None], clock: Callable[[], float]) -> None:
-        self._kept, self._path, self._emit, self._clock = kept, path, emit, clock
+    def __init__(
+        self, measurements: Measurements, path: Path, emit: Callable[[Event], None], clock: Callable[[], float]
+    ) -> None:
+        self._measurements, self._path, self._emit, self._clock = measurements, path, emit, clock
         self._predicted: RoundsPredicted | None = None
         self._rounds: Rounds | None = None
 
@@ -94,20 +96,22 @@ class Watch:
 
     def _begin(self, event: TrainingBegan) -> None:
         setting = setting_of(event)
-        if event.slots > event.workers or setting.way not in {one.setting.way for one in self._kept.measured}:
+        if event.slots > event.workers or setting.way not in {
+            rounds.setting.way for rounds in self._measurements.measured
+        }:
             return
-        model = TimeModel(self._kept.measured)
-        found = model.predict(setting)
-        if not found.seconds:
+        model = TimeModel(self._measurements.measured)
+        prediction = model.predict(setting)
+        if not prediction.seconds:
             return
         self._rounds = Rounds(setting, clock=self._clock)
         self._predicted = RoundsPredicted(
-            seconds=found.seconds,
-            low=found.low,
-            high=found.high,
-            within=found.within,
+            seconds=prediction.seconds,
+            low=prediction.low,
+            high=prediction.high,
+            within=prediction.within,
             compute_s=model.computing(setting),
-            when=self._kept.when,
+            when=self._measurements.when,
         )
         self._emit(self._predicted)
 
@@ -126,7 +130,7 @@ class Watch:
             )
         )
         if measured is not None and self._is_typical(self._rounds):
-            write_file(self._path, self._kept.refined(measured))
+            write_file(self._path, self._measurements.refined(measured))
 
     def _is_typical(self, rounds: Rounds) -> bool:
         """Return whether rounds show how long such rounds take in other runs, too."""

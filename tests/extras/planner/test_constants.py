@@ -10,7 +10,7 @@ from ddlf.extras.advice.rule import check_rules, find_rule
 from ddlf.extras.advice.rules import RULES
 from ddlf.extras.planner import measurement_files
 from ddlf.extras.planner.constants import Constants, measured_rounds
-from ddlf.extras.planner.measurement_files import Kept, write
+from ddlf.extras.planner.measurement_files import Measurements, write
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from tests.extras.advice.cases import ROUNDS, hidden
 from tests.training.models import Quick
@@ -40,12 +40,12 @@ def test_the_times_of_an_app_come_from_its_plan(monkeypatch, tmp_path, caplog):
     cluster = SimpleNamespace(workers=[SimpleNamespace(facts=facts)] * 2)
     app = Quick(cluster)
     assert measured_rounds(app, None) is measured_rounds(app, cluster) is None
-    write(app, Kept(measured=measured((STAR, 0.1, 0.2)), samples=1000, budget_s=30.0, when=WHEN))
+    write(app, Measurements(measured=measured((STAR, 0.1, 0.2)), samples=1000, budget_s=30.0, when=WHEN))
     found = measured_rounds(Quick(), cluster)
     assert found.step_s(64) == pytest.approx(0.01)
     assert found.exchange_s("sync", "star", "float32", 4) == pytest.approx(0.9)
     assert found.exchange_s("sync", "sharded", "float32", 4) is None
-    assert found.said == "as ddlf plan has measured on 2026-01-01"
+    assert found.origin == "as ddlf plan has measured on 2026-01-01"
     assert measured_rounds(Quick(), object()) is None
     assert "the measurements of the plan cannot be used" in caplog.text
 

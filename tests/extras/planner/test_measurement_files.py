@@ -10,7 +10,7 @@ import pytest
 
 from ddlf.extras.planner import measurement_files
 from ddlf.extras.planner.fingerprints import data_of, files_of
-from ddlf.extras.planner.measurement_files import Kept, path_of, read, write
+from ddlf.extras.planner.measurement_files import Measurements, path_of, read, write
 from ddlf.extras.planner.model import Measured, Setting, Way
 from tests.training.models import Quick
 
@@ -22,7 +22,7 @@ def measured(way, batch, seconds=(0.1, 0.2), **more):
     return Measured(setting=setting, seconds=seconds, computing=(0.05, 0.1), sent=8e3, **more)
 
 
-KEPT = Kept(measured=(measured(STAR, 64), measured(STAR, 128)), samples=1000, budget_s=30.0, when=1e9)
+KEPT = Measurements(measured=(measured(STAR, 64), measured(STAR, 128)), samples=1000, budget_s=30.0, when=1e9)
 
 
 @pytest.fixture(autouse=True)

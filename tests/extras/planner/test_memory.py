@@ -15,7 +15,7 @@ from ddlf.extras.planner import child as children
 from ddlf.extras.planner import planning
 from ddlf.extras.planner.child import Child, ChildEnded, measure_here, measured
 from ddlf.extras.planner.choice import Choice, Wish
-from ddlf.extras.planner.measurement_files import Kept, read_file, write_file
+from ddlf.extras.planner.measurement_files import Measurements, read_file, write_file
 from ddlf.extras.planner.memory import KEPT, Bytes, Largest, MemoryModel, Peak, Peaks, find_largest
 from ddlf.extras.planner.memory_probe import Memory
 from ddlf.extras.planner.model import Predicted, Setting, Way
@@ -224,7 +224,7 @@ def test_an_error_of_the_app_is_named(monkeypatch):
 
 def test_memory_is_kept(tmp_path):
     largest = Largest(limit=10**9, batch=800, confirmed=True, failed=(1000,))
-    kept = Kept(measured=(), samples=100, budget_s=60.0, memory=peaks(64, 128), largest=largest)
+    kept = Measurements(measured=(), samples=100, budget_s=60.0, memory=peaks(64, 128), largest=largest)
     assert write_file(tmp_path / "plan.json", kept)
     assert read_file(tmp_path / "plan.json") == kept
 
@@ -273,17 +273,17 @@ async def test_a_plan_with_kept_rounds_keeps_the_memory_of_the_master_because_it
     monkeypatch.setattr(planning, "copied", lambda app: app)
     monkeypatch.setattr(planning, "write", lambda app, kept: True)
     memory = dataclasses.replace(peaks(64), master=before) if before else None
-    kept = Kept(measured=(), samples=100, budget_s=60.0, memory=memory)
+    kept = Measurements(measured=(), samples=100, budget_s=60.0, memory=memory)
     more = await planning._with_memory(None, kept, [64], "star", Wish(goal="memory"), Budget(60.0), [].append)
     assert more.memory == dataclasses.replace(peaks(64, 128), master=before)
 
 
 async def test_a_choice_by_memory_is_refused_if_the_time_is_too_short_to_measure_it(monkeypatch):
     async def none(*given, **more):
-        return Memory(why="it needs too much time")
+        return Memory(problem="it needs too much time")
 
     monkeypatch.setattr(planning, "memory_of", none)
     monkeypatch.setattr(planning, "copied", lambda app: app)
-    kept, wish = Kept(measured=(), samples=100, budget_s=8.0), Wish(max_memory=MB)
+    kept, wish = Measurements(measured=(), samples=100, budget_s=8.0), Wish(max_memory=MB)
     with pytest.raises(ConfigError, match=r"could not be measured in .* s: it needs too much time.*--budget 16s"):
         await planning._with_memory(None, kept, [64], "star", wish, Budget(8.0), [].append)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ddlf.errors import ConfigError
 from ddlf.extras.planner.choice import Choice, Length, Wish, alone, choices, updates
 from ddlf.extras.planner.fit import fitted, nonnegative
-from ddlf.extras.planner.measurement_files import Kept
+from ddlf.extras.planner.measurement_files import Measurements
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from tests.later import Later
 
@@ -242,7 +242,7 @@ def test_the_best_choice_is_the_fastest_or_the_cheapest_in_time(wish, slots, in_
 )
 def test_after_three_runs_the_prediction_is_within_a_fifth(change):
     """After the plan, the link or a worker becomes slower."""
-    kept = Kept(measured=tuple(measured(*FEW)), samples=6400, budget_s=30.0)
+    kept = Measurements(measured=tuple(measured(*FEW)), samples=6400, budget_s=30.0)
     true = change(made_up(STAR, 2, 64, 50), 50)
     setting = Setting(way=STAR, slots=2, batch=64, steps=50)
     before = TimeModel(kept.measured).predict(setting)

@@ -9,7 +9,7 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.events import Decided
 from ddlf.extras.planner import measurement_files, watch
-from ddlf.extras.planner.measurement_files import Kept, write
+from ddlf.extras.planner.measurement_files import Measurements, write
 from ddlf.extras.planner.model import Measured, Setting, Way
 from ddlf.extras.planner.planned import check_settings, choose_settings, preview_plan
 from tests.training.models import Quick
@@ -59,7 +59,7 @@ def keep(wander=1.0, files=None, **exchanges):
     found[::3] = [
         dataclasses.replace(one, seconds=tuple(wander * seconds for seconds in one.seconds)) for one in found[::3]
     ]
-    assert write(an_app(), Kept(measured=tuple(found), samples=64_000, budget_s=30.0, files=files or {}))
+    assert write(an_app(), Measurements(measured=tuple(found), samples=64_000, budget_s=30.0, files=files or {}))
 
 
 async def chosen(app):

@@ -7,7 +7,7 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.events import Committed, UpdateArrived
 from ddlf.events.record import RoundRecord
-from ddlf.extras.planner.measurement_files import Kept
+from ddlf.extras.planner.measurement_files import Measurements
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planned import words
 from ddlf.extras.planner.planning import planned
@@ -87,7 +87,9 @@ def plan_of(slowness, monkeypatch, batches=(64,), **settings):
         round_samples=None,
         balance=settings["balance"] or "equal",
     )
-    return planned(app, [STAR], Kept(measured=tuple(measured(slowness)), samples=640_000, budget_s=60.0), batches)
+    return planned(
+        app, [STAR], Measurements(measured=tuple(measured(slowness)), samples=640_000, budget_s=60.0), batches
+    )
 
 
 def test_a_batch_of_more_than_all_samples_is_refused(monkeypatch):

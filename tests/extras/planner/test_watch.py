@@ -12,7 +12,7 @@ from ddlf.events import Committed, RoundsMeasured, RoundsPredicted, SlotsChanged
 from ddlf.events.record import RoundRecord
 from ddlf.events.sinks import Events
 from ddlf.extras.planner import measurement_files, planned, watch
-from ddlf.extras.planner.measurement_files import Kept
+from ddlf.extras.planner.measurement_files import Measurements
 from ddlf.extras.planner.model import Measured, Setting, Way
 from ddlf.monitor.terminal.lines import line
 
@@ -25,7 +25,7 @@ def measured(slots, batch, steps):
     return Measured(setting=setting, seconds=(0.1 + 0.01 * steps,) * 3, computing=(0.02 + 0.01 * steps,) * 3)
 
 
-KEPT = Kept(
+KEPT = Measurements(
     measured=tuple(measured(slots, batch, steps) for slots in (1, 2) for batch in (10, 20) for steps in (2, 40)),
     samples=1000,
     budget_s=30.0,
@@ -122,7 +122,7 @@ async def test_runs_with_unusual_rounds_do_not_refine_the_measurements(monkeypat
 
 
 async def test_changed_files_or_data_end_the_comparison_and_planned_runs(monkeypatch):
-    monkeypatch.setattr(Kept, "fits", lambda kept, app: False)
+    monkeypatch.setattr(Measurements, "fits", lambda kept, app: False)
     run = Made(monkeypatch)
     assert await run.train([0.7] * 9) == []
     monkeypatch.setattr(planned, "_planned", {run})

@@ -86,7 +86,7 @@ def fastest(
             for exchange, slots in (("star", 1), ("star", workers), ("sharded", workers))
         )
         if one_worker_s is not None and all_workers_s is not None:
-            worker_s, source = (all_workers_s - one_worker_s) / (workers - 1), measured.said
+            worker_s, source = (all_workers_s - one_worker_s) / (workers - 1), measured.origin
             star_s = workers * worker_s if sharded_measured_s is None else all_workers_s
             sharded_s = (
                 (workers - 1) / workers * worker_s + AGREED_S if sharded_measured_s is None else sharded_measured_s
