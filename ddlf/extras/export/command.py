@@ -29,28 +29,28 @@ def export(options: argparse.Namespace) -> int:
         if not options.verify and getattr(options, name):
             raise ConfigError(f"{flag} has no effect without --verify", hint="add --verify, or leave it out")
     formats = read(options.to)
-    others = [item.name for item in formats if item.name != "stablehlo"]
-    if options.batch is not None and others:
+    other_formats = [item.name for item in formats if item.name != "stablehlo"]
+    if options.batch is not None and other_formats:
         raise ConfigError(
-            f"--batch fixes the batch of stablehlo, and has no effect on {', '.join(others)}",
+            f"--batch fixes the batch of stablehlo, and has no effect on {', '.join(other_formats)}",
             hint="leave one of them out",
         )
     source = find(options.model, options.code)
     folder = options.out if options.out is not None else Path()
-    wanted = plan(source, formats, folder, backend=options.backend, overwrite=options.overwrite)
+    targets = plan(source, formats, folder, backend=options.backend, overwrite=options.overwrite)
     _check_inputs(options.inputs)
     backends = _backends(options.backend)
     say = _silent if options.json else _say
     with tempfile.TemporaryDirectory(prefix="ddlf-export-") as name:
         steps = StepRunner(Path(name), options.code)
-        with loadable(source, steps, wanted[0].backend) as model:
+        with loadable(source, steps, targets[0].backend) as model:
             if source.is_text:
                 say("weights   initial weights of the text")
             batches = (options.batch,) if options.batch is not None else BATCHES
             comparison = BackendComparison(model, steps, backends[0], inputs=options.inputs, batches=batches)
             if options.inputs is not None:
                 comparison.first  # noqa: B018  # refuse wrong inputs before writing a file
-            written = write(model, wanted, source.stem, steps, lambda each: say(_wrote(each)), options.batch)
+            written = write(model, targets, source.stem, steps, lambda exported: say(_wrote(exported)), options.batch)
             if options.debug:
                 _show_logs(steps)
             if not options.verify:
@@ -85,7 +85,7 @@ def _compared(
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
     say = _silent if options.json else _say
     say(_line("what", "run by", "difference", [f"batch {batch}" for batch in comparison.batches], "size"))
-    rows = compare(comparison, backends, written, lambda row: say(_told(row, tolerance)))
+    rows = compare(comparison, backends, written, lambda row: say(_row_line(row, tolerance)))
     layers = comparison.by_layer(tolerance)
     for entry in layers:
         say(_first(entry, backends[0], tolerance))
@@ -131,7 +131,7 @@ def _wrote(written: Exported) -> str:
     return f"wrote     {' and '.join(map(str, written.target.paths))}: {size(written.bytes)}"
 
 
-def _told(row: Row, tolerance: float) -> str:
+def _row_line(row: Row, tolerance: float) -> str:
     if row.lacking:
         return _line(
             row.what, row.by, "", (), size(row.bytes), f"not run: this program is not installed; {row.lacking}"
@@ -144,10 +144,10 @@ def _told(row: Row, tolerance: float) -> str:
     return _line(row.what, row.by, far, times, size(row.bytes) if row.bytes else "", note)
 
 
-def _line(what: str, by: str, far: str, times: Sequence[str], bytes: str, note: str = "") -> str:
+def _line(label: str, by: str, far: str, times: Sequence[str], bytes: str, note: str = "") -> str:
     if note and not far:
-        return f"{what:<12}{by:<31}  {note}"
-    return f"{what:<12}{by:<31}  {far:<11}{''.join(f'{item:<11}' for item in times)}{bytes:<9}{note}".rstrip()
+        return f"{label:<12}{by:<31}  {note}"
+    return f"{label:<12}{by:<31}  {far:<11}{''.join(f'{item:<11}' for item in times)}{bytes:<9}{note}".rstrip()
 
 
 def _first(layers: LayerComparison, reference: str, tolerance: float) -> str:

@@ -65,10 +65,11 @@ def plan(
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file", hint="name a folder with --out")
-    there_is = folder if folder.exists() else folder.absolute().parent  # the folder is created with the first file
-    if not there_is.is_dir():
-        raise ConfigError(f"there is no folder {there_is}", hint="make it first, or name another with --out")
-    if not os.access(there_is, os.W_OK | os.X_OK):
+    # The folder is created with the first file.
+    existing_folder = folder if folder.exists() else folder.absolute().parent
+    if not existing_folder.is_dir():
+        raise ConfigError(f"there is no folder {existing_folder}", hint="make it first, or name another with --out")
+    if not os.access(existing_folder, os.W_OK | os.X_OK):
         raise ConfigError(f"the folder {folder} cannot be written to", hint="name another with --out")
     result = []
     for item in formats:
@@ -78,13 +79,13 @@ def plan(
                 f"ONNX files need models in float32, but the layer {layer!r} of {source.path} computes in {policy}",
                 hint="make the model without keras.config.set_dtype_policy, and give it the same weights",
             )
-        wanted = ExportTarget(item, writer_of(item, backend), tuple(folder / name for name in item.files(source.stem)))
-        there = [path for path in wanted.paths if path.exists() or path.is_symlink()]
-        if there and not overwrite:
+        target = ExportTarget(item, writer_of(item, backend), tuple(folder / name for name in item.files(source.stem)))
+        existing = [path for path in target.paths if path.exists() or path.is_symlink()]
+        if existing and not overwrite:
             raise ConfigError(
-                f"{there[0]} exists", hint="write over it with --overwrite, or name another folder with --out"
+                f"{existing[0]} exists", hint="write over it with --overwrite, or name another folder with --out"
             )
-        result.append(wanted)
+        result.append(target)
     if not installed_backends():
         raise ConfigError("no backend of Keras is installed", hint=to_install(["tensorflow-cpu"]))
     return result
@@ -108,15 +109,15 @@ def loadable(source: ExportSource, steps: StepRunner, backend: str) -> Iterator[
         yield source.path
         return
     target = steps.folder / f"{source.stem}.keras"
-    made = steps.do("build", backend, do="build", model=str(source.path), target=str(target))
-    if isinstance(made, Refused):
-        raise ConfigError(f"no model can be made from {source.path}: {made}")
+    result = steps.do("build", backend, do="build", model=str(source.path), target=str(target))
+    if isinstance(result, Refused):
+        raise ConfigError(f"no model can be made from {source.path}: {result}")
     yield target
 
 
 def write(
     model: Path,
-    wanted: list[ExportTarget],
+    targets: list[ExportTarget],
     stem: str,
     steps: StepRunner,
     tell: Callable[[Exported], None] = lambda _: None,
@@ -126,7 +127,7 @@ def write(
 
     Args:
         model: A ``.keras`` file.
-        wanted: The formats to write, from ``plan``.
+        targets: The formats to write, from ``plan``.
         stem: The name of the files without a suffix.
         steps: The runner that writes each format in its own process.
         tell: Called with the result of each format as soon as it is written.
@@ -136,33 +137,33 @@ def write(
         ConfigError: The model cannot be loaded, or the folder cannot be written to.
     """
     result = []
-    for item in wanted:
+    for item in targets:
         result.append(_write(model, item, stem, steps, batch))
         tell(result[-1])
     return result
 
 
-def _write(model: Path, wanted: ExportTarget, stem: str, steps: StepRunner, batch: int | None) -> Exported:
-    folder = wanted.paths[0].parent
+def _write(model: Path, target: ExportTarget, stem: str, steps: StepRunner, batch: int | None) -> Exported:
+    folder = target.paths[0].parent
     beside = folder / f".{stem}.{os.getpid()}"
     try:
         folder.mkdir(exist_ok=True)
         beside.mkdir()
         done = steps.do(
-            f"write-{wanted.format.name}",
-            wanted.backend,
+            f"write-{target.format.name}",
+            target.backend,
             do="write",
             model=str(model),
-            format=wanted.format.name,
+            format=target.format.name,
             folder=str(beside),
             stem=stem,
             batch=batch,
         )
         if isinstance(done, Refused):
-            return Exported(wanted, refused=done)
-        if lacking := [path.name for path in wanted.paths if not (beside / path.name).exists()]:
-            return Exported(wanted, refused=Refused("Keras", f"it wrote no {lacking[0]}"))
-        for path in wanted.paths:
+            return Exported(target, refused=done)
+        if lacking := [path.name for path in target.paths if not (beside / path.name).exists()]:
+            return Exported(target, refused=Refused("Keras", f"it wrote no {lacking[0]}"))
+        for path in target.paths:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.exists() and (beside / path.name).is_dir():
@@ -172,7 +173,7 @@ def _write(model: Path, wanted: ExportTarget, stem: str, steps: StepRunner, batc
         raise ConfigError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return Exported(wanted, sum(map(size_of, wanted.paths)))
+    return Exported(target, sum(map(size_of, target.paths)))
 
 
 def size_of(path: Path) -> int:

@@ -150,11 +150,11 @@ def read(text: str) -> list[Format]:
         raise ConfigError("--to names no format", hint=f"the formats are: {', '.join(FORMATS)}")
     for name in names:
         if name not in FORMATS:
-            meant = [item.name for item in ALL if name.lower() in item.also]
-            near = meant or difflib.get_close_matches(name.lower(), FORMATS, 1)
+            synonyms = [item.name for item in ALL if name.lower() in item.also]
+            candidates = synonyms or difflib.get_close_matches(name.lower(), FORMATS, 1)
             raise ConfigError(
                 f"there is no format {name!r}",
-                hint=f"did you mean {near[0]!r}?" if near else f"the formats are: {', '.join(FORMATS)}",
+                hint=f"did you mean {candidates[0]!r}?" if candidates else f"the formats are: {', '.join(FORMATS)}",
             )
     return [FORMATS[name] for name in dict.fromkeys(names)]
 

@@ -80,7 +80,7 @@ class Loaded:
 
     def outputs(self) -> Any:
         """Return the structure of the outputs, with output numbers in place of arrays."""
-        result = self.model(self.packed([ones(entry) for entry in self.inputs]), training=False)
+        result = self.model(self.packed([input_of_ones(entry) for entry in self.inputs]), training=False)
         return plain(keras.tree.pack_sequence_as(result, list(range(len(keras.tree.flatten(result))))))
 
 
@@ -91,23 +91,23 @@ def load(path: Path, code: Path | None) -> Any:
         ConfigError: Keras cannot load the model, or it was never built.
     """
     importlib.import_module("ddlf.extras.text.conversion.operator")  # registers the layers that texts use
-    own = own_layers(code) if code is not None else {}
-    for name in find(path, code).own:  # packages that may have registered layers of this file
-        if (short := name.rpartition(">")[2]) in own:
-            own.setdefault(name, own[short])
+    custom_layers = own_layers(code) if code is not None else {}
+    for name in find(path, code).custom_layers:  # packages that may have registered layers of this file
+        if (short := name.rpartition(">")[2]) in custom_layers:
+            custom_layers.setdefault(name, custom_layers[short])
     try:
         with zipfile.ZipFile(path):  # This error is clearer than Keras's, which only says that the file does not exist.
             pass
-        return keras.saving.load_model(path, custom_objects=own, compile=False)
+        return keras.saving.load_model(path, custom_objects=custom_layers, compile=False)
     except Exception as error:
-        said = " ".join(str(error).split())
-        if "Could not locate" in said:
-            name = said.partition("Could not locate")[2].partition("'")[2].partition("'")[0]
+        message = " ".join(str(error).split())
+        if "Could not locate" in message:
+            name = message.partition("Could not locate")[2].partition("'")[2].partition("'")[0]
             raise ConfigError(
                 f"{path} needs {name!r}, which {f'{code} has not' if code is not None else 'nobody has registered'}",
                 hint="name the Python file that has it: --layers FILE.py",
             ) from error
-        raise ConfigError(f"Keras cannot load {path}: {said[:300]}") from error
+        raise ConfigError(f"Keras cannot load {path}: {message[:300]}") from error
 
 
 def own_layers(code: Path) -> dict[str, Any]:
@@ -143,18 +143,18 @@ def _inputs(model: Any, path: Path) -> Any:
         return model.inputs[0]
     if isinstance(model, keras.Model) and model.built and getattr(model, "inputs", None):
         return model.input
-    known = getattr(model, "_build_shapes_dict", None)
-    if not model.built or not known:
+    shapes = getattr(model, "_build_shapes_dict", None)
+    if not model.built or not shapes:
         raise ConfigError(
             f"the model in {path} was never built, so the shape of its input is unknown",
             hint="give it a keras.Input, or call it once with data, and save it again",
         )
-    if len(known) > 1 or not all(isinstance(item, int | None) for item in next(iter(known.values()))):
+    if len(shapes) > 1 or not all(isinstance(item, int | None) for item in next(iter(shapes.values()))):
         raise ConfigError(
             f"{path} is a subclass of keras.Model that takes several arguments",
             hint="give it a single argument, or build the model from keras.Input and layers",
         )
-    shape = next(iter(known.values()))
+    shape = next(iter(shapes.values()))
     return keras.KerasTensor((None, *shape[1:]), dtype=model.input_dtype, name="input_0")
 
 
@@ -165,12 +165,12 @@ def plain(structure: Any) -> Any:
     return [plain(item) for item in structure] if isinstance(structure, list | tuple) else structure
 
 
-def ones(each: InputSpec, batch: int = 2) -> Any:
+def input_of_ones(spec: InputSpec, batch: int = 2) -> Any:
     """Return an input array of ones, to call a model once."""
-    return keras.ops.ones([batch, *(size or FREE for size in each.shape[1:])], each.dtype)
+    return keras.ops.ones([batch, *(size or FREE for size in spec.shape[1:])], spec.dtype)
 
 
-def made(loaded: Loaded, batch: int) -> list[Any]:
+def random_inputs(loaded: Loaded, batch: int) -> list[Any]:
     """Return random inputs for a model, from a fixed seed: normal values, or whole numbers that its layers accept.
 
     Args:
@@ -196,7 +196,7 @@ def made(loaded: Loaded, batch: int) -> list[Any]:
     return result
 
 
-def given(loaded: Loaded, path: Path, batch: int) -> list[Any]:
+def inputs_from_file(loaded: Loaded, path: Path, batch: int) -> list[Any]:
     """Return a batch of inputs from a file. If the file has too few samples, they repeat.
 
     Args:
@@ -219,7 +219,7 @@ def given(loaded: Loaded, path: Path, batch: int) -> list[Any]:
             raise ConfigError(
                 f"--inputs {path} has no array {spec.name!r}", hint=f"it has: {', '.join(arrays) or 'nothing'}"
             )
-        fits = [wanted in (None, there) for wanted, there in zip(spec.shape[1:], array.shape[1:], strict=False)]
+        fits = [expected in (None, actual) for expected, actual in zip(spec.shape[1:], array.shape[1:], strict=False)]
         if array.ndim != len(spec.shape) or not all(fits) or not len(array):
             raise ConfigError(f"--inputs {path}: {spec.name!r} takes {spec.shape}, and the array has {array.shape}")
         result.append(array[np.arange(batch) % len(array)].astype(spec.dtype))
@@ -280,7 +280,7 @@ def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | 
         batch: The fixed batch size, for StableHLO only; None for a variable one.
     """
     loaded.model(
-        loaded.packed([ones(spec) for spec in loaded.inputs]), training=False
+        loaded.packed([input_of_ones(spec) for spec in loaded.inputs]), training=False
     )  # Keras exports only a called model
     paths = [folder / name for name in format.files(stem)]
     if format.name == "stablehlo":

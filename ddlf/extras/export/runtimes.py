@@ -35,8 +35,8 @@ def onnx(path: Path, facts: dict[str, Any]) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    there = [port.name for port in session.get_inputs()]
-    names = matched([spec["name"] for spec in facts["inputs"]], there)
+    port_names = [port.name for port in session.get_inputs()]
+    names = matched([spec["name"] for spec in facts["inputs"]], port_names)
     return lambda flat: session.run(None, dict(zip(names, flat, strict=True)))
 
 
@@ -60,8 +60,8 @@ def _lite(interpreter: Any, facts: dict[str, Any]) -> Run:
 
     def run(flat: list[Any]) -> Sequence[Any]:
         result = runner(**dict(zip(names, flat, strict=True)))
-        wanted = _names(facts["outputs"])
-        return [result[name] for name in matched(wanted, sorted(result, key=_by_number))]
+        output_names = _names(facts["outputs"])
+        return [result[name] for name in matched(output_names, sorted(result, key=_by_number))]
 
     return run
 
@@ -74,8 +74,8 @@ def openvino(path: Path, facts: dict[str, Any]) -> Run:
     import openvino as ov
 
     compiled = ov.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    there = [port.any_name for port in compiled.inputs]
-    names = matched([spec["name"] for spec in facts["inputs"]], there)
+    port_names = [port.any_name for port in compiled.inputs]
+    names = matched([spec["name"] for spec in facts["inputs"]], port_names)
 
     def run(flat: list[Any]) -> Sequence[Any]:
         result = compiled(dict(zip(names, flat, strict=True)))
@@ -183,7 +183,7 @@ def unpacked(layout: Any, result: Any) -> list[Any]:
     return [flat[number] for number in range(len(flat))]
 
 
-def matched(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
+def matched(keras_names: Sequence[str], runtime_names: Sequence[str]) -> list[str]:
     """Return a runtime's names of inputs or outputs in the order of Keras's names, so that values can be passed in the
     right order.
 
@@ -191,16 +191,18 @@ def matched(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
     runtime's order is used.
 
     Args:
-        wanted: Names in Keras.
-        there: Names in the runtime, in its order.
+        keras_names: Names in Keras.
+        runtime_names: Names in the runtime, in its order.
     """
     result = []
-    for name in wanted:
-        near = [array for array in there if array == name] or [array for array in there if name and name in array]
-        if len(near) != 1:
-            return list(there)
-        result += near
-    return result if len(set(result)) == len(wanted) else list(there)
+    for name in keras_names:
+        candidates = [array for array in runtime_names if array == name] or [
+            array for array in runtime_names if name and name in array
+        ]
+        if len(candidates) != 1:
+            return list(runtime_names)
+        result += candidates
+    return result if len(set(result)) == len(keras_names) else list(runtime_names)
 
 
 def _names(layout: Any) -> list[str]:

@@ -30,13 +30,13 @@ class ExportSource:
     Attributes:
         path: Its file.
         stem: The name of the written files.
-        own: The registered names of the user's own layers in the model.
+        custom_layers: The registered names of the user's own layers in the model.
         half: The first layer that computes in 16 bits and its type policy, or None.
     """
 
     path: Path
     stem: str
-    own: tuple[str, ...] = ()
+    custom_layers: tuple[str, ...] = ()
     half: tuple[str, str] | None = None
 
     @property
@@ -67,7 +67,7 @@ def find(path: Path, code: Path | None) -> ExportSource:
     else:
         stem = path.stem
     if not path.is_file():
-        raise ConfigError(f"there is no file {str(path)!r}", hint=_near(path))
+        raise ConfigError(f"there is no file {str(path)!r}", hint=_suggestion(path))
     if path.stat().st_size == 0:
         raise ConfigError(f"{path} is empty")
     if path.suffix == TEXT:
@@ -76,9 +76,9 @@ def find(path: Path, code: Path | None) -> ExportSource:
         source = _saved(path, stem)
     else:
         raise ConfigError(f"{path} is neither a .keras file nor a .nnm text", hint=_instead(path))
-    if source.own and code is None:
+    if source.custom_layers and code is None:
         raise ConfigError(
-            f"{path} has custom layers: {', '.join(source.own)}",
+            f"{path} has custom layers: {', '.join(source.custom_layers)}",
             hint="name the Python file that has them: --layers FILE.py",
         )
     return source
@@ -86,14 +86,14 @@ def find(path: Path, code: Path | None) -> ExportSource:
 
 def _written(path: Path, stem: str) -> ExportSource:
     """Return the model in a model text as an export source, after a check of the text."""
-    own, half = provided("layers_of_text", str(path))(path)
-    return ExportSource(path, stem, own, half)
+    custom_layers, half = provided("layers_of_text", str(path))(path)
+    return ExportSource(path, stem, custom_layers, half)
 
 
-def _near(path: Path) -> str:
-    others = {item.name: item for ending in (SAVED, TEXT) for item in path.parent.glob(f"*{ending}")}
-    near = difflib.get_close_matches(path.name, others, 1)
-    return f"did you mean {str(others[near[0]])!r}?" if near else ""
+def _suggestion(path: Path) -> str:
+    siblings = {item.name: item for ending in (SAVED, TEXT) for item in path.parent.glob(f"*{ending}")}
+    matches = difflib.get_close_matches(path.name, siblings, 1)
+    return f"did you mean {str(siblings[matches[0]])!r}?" if matches else ""
 
 
 def _instead(path: Path) -> str:
@@ -113,7 +113,7 @@ def _saved(path: Path, stem: str) -> ExportSource:
             config = json.loads(file.read("config.json"))
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         raise ConfigError(f"{path} is not a .keras file: {error}", hint="save the model again") from error
-    own: dict[str, None] = {}
+    custom_layers: dict[str, None] = {}
     half = None
     for item in _objects(config):
         if item.get("class_name") == "Lambda" and _of_keras(item):
@@ -122,11 +122,11 @@ def _saved(path: Path, stem: str) -> ExportSource:
                 hint="write it as your own layer, registered with keras.saving.register_keras_serializable",
             )
         if not _of_keras(item):
-            own[str(item.get("registered_name") or item["class_name"])] = None
+            custom_layers[str(item.get("registered_name") or item["class_name"])] = None
         policy = _policy(item)
         if half is None and policy.removeprefix("mixed_") in HALF:
             half = (str(item["config"].get("name", stem)), policy)
-    return ExportSource(path, stem, tuple(own), half)
+    return ExportSource(path, stem, tuple(custom_layers), half)
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
@@ -143,18 +143,18 @@ def _objects(config: Any) -> Iterator[dict[str, Any]]:
             yield from _objects(value)
 
 
-def _of_keras(each: dict[str, Any]) -> bool:
+def _of_keras(config: dict[str, Any]) -> bool:
     """Return whether the class belongs to Keras or this package, so that loading it needs no file of the user."""
-    module = str(each.get("module") or "")
+    module = str(config.get("module") or "")
     if module == "builtins":
         return True
-    if each.get("registered_name") and ">" in str(each["registered_name"]):
+    if config.get("registered_name") and ">" in str(config["registered_name"]):
         return module.startswith("ddlf.")
-    return module.partition(".")[0] in ("keras", "ddlf") or "module" not in each
+    return module.partition(".")[0] in ("keras", "ddlf") or "module" not in config
 
 
-def _policy(each: dict[str, Any]) -> str:
-    policy = each["config"].get("dtype")
+def _policy(config: dict[str, Any]) -> str:
+    policy = config["config"].get("dtype")
     if isinstance(policy, dict):
         policy = policy.get("config", {}).get("name")
     return str(policy or "")

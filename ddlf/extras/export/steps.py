@@ -170,14 +170,14 @@ def _write(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
 
 def _keras(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
     """Run a model in Keras. The first such run generates the inputs for all later runs."""
-    from ddlf.extras.export.keras_model import each_layer, given, made
+    from ddlf.extras.export.keras_model import each_layer, inputs_from_file, random_inputs
 
     loaded = _loaded(job)
     for batch in job["batches"]:
         inputs = _inputs_of(job_file.parent, batch)
         if not inputs.exists():
             path = job["inputs"]
-            _save(inputs, given(loaded, Path(path), batch) if path else made(loaded, batch))
+            _save(inputs, inputs_from_file(loaded, Path(path), batch) if path else random_inputs(loaded, batch))
     done = {
         "inputs": [asdict(spec) for spec in loaded.inputs],
         "layout": loaded.layout,
@@ -238,31 +238,31 @@ def _run_all(run: Callable[[list[Any]], Sequence[Any]], job: dict[str, Any], job
     for batch in job["batches"]:
         flat = _read(_inputs_of(job_file.parent, batch))
         _save(job_file.with_suffix(f".{batch}.npz"), run(flat))
-        taken: list[float] = []
-        while len(taken) < FEWEST or (sum(taken) < MEASURED_S and len(taken) < MOST):
+        durations: list[float] = []
+        while len(durations) < FEWEST or (sum(durations) < MEASURED_S and len(durations) < MOST):
             began = time.perf_counter()
             run(flat)
-            taken.append(time.perf_counter() - began)
-        seconds.append(statistics.median(taken))
+            durations.append(time.perf_counter() - began)
+        seconds.append(statistics.median(durations))
     return seconds
 
 
 def refusal(error: BaseException) -> dict[str, str]:
     """Return the name of the installed package whose code raised an error, and the relevant sentence of its message."""
-    who = "Python"
+    package_name = "Python"
     for frame in traceback.extract_tb(error.__traceback__):
         _, installed, inside = frame.filename.replace(os.sep, "/").rpartition("/site-packages/")
         package = inside.partition("/")[0].removesuffix(".py")
         if installed and package not in NOBODY:
-            who = CALLED.get(package, package)
-    return {"who": who, "why": _sentence(error)}
+            package_name = CALLED.get(package, package)
+    return {"who": package_name, "why": _sentence(error)}
 
 
 def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    for pattern, said in MATTERS:
+    for pattern, template in MATTERS:
         if result := re.search(pattern, text):
-            text = said.format(*result.groups())
+            text = template.format(*result.groups())
     first = text.partition(". ")[0].removesuffix(".")
     return f"{first[:297]}..." if len(first) > 300 else first
 

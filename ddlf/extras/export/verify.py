@@ -166,13 +166,13 @@ class BackendComparison:
     def _compared(self, row: Row, name: str) -> Row:
         worst, at, wrong = 0.0, 0, ""
         for batch in self.batches:
-            wanted = self.steps.outputs(f"keras-{self.reference}", batch)
+            expected = self.steps.outputs(f"keras-{self.reference}", batch)
             result = self.steps.outputs(name, batch)
-            shapes, others = ([array.shape for array in arrays] for arrays in (wanted, result))
-            if shapes != others:
-                wrong = f"at batch {batch} it gives {_shapes(others)}, and Keras {_shapes(shapes)}"
+            shapes, other_shapes = ([array.shape for array in arrays] for arrays in (expected, result))
+            if shapes != other_shapes:
+                wrong = f"at batch {batch} it gives {_shapes(other_shapes)}, and Keras {_shapes(shapes)}"
                 break
-            far = max(map(difference, wanted, result), default=0.0)
+            far = max(map(difference, expected, result), default=0.0)
             if far >= worst:
                 worst, at = far, batch
         refused = Refused(row.by, wrong) if wrong else None
@@ -195,39 +195,39 @@ class BackendComparison:
             backend: A backend that ran.
             tolerance: The maximum difference at which layers count as equal.
         """
-        mine, theirs = (
+        outputs, other_outputs = (
             dict(zip(self._named[item], self.steps.outputs(f"keras-{item}", "layers"), strict=True))
             for item in (self.reference, backend)
         )
-        common = [name for name in mine if name in theirs]
+        common = [name for name in outputs if name in other_outputs]
         before = 0.0
         for name in common:
-            same = mine[name].shape == theirs[name].shape
-            far = difference(mine[name], theirs[name]) if same else math.inf
+            same = outputs[name].shape == other_outputs[name].shape
+            far = difference(outputs[name], other_outputs[name]) if same else math.inf
             if far > tolerance:
                 return LayerComparison(backend, len(common), name, far, before)
             before = max(before, far)
         return LayerComparison(backend, len(common), before=before)
 
 
-def difference(wanted: Any, result: Any) -> float:
+def difference(expected: Any, result: Any) -> float:
     """Return max |result - wanted| / max(1, max |wanted|).
 
     The difference is absolute if all wanted values are up to 1, else relative to the largest one. NaN only equals NaN.
 
     Args:
-        wanted: The array of the reference.
+        expected: The array of the reference.
         result: The array to compare, of the same shape.
     """
-    wanted, result = np.asarray(wanted, "float64"), np.asarray(result, "float64")
-    if not wanted.size:
+    expected, result = np.asarray(expected, "float64"), np.asarray(result, "float64")
+    if not expected.size:
         return 0.0
-    same = (wanted == result) | (np.isnan(wanted) & np.isnan(result))
-    if not (np.isfinite(wanted) & np.isfinite(result))[~same].all():
+    same = (expected == result) | (np.isnan(expected) & np.isnan(result))
+    if not (np.isfinite(expected) & np.isfinite(result))[~same].all():
         return math.inf
-    finite = np.abs(wanted[np.isfinite(wanted)])
+    finite = np.abs(expected[np.isfinite(expected)])
     scale = max(1.0, float(finite.max(initial=0.0)))
-    far = np.abs(np.subtract(result, wanted, where=~same, out=np.zeros_like(wanted)))
+    far = np.abs(np.subtract(result, expected, where=~same, out=np.zeros_like(expected)))
     return float(far.max()) / scale
 
 

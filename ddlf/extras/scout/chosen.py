@@ -49,19 +49,21 @@ async def choose_settings(app: IApp) -> None:
     await check_settings(app)
     await app.connect()
 
-    def check_own(own: float) -> None:
-        if not math.isclose(float(app.learning_rate), own, rel_tol=1e-5):
+    def check_own(optimizer_rate: float) -> None:
+        if not math.isclose(float(app.learning_rate), optimizer_rate, rel_tol=1e-5):
             raise ConfigError(
-                f"learning_rate={app.learning_rate:g} of the app is not the rate of its optimizer, {own:g}, so "
+                f"learning_rate={app.learning_rate:g} of the app is not the rate of its optimizer, {optimizer_rate:g}, so "
                 "scout=True cannot change that",
                 hint="compile the model with self.learning_rate, or leave scout out",
             )
 
-    found = await scout(app, say=lambda text: app.say(f"trials    {text}"), check_own=check_own)
-    if not found.keeps:
-        app.learning_rate = found.verdict.rate
+    result = await scout(app, say=lambda text: app.say(f"trials    {text}"), check_own=check_own)
+    if not result.keeps:
+        app.learning_rate = result.verdict.rate
     _chosen.add(app)
-    app.run_context.emit(Decided(key="learning_rate", value=f"{app.learning_rate:g}", rule="scout", why=why(found)))
+    app.run_context.emit(
+        Decided(key="learning_rate", value=f"{app.learning_rate:g}", rule="scout", why=reason_of(result))
+    )
 
 
 def _asks(app: IApp) -> bool:
@@ -69,11 +71,11 @@ def _asks(app: IApp) -> bool:
     return getattr(app, "scout", False) is True and not app.private
 
 
-def why(found: Scouted) -> str:
+def reason_of(result: Scouted) -> str:
     """Return why a run takes its learning rate."""
-    verdict = found.verdict
-    if found.doubt:
-        return f"unclear, the rate of the app stays: {found.doubt}"
+    verdict = result.verdict
+    if result.doubt:
+        return f"unclear, the rate of the app stays: {result.doubt}"
     flat = f"flat from {number(verdict.low)} to {number(verdict.high)}" if verdict.low < verdict.high else ""
     if verdict.keeps:
         return f"{flat or 'no other rate is as good'}, the rate of the app stays"
@@ -81,7 +83,7 @@ def why(found: Scouted) -> str:
     rule = (
         "the best rate" if verdict.rate == verdict.best else "between the best rate and the lowest one that is as good"
     )
-    return f"{', '.join(filter(None, [rule, instead, flat]))} ({found.trials} trials)"
+    return f"{', '.join(filter(None, [rule, instead, flat]))} ({result.trials} trials)"
 
 
 async def watch_run(app: App) -> AbstractContextManager[None]:

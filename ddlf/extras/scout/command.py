@@ -55,9 +55,9 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
     app = prepare_app(target, cluster, options)
     out = sys.stderr if options.json else sys.stdout
 
-    def check_own(own: float) -> None:
+    def check_own(optimizer_rate: float) -> None:
         if options.write:  # before the trials, because they take minutes
-            checked_place(options.app, options.app.read_bytes().decode(), target.__name__, own)
+            checked_place(options.app, options.app.read_bytes().decode(), target.__name__, optimizer_rate)
 
     def note(text: str) -> None:
         if not options.quiet:
@@ -66,7 +66,7 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
     try:
         note(f"cluster   {described}")
         await app.connect()
-        found = await scouted(
+        outcome = await scouted(
             app,
             low=options.low,
             high=options.high,
@@ -77,20 +77,20 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
         )
     finally:
         await app.close()
-    rate = {"learning_rate": f"{found.verdict.rate:g}"}
-    runs = command_line("ddlf run", options.app, options, parameters=rate) if _has_rate(app, found) else ""
-    result = [*lines(found, columns()), *([f"run       {runs}"] if runs and not options.write else [])]
-    result += [] if options.write else place_line(getattr(app, "learning_rate", None), found, options.app)
-    print(json.dumps(found.to_data(), indent=2) if options.json else on_terminal(result), flush=True)
+    rate = {"learning_rate": f"{outcome.verdict.rate:g}"}
+    runs = command_line("ddlf run", options.app, options, parameters=rate) if _has_rate(app, outcome) else ""
+    result = [*lines(outcome, columns()), *([f"run       {runs}"] if runs and not options.write else [])]
+    result += [] if options.write else place_line(getattr(app, "learning_rate", None), outcome, options.app)
+    print(json.dumps(outcome.to_data(), indent=2) if options.json else on_terminal(result), flush=True)
     if options.svg:
-        options.svg.write_text(svg(found.curve, found.verdict, f"{target.__name__}: validation loss"))
+        options.svg.write_text(svg(outcome.curve, outcome.verdict, f"{target.__name__}: validation loss"))
         print(f"picture   {options.svg}", file=out)
-    if options.write and found.doubt:
+    if options.write and outcome.doubt:
         print("written   no rate, because the answer is unclear", file=out)
-    elif options.write and not found.keeps:
-        assert found.verdict.own is not None
-        place = write_rate(options.app, target.__name__, found.verdict.own, found.verdict.rate)
-        print(f"written   {place}", file=out)
+    elif options.write and not outcome.keeps:
+        assert outcome.verdict.own is not None
+        position = write_rate(options.app, target.__name__, outcome.verdict.own, outcome.verdict.rate)
+        print(f"written   {position}", file=out)
     return 0
 
 
@@ -110,72 +110,72 @@ def _check_picture(path: Path) -> None:
         raise ConfigError(f"--svg {path}: there is no folder {path.parent}", hint="make it, or name another file")
 
 
-def _has_rate(app: Any, found: Scouted) -> bool:
+def _has_rate(app: Any, result: Scouted) -> bool:
     """Return whether the app's attribute ``learning_rate`` sets the rate of its optimizer, and should change."""
-    rate, verdict = getattr(app, "learning_rate", None), found.verdict
-    if not isinstance(rate, int | float) or verdict.own is None or found.keeps:
+    rate, verdict = getattr(app, "learning_rate", None), result.verdict
+    if not isinstance(rate, int | float) or verdict.own is None or result.keeps:
         return False
     return math.isclose(rate, verdict.own, rel_tol=1e-5)
 
 
-def lines(found: Scouted, width: int | None = None) -> list[str]:
+def lines(result: Scouted, width: int | None = None) -> list[str]:
     """Return the result as lines to print.
 
     Args:
-        found: The result.
+        result: The result.
         width: Columns of the terminal, which the curve fits; None without one.
     """
-    verdict = found.verdict
+    verdict = result.verdict
     return [
-        f"tried     {found.trials} trials with {found.steps:,} steps in {found.seconds:.0f} s, compared by {found.judged_by}",
-        *shown(found.curve, verdict, width),
-        *costs(found),
-        *outside(found),
-        *at_bound(found),
-        *(line for one in found.also for line in lines_of(one, found.doubt)),
-        *([SCALED] if found.is_scaled else []),
-        f"rate      {sentence(found)}",
+        f"tried     {result.trials} trials with {result.steps:,} steps in {result.seconds:.0f} s, compared by {result.judged_by}",
+        *shown(result.curve, verdict, width),
+        *costs(result),
+        *outside(result),
+        *at_bound(result),
+        *(line for comparison in result.also for line in lines_of(comparison, result.doubt)),
+        *([SCALED] if result.is_scaled else []),
+        f"rate      {sentence(result)}",
     ]
 
 
-def costs(found: Scouted) -> list[str]:
+def costs(result: Scouted) -> list[str]:
     """Return lines about the loss at half and double the rate."""
     from ddlf.extras.scout.halving import rounded
 
-    verdict = found.verdict
-    losses = comparable(found.curve, verdict.best)
-    result = []
+    verdict = result.verdict
+    losses = comparable(result.curve, verdict.best)
+    cost_lines = []
     for name, rate in (("half", rounded(verdict.rate / 2)), ("double", rounded(verdict.rate * 2))):
         if rate in losses:
             loss = f"a loss of {number(losses[rate])}" if math.isfinite(losses[rate]) else "no loss: it diverges"
-            result.append(
+            cost_lines.append(
                 f"{name:<10}{number(rate)} gives {loss}, {number(verdict.rate)} gives {number(losses[verdict.rate])}"
             )
-    return result
+    return cost_lines
 
 
-def outside(found: Scouted) -> list[str]:
+def outside(result: Scouted) -> list[str]:
     """Return a line about the user's rate if it is outside the user's bounds, where it cannot be the answer."""
-    verdict, (low, high) = found.verdict, found.bounds
+    verdict, (low, high) = result.verdict, result.bounds
     if verdict.own is None or low <= verdict.own <= high:
         return []
-    losses = comparable(found.curve, verdict.best)
+    losses = comparable(result.curve, verdict.best)
 
     def loss(rate: float) -> str:
         return f"a loss of {number(losses[rate])}" if math.isfinite(losses[rate]) else "no loss: it diverges"
 
-    own, rate = verdict.own, verdict.rate
+    own_rate, rate = verdict.own, verdict.rate
     return [
-        f"bounds    yours, {number(own)}, is outside of your bounds, and was only tried for comparison: it gives {loss(own)}, "
+        f"bounds    yours, {number(own_rate)}, is outside of your bounds, and was only tried for comparison: it gives {loss(own_rate)}, "
         f"{number(rate)} gives {loss(rate)}"
     ]
 
 
-def at_bound(found: Scouted) -> list[str]:
+def at_bound(result: Scouted) -> list[str]:
     """Return a line if the best rate is the first or last one between the user's bounds, which then decide the answer."""
-    rates = [point.rate for point in found.curve.within(*found.bounds).points]
-    best, (low, high) = found.verdict.best, found.bounds
-    if found.doubt or len(rates) < 2:
+    rates = [point.rate for point in result.curve.within(*result.bounds).points]
+    best, (low, high) = result.verdict.best, result.bounds
+    if result.doubt or len(rates) < 2:
         return []
     if best == rates[-1] and math.isfinite(high):
         end, other, option = "highest", "higher", f"--to {number(10 * high)}"
@@ -188,19 +188,19 @@ def at_bound(found: Scouted) -> list[str]:
     ]
 
 
-def place_line(set_rate: Any, found: Scouted, file: Path) -> list[str]:
+def place_line(set_rate: Any, result: Scouted, file: Path) -> list[str]:
     """Return a line about where to write the rate, if the app's attribute does not set it.
 
     Args:
         set_rate: The app's attribute ``learning_rate``; None if it has none.
-        found: The result.
+        result: The result.
         file: The user's file.
     """
-    own = found.verdict.own
-    if found.keeps or own is None:
+    own_rate = result.verdict.own
+    if result.keeps or own_rate is None:
         return []
     has_number = isinstance(set_rate, int | float) and not isinstance(set_rate, bool)
-    if has_number and math.isclose(set_rate, own, rel_tol=1e-5):
+    if has_number and math.isclose(set_rate, own_rate, rel_tol=1e-5):
         return []
     if file.suffix == ".nnm":
         return ["place     the block train of the model text, where --write writes it"]
@@ -221,84 +221,94 @@ SCALED = "scaled    the rate is the highest one of your schedule or optimizers; 
 """The line about a schedule or several optimizers."""
 
 
-def lines_of(found: Also, doubt: str = "") -> list[str]:
+def lines_of(comparison: Also, doubt: str = "") -> list[str]:
     """Return lines about other values of a setting: which one to use and why, and the losses of all.
 
     Args:
-        found: The answer.
+        comparison: The answer.
         doubt: Why the trials do not decide; "" if they do.
     """
-    kept = found.kept
+    own_variant = comparison.kept
 
-    def row(one: Variant) -> str:
-        share = " of the run" if found.what == "warmup" and one.value else ""
-        loss = f"loss {number(one.loss)}" if math.isfinite(one.loss) else "diverged"
-        return f"{one.value:g}{share} with rate {number(one.rate)}: {loss}{' < yours' if one == kept else ''}"
+    def row(variant: Variant) -> str:
+        share = " of the run" if comparison.what == "warmup" and variant.value else ""
+        loss = f"loss {number(variant.loss)}" if math.isfinite(variant.loss) else "diverged"
+        return f"{variant.value:g}{share} with rate {number(variant.rate)}: {loss}{' < yours' if variant == own_variant else ''}"
 
-    said = f"{NAMES[found.what]} {kept.value:g} stays, because the answer is unclear" if doubt else _reason(found)
-    return [f"also      {said}", *(f"          {row(one)}" for one in (kept, *found.others))]
+    reason = (
+        f"{NAMES[comparison.what]} {own_variant.value:g} stays, because the answer is unclear"
+        if doubt
+        else _reason(comparison)
+    )
+    return [f"also      {reason}", *(f"          {row(variant)}" for variant in (own_variant, *comparison.others))]
 
 
-def _reason(found: Also) -> str:
+def _reason(comparison: Also) -> str:
     """Return the value of a setting to use, and the rule that chose it."""
-    kept, chosen, name = found.kept, found.chosen, NAMES[found.what]
-    losses = [one.loss for one in (kept, *found.others)]
-    if found.what == "seed":
+    own_variant, chosen, name = comparison.kept, comparison.chosen, NAMES[comparison.what]
+    losses = [variant.loss for variant in (own_variant, *comparison.others)]
+    if comparison.what == "seed":
         seeds = f"{len(losses)} seed{'s' * (len(losses) != 1)}"
         return f"no seed: the losses of {seeds}, from {number(min(losses))} to {number(max(losses))}, differ by chance"
-    least, other = min(losses), min(one.loss for one in found.others)
-    margin = f"the margin, {number(found.margin)}, a tenth of what yours has learnt"
-    if chosen == kept:
-        by = f"is smaller than yours, {number(kept.loss)}, by no more than {margin}"
-        why = by if other < kept.loss else f"is not smaller than yours, {number(kept.loss)}"
-        larger = _larger(found) if found.what == "batch" else ""
-        return f"{name} {kept.value:g} stays: the smallest other loss, {number(other)}, {why}{larger}"
-    use = f"{name} {chosen.value:g}{' of the run' if found.what == 'warmup' else ''} with rate {number(chosen.rate)}"
-    if chosen.loss - least <= found.near and found.what == "batch" and chosen.value > kept.value:
+    least, other = min(losses), min(variant.loss for variant in comparison.others)
+    margin = f"the margin, {number(comparison.margin)}, a tenth of what yours has learnt"
+    if chosen == own_variant:
+        by = f"is smaller than yours, {number(own_variant.loss)}, by no more than {margin}"
+        clause = by if other < own_variant.loss else f"is not smaller than yours, {number(own_variant.loss)}"
+        larger = _larger(comparison) if comparison.what == "batch" else ""
+        return f"{name} {own_variant.value:g} stays: the smallest other loss, {number(other)}, {clause}{larger}"
+    use = (
+        f"{name} {chosen.value:g}{' of the run' if comparison.what == 'warmup' else ''} with rate {number(chosen.rate)}"
+    )
+    if chosen.loss - least <= comparison.near and comparison.what == "batch" and chosen.value > own_variant.value:
         return (
             f"{use}: the largest batch whose loss, {number(chosen.loss)}, is above the smallest one, {number(least)}, by at "
-            f"most {number(found.near)}"
+            f"most {number(comparison.near)}"
         )
-    schedule = f": --schedule warmup:{chosen.value:g},constant" if found.what == "warmup" else ""
-    return f"{use}: its loss, {number(chosen.loss)}, is smaller than yours, {number(kept.loss)}, by more than {margin}{schedule}"
+    schedule = f": --schedule warmup:{chosen.value:g},constant" if comparison.what == "warmup" else ""
+    return f"{use}: its loss, {number(chosen.loss)}, is smaller than yours, {number(own_variant.loss)}, by more than {margin}{schedule}"
 
 
-def _larger(found: Also) -> str:
+def _larger(comparison: Also) -> str:
     """Return a clause about larger batches, for a batch that stays."""
-    near = [one for one in found.others if one.value > found.kept.value and one.loss <= found.kept.loss + found.near]
-    if not near:
+    as_good = [
+        variant
+        for variant in comparison.others
+        if variant.value > comparison.kept.value and variant.loss <= comparison.kept.loss + comparison.near
+    ]
+    if not as_good:
         return ", and no larger batch has a loss near it or yours"
-    most = min(near, key=lambda one: (-one.value, one.loss))
+    most = min(as_good, key=lambda variant: (-variant.value, variant.loss))
     return f"; {most.value:g} with rate {number(most.rate)} has about your loss, {number(most.loss)}, with fewer steps"
 
 
-def sentence(found: Scouted) -> str:
+def sentence(result: Scouted) -> str:
     """Return the learning rate, and what to do."""
-    verdict = found.verdict
+    verdict = result.verdict
     flat = (
         f"flat from {number(verdict.low)} to {number(verdict.high)}" if verdict.low < verdict.high else "no flat part"
     )
-    if found.doubt:
-        kept = f"keep yours, {number(verdict.own)}; " if verdict.own is not None else ""
-        return f"unclear: {kept}these trials chose {number(verdict.rate)}, but {found.doubt}"
+    if result.doubt:
+        advice = f"keep yours, {number(verdict.own)}; " if verdict.own is not None else ""
+        return f"unclear: {advice}these trials chose {number(verdict.rate)}, but {result.doubt}"
     instead = f" instead of {number(verdict.own)}" if verdict.own is not None else ""
     rate = f"keep yours, {number(verdict.rate)}" if verdict.keeps else f"{number(verdict.rate)}{instead}"
-    others = [
-        f"with {NAMES[one.what]} {one.chosen.value:g} use {number(one.chosen.rate)}"
-        for one in found.also
-        if one.chosen != one.kept
+    alternatives = [
+        f"with {NAMES[comparison.what]} {comparison.chosen.value:g} use {number(comparison.chosen.rate)}"
+        for comparison in result.also
+        if comparison.chosen != comparison.kept
     ]
-    return "; ".join([rate, flat, *others])
+    return "; ".join([rate, flat, *alternatives])
 
 
 def _rate(text: str) -> float:
     try:
-        found = float(text)
+        rate = float(text)
     except ValueError:
-        found = math.nan
-    if not (math.isfinite(found) and found > 0):
+        rate = math.nan
+    if not (math.isfinite(rate) and rate > 0):
         raise argparse.ArgumentTypeError(f"must be a learning rate above 0, such as 1e-4, got {text!r}")
-    return found
+    return rate
 
 
 def _whats(text: str) -> list[str]:

@@ -72,11 +72,11 @@ class Also:
 Tries = Generator[Sequence[Trial], Sequence[float], Also]
 
 
-def also(what: What, curve: Curve, rate: float, rung: Rung, batch: int, seeds: Sequence[int]) -> Tries:
+def also(setting: What, curve: Curve, rate: float, rung: Rung, batch: int, seeds: Sequence[int]) -> Tries:
     """Compare other values of a setting at a rate.
 
     Args:
-        what: The setting.
+        setting: The setting.
         curve: The result of the search. The rate has losses of this rung.
         rate: The chosen rate.
         rung: The longest trials of the search.
@@ -87,38 +87,45 @@ def also(what: What, curve: Curve, rate: float, rung: Rung, batch: int, seeds: S
     assert point is not None
     starts = range(len(point.losses))
     first = math.fsum(curve.first[: len(starts)]) / len(starts)
-    match what:
+    match setting:
         case "batch":
             sizes = sorted({max(1, round(batch * times)) for times in BATCHES} - {batch})
-            given = [(float(size), one) for size in sizes for one in _rates(rate, size / batch)]
+            pairs = [(float(size), scaled_rate) for size in sizes for scaled_rate in _rates(rate, size / batch)]
         case "warmup":
-            given = [(share, rounded(rate * times)) for share in WARMUPS for times in HIGHER]
+            pairs = [(share, rounded(rate * times)) for share in WARMUPS for times in HIGHER]
         case "seed":
-            given = [(float(seed), rate) for seed in seeds]
-    if what == "seed":
+            pairs = [(float(seed), rate) for seed in seeds]
+    if setting == "seed":
         losses = yield [Trial(rate=rate, start=start, steps=rung.steps) for start in range(len(seeds))]
-        others = [
-            Variant(value=value, rate=rate, losses=(loss,)) for (value, _), loss in zip(given, losses, strict=True)
+        variants = [
+            Variant(value=value, rate=rate, losses=(loss,)) for (value, _), loss in zip(pairs, losses, strict=True)
         ]
-        return Also(what=what, kept=others[0], others=tuple(others[1:]), chosen=others[0])  # differences are chance
-    trials = [_trial(what, value, one, start, rung.steps, batch) for value, one in given for start in starts]
-    losses = yield trials
-    others = [
-        Variant(value=value, rate=one, losses=tuple(losses[place * len(starts) : (place + 1) * len(starts)]))
-        for place, (value, one) in enumerate(given)
+        # Differences are chance, so the first seed stays.
+        return Also(what=setting, kept=variants[0], others=tuple(variants[1:]), chosen=variants[0])
+    trials = [
+        _trial(setting, value, pair_rate, start, rung.steps, batch) for value, pair_rate in pairs for start in starts
     ]
-    kept = Variant(value=float(batch) if what == "batch" else 0.0, rate=rate, losses=point.losses)
-    margin = AS_GOOD * max(first - kept.loss, 0.0)
-    better = [one for one in others if kept.loss - one.loss > margin]
-    least = min(one.loss for one in (kept, *others))
-    near = NEAR * max(min(first - least, abs(least)), 0.0)
-    larger = [one for one in others if what == "batch" and one.value > batch and one.loss - least <= near]
-    chosen = kept
-    if larger:  # it is as good with fewer steps
-        chosen = min(larger, key=lambda one: (-one.value, one.loss))
+    losses = yield trials
+    variants = [
+        Variant(value=value, rate=pair_rate, losses=tuple(losses[index * len(starts) : (index + 1) * len(starts)]))
+        for index, (value, pair_rate) in enumerate(pairs)
+    ]
+    own_variant = Variant(value=float(batch) if setting == "batch" else 0.0, rate=rate, losses=point.losses)
+    margin = AS_GOOD * max(first - own_variant.loss, 0.0)
+    better = [variant for variant in variants if own_variant.loss - variant.loss > margin]
+    least = min(variant.loss for variant in (own_variant, *variants))
+    tolerance = NEAR * max(min(first - least, abs(least)), 0.0)
+    as_good = [
+        variant
+        for variant in variants
+        if setting == "batch" and variant.value > batch and variant.loss - least <= tolerance
+    ]
+    chosen = own_variant
+    if as_good:  # it is as good with fewer steps
+        chosen = min(as_good, key=lambda variant: (-variant.value, variant.loss))
     elif better:
-        chosen = min(better, key=lambda one: one.loss)
-    return Also(what=what, kept=kept, others=tuple(others), chosen=chosen, margin=margin, near=near)
+        chosen = min(better, key=lambda variant: variant.loss)
+    return Also(what=setting, kept=own_variant, others=tuple(variants), chosen=chosen, margin=margin, near=tolerance)
 
 
 def _rates(rate: float, times: float) -> list[float]:
@@ -126,7 +133,7 @@ def _rates(rate: float, times: float) -> list[float]:
     return sorted({rounded(rate), rounded(rate * math.sqrt(times)), rounded(rate * times)})
 
 
-def _trial(what: What, value: float, rate: float, start: int, steps: int, batch: int) -> Trial:
-    if what == "warmup":
+def _trial(setting: What, value: float, rate: float, start: int, steps: int, batch: int) -> Trial:
+    if setting == "warmup":
         return Trial(rate=rate, start=start, steps=steps, warmup=value)
     return Trial(rate=rate, start=start, steps=max(1, round(steps * batch / value)), batch=int(value))

@@ -106,7 +106,7 @@ def svg(curve: Curve, verdict: Verdict, title: str) -> str:
         return MARGIN + inner[1] * (top - min(loss, top)) / max(top - bottom, 1e-12)
 
     most = max(point.steps for point in curve.points)
-    line = " ".join(f"{x(one.rate):.1f},{y(losses[one.rate]):.1f}" for one in finite)
+    line = " ".join(f"{x(point.rate):.1f},{y(losses[point.rate]):.1f}" for point in finite)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
         f"<title>{escape(title)}</title>",
@@ -124,8 +124,8 @@ def svg(curve: Curve, verdict: Verdict, title: str) -> str:
         f'<polyline points="{line}" fill="none" stroke="#2c6fbb"/>',
     ]
     parts += [
-        f'<circle cx="{x(one.rate):.1f}" cy="{y(losses[one.rate]):.1f}" r="{4 if one.steps == most else 2}" fill="#2c6fbb"/>'
-        for one in finite
+        f'<circle cx="{x(point.rate):.1f}" cy="{y(losses[point.rate]):.1f}" r="{4 if point.steps == most else 2}" fill="#2c6fbb"/>'
+        for point in finite
     ]
     decades = range(math.ceil(rates[0] - 1e-9), math.floor(rates[-1] + 1e-9) + 1)
     parts += [

@@ -124,7 +124,7 @@ def grid(low: float, high: float) -> list[float]:
             f"the lower bound {low:g} is above the upper bound {high:g}", hint=f"--from {high:g} --to {low:g}"
         )
     count = max(2, round(PER_DECADE * math.log10(high / low)) + 1)
-    rates = sorted({rounded(low * (high / low) ** (place / (count - 1))) for place in range(count)})
+    rates = sorted({rounded(low * (high / low) ** (index / (count - 1))) for index in range(count)})
     if len(rates) < 2:
         raise ConfigError(
             f"between {low:g} and {high:g} there is only the rate {rates[0]:g}, because more than two digits mean "
@@ -161,22 +161,22 @@ def steps_of(shape: Sequence[Rung], rates: int) -> int:
     total = 0
     for rung in shape:
         total += rates * rung.steps * rung.starts
-        rates = _kept(rates) + 1  # the own rate always continues
+        rates = _kept_count(rates) + 1  # the own rate always continues
     return total + 2 * shape[-1].steps * shape[-1].starts
 
 
-def _kept(rates: int) -> int:
+def _kept_count(rates: int) -> int:
     return max(LEAST_KEPT, (rates + 1) // 2)
 
 
 def search(
-    rates: Sequence[float], own: float | None, ladder: Sequence[Rung], low: float = 0.0, high: float = math.inf
+    rates: Sequence[float], own_rate: float | None, ladder: Sequence[Rung], low: float = 0.0, high: float = math.inf
 ) -> Search:
     """Search the rate with the smallest loss. The search ends early if each rate between the bounds diverges.
 
     Args:
         rates: The rates of the first rung.
-        own: The user's rate, which gets the longest trials whatever its loss is; None if there is none.
+        own_rate: The user's rate, which gets the longest trials whatever its loss is; None if there is none.
         ladder: The rungs.
         low: The lowest rate that can be the answer. The user's rate may be below it.
         high: The highest one.
@@ -184,13 +184,13 @@ def search(
     starts = max(rung.starts for rung in ladder)
     first = yield [Trial(rate=0.0, start=start, steps=0) for start in range(starts)]
     points: dict[float, Point] = {}
-    alive = sorted({*rates, *([] if own is None else [own])})
+    alive = sorted({*rates, *([] if own_rate is None else [own_rate])})
     for number, rung in enumerate(ladder):
         yield from _measure(alive, rung, points)
         if number + 1 < len(ladder):
             best = sorted(alive, key=lambda rate: (points[rate].loss, rate))
-            healthy = [rate for rate in best[: _kept(len(alive))] if math.isfinite(points[rate].loss)]
-            alive = sorted({*healthy, *([] if own is None or not healthy else [own])})
+            healthy = [rate for rate in best[: _kept_count(len(alive))] if math.isfinite(points[rate].loss)]
+            alive = sorted({*healthy, *([] if own_rate is None or not healthy else [own_rate])})
         if not any(math.isfinite(points[rate].loss) for rate in alive if low <= rate <= high):
             break
     return Curve(first=tuple(first), points=tuple(points[rate] for rate in sorted(points)))
@@ -203,14 +203,18 @@ def beside(curve: Curve, rate: float, rung: Rung, low: float = 0.0, high: float 
     """
     points = {point.rate: point for point in curve.points}
     more = [
-        one
-        for one in (rounded(rate / 2), rounded(rate * 2))
-        if low <= one <= high
-        and (one not in points or points[one].steps < rung.steps or len(points[one].losses) < rung.starts)
+        neighbour
+        for neighbour in (rounded(rate / 2), rounded(rate * 2))
+        if low <= neighbour <= high
+        and (
+            neighbour not in points
+            or points[neighbour].steps < rung.steps
+            or len(points[neighbour].losses) < rung.starts
+        )
     ]
     if more:
         yield from _measure(more, rung, points)
-    return Curve(first=curve.first, points=tuple(points[one] for one in sorted(points)))
+    return Curve(first=curve.first, points=tuple(points[measured_rate] for measured_rate in sorted(points)))
 
 
 def _measure(
@@ -219,12 +223,12 @@ def _measure(
     """Measure the trials of a rung, and put the points of its rates into ``points``."""
     trials = [Trial(rate=rate, start=start, steps=rung.steps) for rate in rates for start in range(rung.starts)]
     losses = [*map(_loss, (yield trials))]
-    found = [
-        Point(rate=rate, steps=rung.steps, losses=tuple(losses[place * rung.starts : (place + 1) * rung.starts]))
-        for place, rate in enumerate(rates)
+    measured = [
+        Point(rate=rate, steps=rung.steps, losses=tuple(losses[index * rung.starts : (index + 1) * rung.starts]))
+        for index, rate in enumerate(rates)
     ]
-    least = min(point.loss for point in found)
-    points.update({point.rate: replace(point, least=least) for point in found})
+    least = min(point.loss for point in measured)
+    points.update({point.rate: replace(point, least=least) for point in measured})
 
 
 def _loss(loss: float) -> float:

@@ -107,20 +107,20 @@ class Scouted:
 
         def plain(value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: plain(one) for name, one in value.items()}
+                return {name: plain(item) for name, item in value.items()}
             if isinstance(value, list | tuple):
-                return [plain(one) for one in value]
+                return [plain(item) for item in value]
             return None if isinstance(value, float) and not math.isfinite(value) else value
 
-        found = asdict(self)
+        data = asdict(self)
         losses = comparable(self.curve, self.verdict.best)
-        for point in found["curve"]["points"]:
+        for point in data["curve"]["points"]:
             point["loss"] = losses[point["rate"]]
-        result: dict[str, Any] = plain(found)
+        result: dict[str, Any] = plain(data)
         return result
 
 
-def nothing(*given: Any) -> None:
+def nothing(*arguments: Any) -> None:
     """Replaces a hook of the user."""
 
 
@@ -178,9 +178,9 @@ async def scout(
     async with crew_of(tried, spec.seed, replica=TrialReplica, fresh=True) as (crew, samples):
         tried.callbacks = []  # create_model may have set some
         trials = Trials(tried, settled(tried, spec), crew, samples, say or app.say)
-        check_own(trials.own)
+        check_own(trials.own_rate)
         await trials.prepare(SEEDS if "seed" in also else STARTS)
-        return await trials.found(rates, steps, also, bounds)
+        return await trials.run_search(rates, steps, also, bounds)
 
 
 def _check_trains(spec: RunSpec) -> None:
@@ -191,9 +191,9 @@ def _check_trains(spec: RunSpec) -> None:
     """
     mode, exchange = spec.train.name, spec.exchange
     if mode not in ("sync", "async") or exchange.spans_workers:
-        asked = f"mode={mode!r}" if mode not in ("sync", "async") else f"exchange={exchange.name!r}"
+        setting = f"mode={mode!r}" if mode not in ("sync", "async") else f"exchange={exchange.name!r}"
         raise ConfigError(
-            f"a trial trains the whole model on one worker with its own optimizer, but with {asked} no worker trains alone",
+            f"a trial trains the whole model on one worker with its own optimizer, but with {setting} no worker trains alone",
             hint="search with --mode sync --exchange star, and try the rate in a short run",
         )
 
@@ -231,8 +231,8 @@ class Trials:
         self._batch = spec.data.batch_size * self._slots  # slots of a common step make it together
         self._has_val = has(app, "val")
         self._files = place_of(app, "train") is not None
-        self._held = 0 if self._has_val else max(1, min(MOST_HELD_OUT, round(HELD_OUT * samples)))
-        self._samples = samples - self._held
+        self._held_out_count = 0 if self._has_val else max(1, min(MOST_HELD_OUT, round(HELD_OUT * samples)))
+        self._samples = samples - self._held_out_count
         if self._samples < 1:
             raise ConfigError("one training sample is too few: a part is held out to compare rates")
         self._all = samples
@@ -243,7 +243,7 @@ class Trials:
         self.starts: list[int] = []
         self.broken: list[tuple[int, str]] = []
         self.run_steps = spec.epochs * math.ceil(samples / self._batch)
-        self.own = highest_rate(app.model, self.run_steps)
+        self.own_rate = highest_rate(app.model, self.run_steps)
         self.is_scaled = is_scaled(app.model)  # before the check of a start replaces the optimizer
 
     # -- starts -------------------------------------------------------------------------------------------------------
@@ -257,12 +257,12 @@ class Trials:
         Raises:
             AppError: All starts are broken.
         """
-        checks = [made(self._app) for made in hooks("start_check")]
+        checks = [make_check(self._app) for make_check in hooks("start_check")]
         for seed in range(self._spec.seed, self._spec.seed + starts + MORE_STARTS):
             weights = await self._first_weights(seed)
-            if why := next(filter(None, (why_broken(weights) for why_broken in checks)), ""):
-                self.broken.append((seed, why))
-                self._say(f"seed {seed} is left out: {why}")
+            if reason := next(filter(None, (why_broken(weights) for why_broken in checks)), ""):
+                self.broken.append((seed, reason))
+                self._say(f"seed {seed} is left out: {reason}")
                 continue
             self.starts.append(seed)
             self._weights.append(weights)
@@ -288,11 +288,11 @@ class Trials:
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
-    async def found(
+    async def run_search(
         self,
         rates: Sequence[float],
         steps: int | None,
-        asked: Sequence[What] = (),
+        compared_settings: Sequence[What] = (),
         bounds: tuple[float, float] = (0.0, math.inf),
     ) -> Scouted:
         """Search these rates, and return the result.
@@ -300,7 +300,7 @@ class Trials:
         Args:
             rates: The rates of the first rung.
             steps: Steps of the trials of the rates, together; None for a share of the run.
-            asked: Other settings to compare.
+            compared_settings: Other settings to compare.
             bounds: The answer lies between them. The user's rate is also tried if it does not.
 
         Raises:
@@ -311,30 +311,32 @@ class Trials:
         share = round(SHARE * self.run_steps)
         allowed = max(LEAST_STEPS, share) if steps is None else steps
         ladder = rungs(allowed, len(rates) + 1, self.run_steps)
-        ladder = [Rung(steps=one.steps, starts=min(one.starts, len(self.starts))) for one in ladder]
+        ladder = [Rung(steps=rung.steps, starts=min(rung.starts, len(self.starts))) for rung in ladder]
         if steps is None and (planned := steps_of(ladder, len(rates) + 1)) > share:
             self._long = planned
-        own = float(f"{self.own:.6g}")
-        curve = await self._driven(search(rates, own, ladder, *bounds))
+        own_rate = float(f"{self.own_rate:.6g}")
+        curve = await self._driven(search(rates, own_rate, ladder, *bounds))
         if any(math.isinf(point.loss) for point in curve.points):
             check_data(self._app)
         check_learns(curve, bounds, source_of(self._app))
-        verdict = judged(curve.within(*bounds), own)
+        verdict = judged(curve.within(*bounds), own_rate)
         for _ in range(MOST_HALVINGS):
             curve = await self._driven(beside(curve, verdict.rate, ladder[-1], *bounds))
-            before, verdict = verdict, judged(curve.within(*bounds), own)
+            before, verdict = verdict, judged(curve.within(*bounds), own_rate)
             if verdict.rate == before.rate:
                 break
         answers = [
-            await self._driven(compared(what, curve, verdict.rate, ladder[-1], self._spec.data.batch_size, self.starts))
-            for what in asked
+            await self._driven(
+                compared(setting, curve, verdict.rate, ladder[-1], self._spec.data.batch_size, self.starts)
+            )
+            for setting in compared_settings
         ]
         return Scouted(
             verdict=verdict,
             curve=curve,
             starts=tuple(self.starts),
             broken=tuple(self.broken),
-            judged_by="validation data" if self._has_val else f"{self._held:,} training samples, held out",
+            judged_by="validation data" if self._has_val else f"{self._held_out_count:,} training samples, held out",
             is_scaled=self.is_scaled,
             trials=self._count,
             steps=self._steps,
@@ -342,7 +344,9 @@ class Trials:
             also=tuple(answers),
             bounds=bounds,
             doubt=doubt(
-                curve.within(*bounds), samples_of(self._app, "val") if self._has_val else self._held, self.run_steps
+                curve.within(*bounds),
+                samples_of(self._app, "val") if self._has_val else self._held_out_count,
+                self.run_steps,
             ),
         )
 
@@ -373,8 +377,8 @@ class Trials:
             self._say(line_of(trials))
         begin = time.perf_counter()
         carried = [
-            self._crew.carry(first + place, 0, partial(self._send, trial), leaves=False)
-            for place, trial in enumerate(trials)
+            self._crew.carry(first + index, 0, partial(self._send, trial), leaves=False)
+            for index, trial in enumerate(trials)
         ]
         losses = list(await asyncio.gather(*carried))
         if self._long and self._steps:  # after the first rung
@@ -400,11 +404,11 @@ class Trials:
             state={},
             steps=(0, trial.steps, trial.steps, trial.steps) if trial.steps else (),
         )
-        factor, warm = (trial.rate / self.own, round(trial.warmup * trial.steps)) if trial.steps else (1.0, 0)
-        found = await worker.call(
+        factor, warm = (trial.rate / self.own_rate, round(trial.warmup * trial.steps)) if trial.steps else (1.0, 0)
+        reply = await worker.call(
             (self._app.run_context.name, REPLICA), "trial", task.to_message(), factor, warm, self._held_out
         )
-        return float(found["loss"])
+        return float(reply["loss"])
 
     def _batch_of(self, trial: Trial) -> int:
         return trial.batch * self._slots or self._batch
@@ -412,10 +416,10 @@ class Trials:
     @cached_property
     def _held_out(self) -> Any:
         """The samples that are held out, as a message; None if the app has validation data."""
-        if not self._held:
+        if not self._held_out_count:
             return None
-        held = self._whole[self._samples :]
-        return held.to_message() if self._files else np.sort(held)
+        indices = self._whole[self._samples :]
+        return indices.to_message() if self._files else np.sort(indices)
 
     @cached_property
     def _whole(self) -> Any:
@@ -427,12 +431,12 @@ class Trials:
 
     def _order(self, trial: Trial) -> Any:
         """Return the samples of a trial in their order. Trials of one start begin with the same ones."""
-        whole, wanted = self._whole[: self._samples], trial.steps * self._batch_of(trial)
+        indices, count = self._whole[: self._samples], trial.steps * self._batch_of(trial)
         if self._files:
-            return whole[:wanted]  # at most one pass
-        seed, passes = self.starts[trial.start], math.ceil(wanted / self._samples)
-        orders = [whole[shuffled(self._samples, seed, ORDER + 1 + number)] for number in range(passes)]
-        return np.concatenate([whole[:0], *orders])[:wanted]
+            return indices[:count]  # at most one pass
+        seed, passes = self.starts[trial.start], math.ceil(count / self._samples)
+        orders = [indices[shuffled(self._samples, seed, ORDER + 1 + number)] for number in range(passes)]
+        return np.concatenate([indices[:0], *orders])[:count]
 
 
 def check_data(app: App) -> None:
@@ -496,13 +500,13 @@ def line_of(trials: Sequence[Trial]) -> str:
     starts = several(len({trial.start for trial in trials}), "start")
     compared = len({(trial.batch, trial.warmup, trial.rate) for trial in trials})
     values = "batch sizes" if trials[0].batch else "warm-ups" if trials[0].warmup else ""
-    what = f"{values} with rates: {several(compared, 'pair')}" if values else several(compared, "rate")
+    trials_text = f"{values} with rates: {several(compared, 'pair')}" if values else several(compared, "rate")
     least, most = min(trial.steps for trial in trials), max(trial.steps for trial in trials)
     steps = f"{least} to {most} steps" if least < most else several(most, "step")
-    return f"{what}, {starts}, {steps} each"
+    return f"{trials_text}, {starts}, {steps} each"
 
 
 def is_scaled(model: Any) -> bool:
     """Return whether a search scales the rates of a model: a schedule, or the rates of several optimizers."""
     optimizers = list(optimizers_of(model.optimizer))
-    return len(optimizers) > 1 or not all(hasattr(one._learning_rate, "assign") for one in optimizers)
+    return len(optimizers) > 1 or not all(hasattr(optimizer._learning_rate, "assign") for optimizer in optimizers)

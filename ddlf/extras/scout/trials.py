@@ -30,8 +30,8 @@ def optimizers_of(optimizer: Any) -> Iterator[Any]:
     """Yield the optimizers that change weights: one, or several inside a ``MultiOptimizer``."""
     inner = innermost(optimizer)
     several = getattr(inner, "optimizers", ())
-    for one in several:
-        yield from optimizers_of(one)
+    for inner_optimizer in several:
+        yield from optimizers_of(inner_optimizer)
     if inner is not None and not several:
         yield inner
 
@@ -44,22 +44,22 @@ def highest_rate(model: Any, steps: int) -> float:
     """
     import keras
 
-    found: list[float] = []
+    rates: list[float] = []
     if model.optimizer is not None and not model.optimizer.built:  # before, several optimizers are unknown
         model.optimizer.build(model.trainable_variables)
     for optimizer in optimizers_of(model.optimizer):
         rate = getattr(optimizer, "_learning_rate", None)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            found += [_rate_at(rate, step, steps) for step in np.unique(np.linspace(0, steps, 101).astype(int))]
+            rates += [_rate_at(rate, step, steps) for step in np.unique(np.linspace(0, steps, 101).astype(int))]
         elif rate is not None:
-            found.append(float(keras.ops.convert_to_numpy(rate() if callable(rate) else rate)))
-    found = [one for one in found if math.isfinite(one)]
-    if not found or max(found) <= 0:
+            rates.append(float(keras.ops.convert_to_numpy(rate() if callable(rate) else rate)))
+    rates = [rate for rate in rates if math.isfinite(rate)]
+    if not rates or max(rates) <= 0:
         raise ConfigError(
             "the model's optimizer has no learning rate above 0, so there is none to search",
             hint="compile the model with an optimizer, such as keras.optimizers.Adam(1e-3)",
         )
-    return max(found)
+    return max(rates)
 
 
 def _rate_at(schedule: Any, step: int, steps: int) -> float:
@@ -80,7 +80,7 @@ class RateFactor:
     """
 
     def __init__(self, model: Any) -> None:
-        self._held = [_multiplied(one) for one in optimizers_of(model.optimizer)]
+        self._variables = [_multiplied(optimizer) for optimizer in optimizers_of(model.optimizer)]
         model.train_function = None
 
     def set(self, factor: float, warm: int = 0) -> None:
@@ -90,24 +90,24 @@ class RateFactor:
             factor: The factor.
             warm: Steps of a warm-up, in which the rate rises from about 0.
         """
-        for held in self._held:
-            held.assign([factor, max(warm, 1)])
+        for variable in self._variables:
+            variable.assign([factor, max(warm, 1)])
 
 
 def _multiplied(optimizer: Any) -> Any:
     import keras
 
-    held = optimizer.add_variable((2,), name=f"{HELD_PATH}_factor", dtype="float32")
-    held.assign([1.0, 1.0])
-    own = optimizer._get_current_learning_rate
+    variable = optimizer.add_variable((2,), name=f"{HELD_PATH}_factor", dtype="float32")
+    variable.assign([1.0, 1.0])
+    current_rate = optimizer._get_current_learning_rate
 
     def multiplied() -> Any:
-        rate = own()
-        risen = keras.ops.minimum((keras.ops.cast(optimizer._iterations, "float32") + 1) / held[1], 1.0)
-        return keras.ops.cast(rate, "float32") * held[0] * risen
+        rate = current_rate()
+        risen = keras.ops.minimum((keras.ops.cast(optimizer._iterations, "float32") + 1) / variable[1], 1.0)
+        return keras.ops.cast(rate, "float32") * variable[0] * risen
 
     vars(optimizer)["_get_current_learning_rate"] = multiplied
-    return held
+    return variable
 
 
 class TrialReplica(Replica):
@@ -125,30 +125,30 @@ class TrialReplica(Replica):
             use_fast_steps(model, (), model.steps_per_execution)
         return facts
 
-    async def trial(self, task: dict[str, Any], factor: float, warm: int, held: Any) -> dict[str, Any]:
+    async def trial(self, task: dict[str, Any], factor: float, warm: int, held_out: Any) -> dict[str, Any]:
         """Train a trial, and return its validation loss.
 
         Args:
             task: The ``Task``, as a message; without samples, only its weights are evaluated.
             factor: Multiplies the learning rate.
             warm: Steps of a warm-up.
-            held: Numbers of the training samples that are held out, or their portion as a message; None for the app's
+            held_out: Numbers of the training samples that are held out, or their portion as a message; None for the app's
                 validation data.
         """
-        found: dict[str, Any] = await self._on_thread(lambda: self.tried(task, factor, warm, held))
-        return found
+        result: dict[str, Any] = await self._on_thread(lambda: self.tried(task, factor, warm, held_out))
+        return result
 
-    def tried(self, message: dict[str, Any], factor: float, warm: int, held: Any) -> dict[str, Any]:
+    def tried(self, message: dict[str, Any], factor: float, warm: int, held_out: Any) -> dict[str, Any]:
         """Train a trial on this thread. It has the arguments of ``trial``."""
         task = Task.from_message(message)
         self._factor.set(factor, warm)
         round = self._begin_round(task)
         if not len(task.indices):
             self._end_round(round, [np.zeros_like(w) for w in round.begun])
-            return {"loss": self._loss(round.begun, task, held)}
+            return {"loss": self._loss(round.begun, task, held_out)}
         update, _ = self._trained(round)
         self._end_round(round, update)
-        if not any(int(np.asarray(one._iterations)) for one in optimizers_of(self.app.model.optimizer)):
+        if not any(int(np.asarray(optimizer._iterations)) for optimizer in optimizers_of(self.app.model.optimizer)):
             raise AppError(
                 "a learning rate has no effect: train made no step with self.model.optimizer",
                 hint="train with replica.fit or self.model.optimizer, or choose the rate yourself",
@@ -156,22 +156,22 @@ class TrialReplica(Replica):
         weights: Weights = difference(round.begun, update)
         if not all(np.isfinite(w).all() for w in weights):
             return {"loss": math.inf}
-        return {"loss": self._loss(weights, task, held)}
+        return {"loss": self._loss(weights, task, held_out)}
 
-    def _loss(self, weights: Weights, task: Task, held: Any) -> float:
+    def _loss(self, weights: Weights, task: Task, held_out: Any) -> float:
         """Return the validation loss of weights."""
-        if held is None:
+        if held_out is None:
             return float(evaluate(self.app, weights, "val")["loss"])
         if self._held_out is None:
-            self._held_out = self._feed_of(task, held)
+            self._held_out = self._feed_of(task, held_out)
         set_weights(self.app.model, weights)
         with reading(self.app, self._held_out) as dataset:
             return float(scalars(self.app.model.evaluate(dataset, verbose=0, return_dict=True))["loss"])
 
-    def _feed_of(self, task: Task, held: Any) -> Feed:
+    def _feed_of(self, task: Task, held_out: Any) -> Feed:
         """Return the samples that are held out, for an evaluation. They are in memory, because they are few."""
-        kept = Task.from_message({**replace(task, indices=np.arange(0)).to_message(), "indices": held})
-        (rows, count), *_ = self._samples.batches(replace(kept, batch_size=len(kept.indices)))
+        held_out_task = Task.from_message({**replace(task, indices=np.arange(0)).to_message(), "indices": held_out})
+        (rows, count), *_ = self._samples.batches(replace(held_out_task, batch_size=len(held_out_task.indices)))
         feed = make_feed(rows, EVALUATION_BATCH)
         feed.set_order(np.arange(count))
         return feed

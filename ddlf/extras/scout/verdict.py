@@ -50,18 +50,18 @@ def best_of(curve: Curve) -> float:
     return min(curve.longest, key=lambda point: (point.loss, point.rate)).rate
 
 
-def judged(curve: Curve, own: float | None) -> Verdict:
+def judged(curve: Curve, own_rate: float | None) -> Verdict:
     """Return the answer from the losses of all trials. At least one trial must have a finite loss."""
     best = best_of(curve)
     flat = interval(curve, best)
     middle = _middle([point.rate for point in flat if point in curve.longest and point.rate <= best])
-    keeps = own is not None and own <= best and any(point.rate == own for point in flat)
+    keeps = own_rate is not None and own_rate <= best and any(point.rate == own_rate for point in flat)
     return Verdict(
-        rate=own if keeps and own is not None else middle,
+        rate=own_rate if keeps and own_rate is not None else middle,
         best=best,
         low=flat[0].rate,
         high=flat[-1].rate,
-        own=own,
+        own=own_rate,
         keeps=keeps,
     )
 
@@ -109,8 +109,8 @@ def interval(curve: Curve, rate: float) -> list[Point]:
 
     A rate that left the search earlier is compared with the best rate of trials of the same length.
     """
-    place = [point.rate for point in curve.points].index(rate)
-    low, high = place, place
+    index = [point.rate for point in curve.points].index(rate)
+    low, high = index, index
     while low > 0 and as_good(curve, curve.points[low - 1]):
         low -= 1
     while high + 1 < len(curve.points) and as_good(curve, curve.points[high + 1]):
@@ -122,7 +122,7 @@ def as_good(curve: Curve, point: Point) -> bool:
     """Return whether a rate is as good as the best one with trials of this length."""
     if not math.isfinite(point.loss):
         return False
-    least = min(one.loss for one in curve.longest) if point in curve.longest else point.least
+    least = min(other.loss for other in curve.longest) if point in curve.longest else point.least
     return cost(curve, point, least) <= AS_GOOD
 
 

@@ -20,20 +20,20 @@ IN_BRACKETS = re.compile(rf"\blearning_rate\s*=\s*({NUMBER})(?![\w.(])")
 ALONE = re.compile(rf"(?<![\w.])train\s*:\s*learning_rate\s+({NUMBER})\s*;")
 
 
-def write_rate(path: Path, name: str, own: float, rate: float) -> str:
+def write_rate(path: Path, name: str, own_rate: float, rate: float) -> str:
     """Write a learning rate to a file, and return its place as ``path:line``.
 
     Args:
         path: The user's file.
         name: The name of the app's class; unused for a model text.
-        own: The rate that the model's optimizer has now, to check the place.
+        own_rate: The rate that the model's optimizer has now, to check the place.
         rate: The new rate.
 
     Raises:
         ConfigError: The rate has no such place, or the file cannot be written. It is then unchanged.
     """
     text = path.read_bytes().decode()
-    begin, end = checked_place(path, text, name, own)
+    begin, end = checked_place(path, text, name, own_rate)
     added = begin == end
     number = str(float(f"{rate:g}"))  # Keras refuses an int
     line_end = "\r\n" if "\r\n" in text else "\n"
@@ -42,22 +42,22 @@ def write_rate(path: Path, name: str, own: float, rate: float) -> str:
     return f"{path}:{text.count(chr(10), 0, begin) + 1}"
 
 
-def checked_place(path: Path, text: str, name: str, own: float) -> tuple[int, int]:
+def checked_place(path: Path, text: str, name: str, own_rate: float) -> tuple[int, int]:
     """Return the place of the learning rate in a file, as ``place_of`` does, if its number is the optimizer's rate.
 
     Args:
         path: The user's file.
         text: Its text.
         name: The name of the app's class; unused for a model text.
-        own: The rate that the model's optimizer has now.
+        own_rate: The rate that the model's optimizer has now.
 
     Raises:
         ConfigError: The rate has no such place, or another place sets it.
     """
     begin, end = place_of(path, text, name)
-    if begin != end and not math.isclose(float(text[begin:end]), own, rel_tol=1e-5):
+    if begin != end and not math.isclose(float(text[begin:end]), own_rate, rel_tol=1e-5):
         raise ConfigError(
-            f"{path} says learning_rate {text[begin:end]}, but the optimizer has {own:g}, so another place sets it",
+            f"{path} says learning_rate {text[begin:end]}, but the optimizer has {own_rate:g}, so another place sets it",
             hint="compile the model with self.learning_rate, or leave --write out",
         )
     return begin, end
@@ -84,19 +84,19 @@ def in_class(path: Path, text: str, name: str) -> tuple[int, int]:
         ConfigError: The class assigns no number, or several.
     """
     mark = text.startswith("\ufeff")
-    found = [
+    values = [
         value
         for node in ast.walk(ast.parse(text[mark:]))
         if isinstance(node, ast.ClassDef) and node.name == name
-        for one in node.body
-        for value in _assigned(one)
+        for statement in node.body
+        for value in _assigned(statement)
     ]
-    if len(found) != 1 or not isinstance(found[0], ast.Constant) or isinstance(found[0].value, bool | str | None):
+    if len(values) != 1 or not isinstance(values[0], ast.Constant) or isinstance(values[0].value, bool | str | None):
         raise ConfigError(
             f"{name} in {path} has no line learning_rate = NUMBER to write the rate to",
             hint="add one to the class, and compile the model with self.learning_rate",
         )
-    (node,) = found
+    (node,) = values
     lines = text[mark:].splitlines(keepends=True)
     at = mark + sum(map(len, lines[: node.lineno - 1]))
     line = lines[node.lineno - 1].encode()
@@ -117,7 +117,7 @@ def in_text(path: Path, text: str) -> tuple[int, int]:
     Raises:
         ConfigError: The optimizer has a schedule.
     """
-    bare = COMMENT.sub(lambda found: " " * len(found[0]), text)
+    bare = COMMENT.sub(lambda match: " " * len(match[0]), text)
     if (alone := ALONE.search(bare)) is not None:
         return alone.span(1)
     if (optimizer := OPTIMIZER.search(bare)) is not None and "learning_rate" in optimizer[0]:

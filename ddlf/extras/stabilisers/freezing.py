@@ -31,22 +31,22 @@ def depths(model: Any) -> dict[str, tuple[int, int]]:
     if _graph(model) is not None:
         _add(model, {id(tensor): [] for tensor in model.inputs}, calls)
     before, after = [0] * len(calls), [1] * len(calls)
-    for place, (_, sources) in enumerate(calls):
-        before[place] = 1 + max((before[source] for source in sources), default=0)
-    for place, (_, sources) in reversed(list(enumerate(calls))):
+    for index, (_, sources) in enumerate(calls):
+        before[index] = 1 + max((before[source] for source in sources), default=0)
+    for index, (_, sources) in reversed(list(enumerate(calls))):
         for source in sources:
-            after[source] = max(after[source], after[place] + 1)
-    found: dict[str, tuple[int, int]] = {}
-    for place, (name, _) in enumerate(calls):
-        far, near = found.get(name, (0, 0))
-        found[name] = max(far, before[place]), max(near, after[place])
+            after[source] = max(after[source], after[index] + 1)
+    by_name: dict[str, tuple[int, int]] = {}
+    for index, (name, _) in enumerate(calls):
+        from_input, to_output = by_name.get(name, (0, 0))
+        by_name[name] = max(from_input, before[index]), max(to_output, after[index])
     names = [layer.name for layer in model._flatten_layers() if layer._trainable_variables and not _graph(layer)]
-    if missing := [name for name in names if name not in found]:
+    if missing := [name for name in names if name not in by_name]:
         raise ConfigError(
             f"the layer {missing[0]!r} has no depth: {model.name!r} does not say in which order its layers are called",
             hint="give the factors by name: Multipliers(optimizer, {'dense': 0.1})",
         )
-    return {name: found[name] for name in names}
+    return {name: by_name[name] for name in names}
 
 
 def _graph(model: Any) -> Any:
@@ -57,13 +57,13 @@ def _graph(model: Any) -> Any:
     return graph if getattr(graph, "_nodes_by_depth", None) else None
 
 
-def _add(model: Any, places: dict[int, list[int]], calls: list[tuple[str, list[int]]]) -> list[list[int]]:
+def _add(model: Any, sources: dict[int, list[int]], calls: list[tuple[str, list[int]]]) -> list[list[int]]:
     """Append the calls of a model's layers to ``calls``, in the order of computation. A call has the layer's name and
     the indices of the calls that it reads.
 
     Args:
         model: A model with a graph.
-        places: The indices of the calls that compute each tensor. It starts with the model's inputs, and receives all
+        sources: The indices of the calls that compute each tensor. It starts with the model's inputs, and receives all
             other tensors.
         calls: The calls so far.
 
@@ -73,17 +73,17 @@ def _add(model: Any, places: dict[int, list[int]], calls: list[tuple[str, list[i
     graph = _graph(model)
     for depth in sorted(graph._nodes_by_depth, reverse=True):
         for node in graph._nodes_by_depth[depth]:
-            taken = [places[id(tensor)] for tensor in node.input_tensors]
-            if not taken:
+            inputs = [sources[id(tensor)] for tensor in node.input_tensors]
+            if not inputs:
                 continue  # an input
             if _graph(layer := node.operation) is not None:
-                inside = {id(tensor): place for tensor, place in zip(_graph(layer).inputs, taken, strict=True)}
-                made = _add(layer, inside, calls)
+                inside = {id(tensor): index for tensor, index in zip(_graph(layer).inputs, inputs, strict=True)}
+                outputs = _add(layer, inside, calls)
             else:
-                calls.append((layer.name, sorted({place for some in taken for place in some})))
-                made = [[len(calls) - 1]] * len(node.output_tensors)
-            places.update({id(tensor): place for tensor, place in zip(node.output_tensors, made, strict=True)})
-    return [places[id(tensor)] for tensor in graph.outputs]
+                calls.append((layer.name, sorted({index for some in inputs for index in some})))
+                outputs = [[len(calls) - 1]] * len(node.output_tensors)
+            sources.update({id(tensor): index for tensor, index in zip(node.output_tensors, outputs, strict=True)})
+    return [sources[id(tensor)] for tensor in graph.outputs]
 
 
 def frozen_to(model: Any, share: float, optimizer: Any) -> Any:
@@ -95,8 +95,8 @@ def frozen_to(model: Any, share: float, optimizer: Any) -> Any:
             weights.
         optimizer: The optimizer that updates the weights.
     """
-    found = factors(depths(model), share)
-    return Multipliers(optimizer, found) if found else optimizer
+    layer_factors = factors(depths(model), share)
+    return Multipliers(optimizer, layer_factors) if layer_factors else optimizer
 
 
 @keras.saving.register_keras_serializable(package="ddlf")
@@ -126,7 +126,7 @@ class Unfreezing(Wrapper):
         name: str | None = None,
     ) -> None:
         super().__init__(inner_optimizer, name)
-        self.stages = [{str(key): float(one) for key, one in stage.items()} for stage in stages]
+        self.stages = [{str(key): float(factor) for key, factor in stage.items()} for stage in stages]
         if not self.stages:
             raise ConfigError("stages is empty", hint="Unfreezing.of(model, optimizer, (0.75, 0.5, 0))")
         self.steps = steps
@@ -135,8 +135,8 @@ class Unfreezing(Wrapper):
     @classmethod
     def of(cls, model: Any, optimizer: Any, shares: Sequence[float], steps: int | None = None) -> Any:
         """Create the optimizer for a model. ``shares`` has the frozen share of the depth in each part of the run."""
-        known = depths(model)
-        return cls(optimizer, [factors(known, share) for share in shares], steps)
+        layer_depths = depths(model)
+        return cls(optimizer, [factors(layer_depths, share) for share in shares], steps)
 
     def plan(self, steps: int, epochs: int) -> None:
         """Set the number of steps of the run, so that each part has the same length. Like ``RunSchedule.plan``."""
@@ -144,26 +144,29 @@ class Unfreezing(Wrapper):
 
     def begin(self, variables: list[Any]) -> None:
         """Find the factors of each weight in all parts of the run. Implements ``Wrapper.begin``."""
-        self._by_key = {self._var_key(one): [factor_of(one.path, stage) for stage in self.stages] for one in variables}
+        self._by_key = {
+            self._var_key(variable): [factor_of(variable.path, stage) for stage in self.stages]
+            for variable in variables
+        }
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
         """Take a step with the factors of the current part of the run. Implements ``Wrapper.change``."""
         stage = self._stage()
-        mine = [(v, self._by_key[self._var_key(v)]) for v in variables]
-        others = [(v, levels) for v, levels in mine if set(levels) != {1.0}]
-        before = [keras.ops.copy(v) for v, _ in others]  # the inner optimizer updates weights in place
+        with_levels = [(v, self._by_key[self._var_key(v)]) for v in variables]
+        slowed = [(v, levels) for v, levels in with_levels if set(levels) != {1.0}]
+        before = [keras.ops.copy(v) for v, _ in slowed]  # the inner optimizer updates weights in place
         self.inner_optimizer.apply(gradients, variables)
-        for (variable, levels), old in zip(others, before, strict=True):
+        for (variable, levels), old in zip(slowed, before, strict=True):
             variable.assign(
                 keras.ops.switch(stage, [_part(level) for level in levels], old, keras.ops.convert_to_tensor(variable))
             )
 
     def _stage(self) -> Any:
-        made = self.inner_optimizer.iterations
+        iterations = self.inner_optimizer.iterations
         if self.held is not None:
-            step, steps, _ = read_position(self.held, made)
+            step, steps, _ = read_position(self.held, iterations)
         elif self.steps is not None:
-            step, steps = keras.ops.cast(made, "float32") + 1, self.steps
+            step, steps = keras.ops.cast(iterations, "float32") + 1, self.steps
         else:
             raise ConfigError(
                 "Unfreezing needs the number of steps of the run, which plain Keras does not tell it",

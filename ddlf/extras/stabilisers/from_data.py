@@ -26,11 +26,11 @@ def spread(errors: Any) -> float:
     Raises:
         ConfigError: There is no finite error.
     """
-    found = np.asarray(errors, np.float64).reshape(-1)
-    found = found[np.isfinite(found)]
-    if not found.size:
+    values = np.asarray(errors, np.float64).reshape(-1)
+    values = values[np.isfinite(values)]
+    if not values.size:
         raise ConfigError("there are no finite errors, so they have no spread")
-    return float(NORMAL * np.median(np.abs(found - np.median(found))))
+    return float(NORMAL * np.median(np.abs(values - np.median(values))))
 
 
 def huber_delta(model: Any, x: Any, y: Any, batch_size: int = 256) -> float:
@@ -47,8 +47,8 @@ def huber_delta(model: Any, x: Any, y: Any, batch_size: int = 256) -> float:
         ConfigError: More than half of the errors are equal, so the spread is 0. Use squared errors then.
     """
     y = np.asarray(y, np.float64)
-    found = np.median(y, axis=0) if model is None else model.predict(x, batch_size=batch_size, verbose=0)
-    delta = EFFICIENT * spread(y - np.reshape(found, (-1, *y.shape[1:])))
+    predictions = np.median(y, axis=0) if model is None else model.predict(x, batch_size=batch_size, verbose=0)
+    delta = EFFICIENT * spread(y - np.reshape(predictions, (-1, *y.shape[1:])))
     if not delta > 0:
         raise ConfigError("more than half of the errors are equal, so none is an outlier", hint="use the loss 'mse'")
     return delta
@@ -62,20 +62,20 @@ def counts(labels: Any) -> np.ndarray[Any, Any]:
     Raises:
         ConfigError: The labels are neither class numbers nor one-hot rows.
     """
-    found = np.asarray(labels)
-    if found.ndim == 2 and found.shape[1] > 1:
-        return np.asarray(found.sum(axis=0))
-    found = found.reshape(-1)
-    if not found.size or (found != found.astype(np.int64)).any() or found.min() < 0:
+    array = np.asarray(labels)
+    if array.ndim == 2 and array.shape[1] > 1:
+        return np.asarray(array.sum(axis=0))
+    array = array.reshape(-1)
+    if not array.size or (array != array.astype(np.int64)).any() or array.min() < 0:
         raise ConfigError("labels must be class numbers from 0, or one-hot rows", hint="use numbers such as 0, 1, 2")
-    return np.bincount(found.astype(np.int64))
+    return np.bincount(array.astype(np.int64))
 
 
 def class_weights(labels: Any) -> dict[int, float]:
     """Return weights that balance the classes, ``n / (classes * n_c)``, for the setting ``class_weight`` or ``fit``."""
-    found = counts(labels)
-    present = int((found > 0).sum())
-    return {number: float(found.sum() / (present * n)) for number, n in enumerate(found) if n}
+    class_counts = counts(labels)
+    present = int((class_counts > 0).sum())
+    return {number: float(class_counts.sum() / (present * n)) for number, n in enumerate(class_counts) if n}
 
 
 def focal_alpha(labels: Any) -> list[float]:
@@ -84,10 +84,10 @@ def focal_alpha(labels: Any) -> list[float]:
     Raises:
         ConfigError: The labels have only one class.
     """
-    found = counts(labels)
-    if (found > 0).sum() < 2:
+    class_counts = counts(labels)
+    if (class_counts > 0).sum() < 2:
         raise ConfigError("the labels have only one class, so there are no classes to weigh", hint="check the labels")
-    return [float(one) for one in (1 - found / found.sum()) / (len(found) - 1)]
+    return [float(alpha) for alpha in (1 - class_counts / class_counts.sum()) / (len(class_counts) - 1)]
 
 
 def focal(labels: Any, gamma: float = GAMMA) -> Any:
@@ -98,8 +98,8 @@ def focal(labels: Any, gamma: float = GAMMA) -> Any:
     """
     import keras
 
-    alpha, found = focal_alpha(labels), np.asarray(labels)
-    if found.ndim == 2 and found.shape[1] > 1:
+    alpha, array = focal_alpha(labels), np.asarray(labels)
+    if array.ndim == 2 and array.shape[1] > 1:
         return keras.losses.CategoricalFocalCrossentropy(alpha=alpha, gamma=gamma)
     if len(alpha) > 2:
         raise ConfigError(

@@ -48,27 +48,27 @@ class Multipliers(Wrapper):
 
     def begin(self, variables: list[Any]) -> None:
         """Find the factor of each weight. Implements ``Wrapper.begin``."""
-        paths = [one.path for one in variables]
+        paths = [variable.path for variable in variables]
         if unknown := [key for key in self.factors if not any(is_part(key, path) for path in paths)]:
             raise ConfigError(
                 f"a factor is given for {unknown[0]!r}, but the model trains no such layer or weight",
                 hint=f"give names such as {', '.join(dict.fromkeys(path.rpartition('/')[0] for path in paths[:3]))}",
             )
-        self._by_key = {self._var_key(one): factor_of(one.path, self.factors) for one in variables}
+        self._by_key = {self._var_key(variable): factor_of(variable.path, self.factors) for variable in variables}
         if not any(self._by_key.values()):
             raise ConfigError("all weights are frozen, so there is no weight to train", hint="leave one factor above 0")
 
     def stepped(self, variables: list[Any]) -> list[Any]:
         """Return the weights whose factor is not 0. Implements ``Wrapper.stepped``."""
-        return [one for one in variables if self._by_key[self._var_key(one)]]
+        return [variable for variable in variables if self._by_key[self._var_key(variable)]]
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
         """Take a step of the inner optimizer, and multiply it by the factors. Implements ``Wrapper.change``."""
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if self._by_key[self._var_key(v)]]
-        others = [(v, self._by_key[self._var_key(v)]) for _, v in pairs if self._by_key[self._var_key(v)] != 1]
-        before = [keras.ops.copy(v) for v, _ in others]  # the inner optimizer updates weights in place
+        slowed = [(v, self._by_key[self._var_key(v)]) for _, v in pairs if self._by_key[self._var_key(v)] != 1]
+        before = [keras.ops.copy(v) for v, _ in slowed]  # the inner optimizer updates weights in place
         self.inner_optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
-        for (variable, factor), old in zip(others, before, strict=True):
+        for (variable, factor), old in zip(slowed, before, strict=True):
             variable.assign(old + factor * (keras.ops.convert_to_tensor(variable) - old))
 
     def options(self) -> dict[str, Any]:
@@ -114,15 +114,15 @@ def with_factors_of(model: Any, optimizer: Any) -> Any:
     """Return the optimizer, with the factors that ``multiplied`` gave to the model, if there are any."""
     if not (factors := vars(model).get(FACTORS)):
         return optimizer
-    paths = [one.path for one in model.trainable_variables]
-    known = {key: one for key, one in factors.items() if any(is_part(key, path) for path in paths)}
-    return with_factors(keras.optimizers.get(optimizer), known)
+    paths = [variable.path for variable in model.trainable_variables]
+    used = {key: factor for key, factor in factors.items() if any(is_part(key, path) for path in paths)}
+    return with_factors(keras.optimizers.get(optimizer), used)
 
 
 def with_factors(optimizer: Any, factors: Mapping[str, float]) -> Any:
     """Return the optimizer with these factors, unless it already has factors. A loss scaling optimizer stays
     outermost."""
-    if not factors or any(isinstance(one, Multipliers) for one in chain(optimizer)):
+    if not factors or any(isinstance(wrapped, Multipliers) for wrapped in chain(optimizer)):
         return optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer.inner_optimizer = Multipliers(optimizer.inner_optimizer, factors)

@@ -38,27 +38,27 @@ def stabilised(model: Any, schedule: Any, clip: Any, multipliers: Any = None) ->
         ConfigError: Other settings were applied to this model before, or a multiplier names a layer that the model
             lacks.
     """
-    given = {"schedule": schedule, "clip": clip, "multipliers": multipliers}
-    wanted = {name: str(one) for name, one in given.items() if one is not None and one != "none"}
-    there = vars(model).get(MARK, {})
-    if there == wanted:
+    values = {"schedule": schedule, "clip": clip, "multipliers": multipliers}
+    rules = {name: str(value) for name, value in values.items() if value is not None and value != "none"}
+    applied = vars(model).get(MARK, {})
+    if applied == rules:
         return
-    if there:
-        before, now = (", ".join(f"{name}={one.get(name)!r}" for name in given) for one in (there, wanted))
+    if applied:
+        before, now = (", ".join(f"{name}={settings.get(name)!r}" for name in values) for settings in (applied, rules))
         raise ConfigError(
             f"the model's optimizer has {before}, and now they are {now}",
             hint="make a new app, so that its model is compiled again",
         )
     if model.optimizer is None:
-        name, rule = next(iter(wanted.items()))
+        name, rule = next(iter(rules.items()))
         raise AppError(f"{name}={rule!r} has no effect: the model is compiled without an optimizer")
-    if "schedule" in wanted:
-        _follow(innermost(model.optimizer), wanted["schedule"])
-    if "clip" in wanted:
-        _clip(model, wanted["clip"])
-    if "multipliers" in wanted:
-        _multiply(model, wanted["multipliers"])
-    vars(model)[MARK] = wanted
+    if "schedule" in rules:
+        _follow(innermost(model.optimizer), rules["schedule"])
+    if "clip" in rules:
+        _clip(model, rules["clip"])
+    if "multipliers" in rules:
+        _multiply(model, rules["multipliers"])
+    vars(model)[MARK] = rules
     model.train_function = None  # Keras may have built a training function for the previous optimizer
 
 
@@ -78,16 +78,16 @@ def _clip(model: Any, rule: str | None) -> None:
     from ddlf.extras.stabilisers.agc import AGC
     from ddlf.extras.stabilisers.rolling import RollingClip
 
-    found = CLIP.read(str(rule))
+    clipping = CLIP.read(str(rule))
     kinds = {"rolling": RollingClip, "agc": AGC}
-    kind = kinds[str(found).partition(":")[0]]
-    if any(isinstance(one, kind) for one in chain(model.optimizer)):
+    kind = kinds[str(clipping).partition(":")[0]]
+    if any(isinstance(optimizer, kind) for optimizer in chain(model.optimizer)):
         raise AppError(
             f"clip={rule!r} is in the model's optimizer already: it is compiled with {kind.__name__}",
             hint="leave one of the two out",
         )
-    options = {name: getattr(found, name) for name in type(found).__dataclass_fields__}
-    _around(model, lambda inner: kind(inner, **options))
+    options = {name: getattr(clipping, name) for name in type(clipping).__dataclass_fields__}
+    _wrap_optimizer(model, lambda inner: kind(inner, **options))
 
 
 def _multiply(model: Any, rule: str) -> None:
@@ -95,33 +95,33 @@ def _multiply(model: Any, rule: str) -> None:
     from ddlf.extras.stabilisers.multipliers import Multipliers
 
     kinds = (Multipliers, Unfreezing)
-    if found := next((one for one in chain(model.optimizer) if isinstance(one, kinds)), None):
+    if present := next((optimizer for optimizer in chain(model.optimizer) if isinstance(optimizer, kinds)), None):
         raise AppError(
-            f"multipliers={rule!r}: the model's optimizer has some already, of {type(found).__name__}",
+            f"multipliers={rule!r}: the model's optimizer has some already, of {type(present).__name__}",
             hint="leave one of the two out; lrm= in a text is one of them",
         )
-    asked = MULTIPLIERS.read(rule)
+    multipliers = MULTIPLIERS.read(rule)
 
-    def made(inner: Any) -> Any:
-        if isinstance(asked, ByName):
-            return Multipliers(inner, dict(asked.factors))
-        if len(asked.shares) == 1:
-            return frozen_to(unwrapped(model), asked.shares[0], inner)
-        return Unfreezing.of(unwrapped(model), inner, asked.shares)
+    def wrap(inner: Any) -> Any:
+        if isinstance(multipliers, ByName):
+            return Multipliers(inner, dict(multipliers.factors))
+        if len(multipliers.shares) == 1:
+            return frozen_to(unwrapped(model), multipliers.shares[0], inner)
+        return Unfreezing.of(unwrapped(model), inner, multipliers.shares)
 
-    _around(model, made)
-    for one in chain(model.optimizer):
-        if isinstance(one, Multipliers):  # refuse an unknown layer name before training begins
-            one.begin(list(model.trainable_variables))
+    _wrap_optimizer(model, wrap)
+    for optimizer in chain(model.optimizer):
+        if isinstance(optimizer, Multipliers):  # refuse an unknown layer name before training begins
+            optimizer.begin(list(model.trainable_variables))
 
 
-def _around(model: Any, made: Callable[[Any], Any]) -> None:
-    """Replace the optimizer of a model by a wrapper around it, which ``made`` creates. A loss scaling optimizer stays
+def _wrap_optimizer(model: Any, wrap: Callable[[Any], Any]) -> None:
+    """Replace the optimizer of a model by a wrapper around it, which ``wrap`` creates. A loss scaling optimizer stays
     outermost, so that the wrapper gets gradients without the scale.
     """
     import keras
 
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        model.optimizer.inner_optimizer = made(model.optimizer.inner_optimizer)
+        model.optimizer.inner_optimizer = wrap(model.optimizer.inner_optimizer)
     else:
-        model.optimizer = made(model.optimizer)
+        model.optimizer = wrap(model.optimizer)

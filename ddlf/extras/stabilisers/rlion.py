@@ -66,5 +66,5 @@ class Rlion(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of this optimizer, which Keras saves with a model."""
-        own = {name: getattr(self, name) for name in ("beta_1", "beta_2", "slope")}
-        return {**super().get_config(), **own}
+        arguments = {name: getattr(self, name) for name in ("beta_1", "beta_2", "slope")}
+        return {**super().get_config(), **arguments}

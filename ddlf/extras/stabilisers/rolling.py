@@ -58,15 +58,17 @@ class RollingClip(Wrapper):
             return
         # A branch in JAX has no side effects: it takes all values as arguments, and returns the new ones.
         whole = [*variables, *self.variables]
-        values = [one.value for one in whole]
+        values = [variable.value for variable in whole]
 
         def stepped() -> list[Any]:
             with keras.StatelessScope(state_mapping=list(zip(whole, values, strict=True))) as scope:
                 self._step(gradients, variables, norm)
-            return [scope.get_current_value(one) for one in whole]
+            return [scope.get_current_value(variable) for variable in whole]
 
-        for one, value in zip(whole, keras.ops.cond(keras.ops.isfinite(norm), stepped, lambda: values), strict=True):
-            one.assign(value)
+        for variable, value in zip(
+            whole, keras.ops.cond(keras.ops.isfinite(norm), stepped, lambda: values), strict=True
+        ):
+            variable.assign(value)
 
     def _step(self, gradients: list[Any], variables: list[Any], norm: Any) -> None:
         norms = keras.ops.convert_to_tensor(self.norms)

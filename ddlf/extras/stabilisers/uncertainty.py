@@ -67,7 +67,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         self.log_variances = self.add_weight(shape=(len(self.output_names),), initializer="zeros", name=SPARED)
         if self.first is not None:
             self.log_variances.assign([math.log(self.first[name]) for name in self.output_names])
-        self.parts = [keras.metrics.Mean(name=f"{one}_loss") for one in self.output_names]
+        self.parts = [keras.metrics.Mean(name=f"{output}_loss") for output in self.output_names]
         self.built = True
 
     @property
@@ -85,12 +85,12 @@ class Uncertain(keras.Model):  # type: ignore[misc]
             raise ConfigError(
                 "loss_weights has no effect: uncertainty weighs the losses", hint="leave loss_weights out"
             )
-        given = self._in_order(loss) if keras.tree.is_nested(loss) else [loss] * len(self.output_names)
-        self.losses_of = [keras.losses.get(one) for one in given]
-        if len(given) != len(self.output_names) or None in self.losses_of:
+        losses = self._in_order(loss) if keras.tree.is_nested(loss) else [loss] * len(self.output_names)
+        self.losses_of = [keras.losses.get(output_loss) for output_loss in losses]
+        if len(losses) != len(self.output_names) or None in self.losses_of:
             raise ConfigError(
                 f"{len(self.output_names)} outputs need {len(self.output_names)} losses, got {loss!r}",
-                hint=f"loss={{{', '.join(f'{one!r}: ...' for one in self.output_names)}}}",
+                hint=f"loss={{{', '.join(f'{name!r}: ...' for name in self.output_names)}}}",
             )
         super().compile(optimizer=with_factors_of(self.inner, optimizer), loss=loss, **kwargs)
         # Keep the weights that the user excluded from weight decay.
@@ -112,18 +112,18 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         weights = (
             self._in_order(sample_weight) if keras.tree.is_nested(sample_weight) else [sample_weight] * len(labels)
         )
-        found = []
+        losses = []
         for loss, label, output, weight, part in zip(self.losses_of, labels, outputs, weights, self.parts, strict=True):
-            one = loss(label, output) if weight is None else loss(label, output, weight)
-            found.append(one := keras.ops.mean(one))
-            part.update_state(one, sample_weight=keras.ops.shape(output)[0])
-        return weighed(keras.ops.stack(found), keras.ops.convert_to_tensor(self.log_variances), keras.ops) + sum(
+            output_loss = loss(label, output) if weight is None else loss(label, output, weight)
+            losses.append(output_loss := keras.ops.mean(output_loss))
+            part.update_state(output_loss, sample_weight=keras.ops.shape(output)[0])
+        return weighed(keras.ops.stack(losses), keras.ops.convert_to_tensor(self.log_variances), keras.ops) + sum(
             self.losses
         )
 
-    def _in_order(self, given: Any) -> list[Any]:
+    def _in_order(self, values: Any) -> list[Any]:
         """Return values that are given for each output, such as labels, in the order of the output names."""
-        return [given[name] for name in self.output_names] if isinstance(given, Mapping) else list(given)
+        return [values[name] for name in self.output_names] if isinstance(values, Mapping) else list(values)
 
     def get_config(self) -> dict[str, Any]:
         """Return the wrapped model and the other arguments, which Keras saves with this model."""

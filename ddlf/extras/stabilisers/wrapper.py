@@ -32,10 +32,10 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
     def __init__(self, inner_optimizer: Any, name: str | None = None) -> None:
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = keras.optimizers.get(inner_optimizer)
-        for one in chain(self.inner_optimizer):
-            if isinstance(one, keras.optimizers.LossScaleOptimizer) or one.loss_scale_factor is not None:
+        for wrapped in chain(self.inner_optimizer):
+            if isinstance(wrapped, keras.optimizers.LossScaleOptimizer) or wrapped.loss_scale_factor is not None:
                 raise ConfigError(
-                    f"{type(self).__name__} sees gradients before {type(one).__name__} has divided them by the scale of the loss",
+                    f"{type(self).__name__} sees gradients before {type(wrapped).__name__} has divided them by the scale of the loss",
                     hint=f"put it inside: LossScaleOptimizer({type(self).__name__}(...))",
                 )
 
@@ -77,8 +77,8 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
         if not self.built:
             with keras.name_scope(self.name):
                 self.build(list(trainable_variables or ()))
-        given = self._trainable_variables if trainable_variables is None else trainable_variables
-        self.change(*self._filter_empty_gradients(list(grads), list(given)))
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        self.change(*self._filter_empty_gradients(list(grads), list(variables)))
 
     @property
     def variables(self) -> list[Any]:

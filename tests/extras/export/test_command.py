@@ -108,7 +108,7 @@ def test_row_names_the_runtime_or_the_refusing_package():
         Row("litert", "LiteRT 2.1", refused=Refused("LiteRT", "it has no FlexTensorListReserve")),
         Row("stablehlo", "IREE", bytes=9000, lacking="python -m pip install 'ddlf[export]'"),
     ]
-    lines = [export._told(row, 1e-5).split(maxsplit=3) for row in said]
+    lines = [export._row_line(row, 1e-5).split(maxsplit=3) for row in said]
     assert lines[0][3].split() == ["reference", "1", "ms", "10", "ms", "100", "ms"]
     assert lines[1][3].split() == ["3.0e-07", "0.1", "ms", "1", "ms", "10", "ms", "21.0", "kB"]
     assert lines[2][3].endswith("differs by more than 1e-05, at batch 64")

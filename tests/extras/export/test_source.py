@@ -77,7 +77,7 @@ def test_find_names_custom_layers_without_their_file(saved, tmp_path):
         "model.keras has custom layers: own>Mine, Other; name the Python file that has them: --layers FILE.py"
     )
     (tmp_path / "mine.py").touch()
-    assert find(path, tmp_path / "mine.py").own == ("own>Mine", "Other")
+    assert find(path, tmp_path / "mine.py").custom_layers == ("own>Mine", "Other")
     assert said(path, tmp_path / "no.py").endswith("no.py: there is no such Python file")
 
 
@@ -91,7 +91,7 @@ def test_find_knows_layers_of_keras_and_ddlf(saved):
         ),
         compile_config={"loss": layer("mine", "mine", "own>mine")},
     )
-    assert find(path, None).own == ()
+    assert find(path, None).custom_layers == ()
 
 
 def test_find_refuses_a_lambda_by_name(saved):
@@ -130,4 +130,4 @@ def test_find_names_custom_layers_of_a_text(tmp_path):
     path = text_of("numpy>Add(call=with(it, 1)), own>Mine(), own>Mine()", tmp_path)
     assert said(path).startswith("a.nnm has custom layers: own>Mine; name the Python file")
     (tmp_path / "mine.py").touch()
-    assert find(path, tmp_path / "mine.py").own == ("own>Mine",)
+    assert find(path, tmp_path / "mine.py").custom_layers == ("own>Mine",)
