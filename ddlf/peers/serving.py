@@ -270,7 +270,7 @@ def _of_text(path: Path, arrays: Any, source: str, classes: tuple[str, ...] = ()
         fitted, _ = provided("dataset", "ddlf peers")(dict(arrays), source, notation.parsed, notation.loss, 0.0)
     settings = notation.train_block.settings
     given = {key for key, value in settings.items() if value is not None and key != "batch_size"}
-    given |= {key for key in OF_DATA if notation.own(key) is not None}
+    given |= {key for key in OF_DATA if notation.key_value(key) is not None}
     return (
         settled_text(text, str(path), fitted).text,
         int(settings.get("batch_size", 0)),

@@ -258,7 +258,7 @@ def _penalty(config: Mapping[str, Any]) -> float:
 def _kernel(operation: Any, kind: str) -> Any:
     kernel: Any = getattr(operation, "_kernel", None)
     if kernel is None and kind in LINEAR:
-        parameters = getattr(operation, "made", None)  # the parameters of an operator
+        parameters = getattr(operation, "learned", None)  # the parameters of an operator
         kernel = parameters[0] if parameters else getattr(operation, "kernel", None)
     return kernel if hasattr(kernel, "shape") and len(kernel.shape) > 1 else None
 

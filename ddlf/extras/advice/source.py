@@ -336,10 +336,10 @@ class ModelText:
         self.path: Path = notation.path
         self._text: str = notation.parsed.text
         self._line_of: Callable[[int], int] = notation.line_of
-        self._layers: Mapping[str, int] = notation.places
+        self._layers: Mapping[str, int] = notation.layer_positions
         self._blocks = {head.name: head.block for head in notation.parsed.graph.heads}
         self._inputs = [node.name for node in notation.parsed.graph.nodes if node.operator == "input"]
-        self._statements: Mapping[tuple[str, str], int] = notation.statement_places()
+        self._statements: Mapping[tuple[str, str], int] = notation.statement_positions()
 
     def model(self, kind: str, name: str) -> Position | None:
         """Return the position of a layer, a loss, a metric or the optimizer; None if the text lacks it.
@@ -405,4 +405,4 @@ def text_of(app: App) -> ModelText | None:
 
 def _is_text(model: Any) -> bool:
     """Return whether an object is a model text. The part for model texts may not be installed."""
-    return hasattr(type(model), "statement_places")
+    return hasattr(type(model), "statement_positions")

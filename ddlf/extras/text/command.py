@@ -64,9 +64,10 @@ def opened(path: Path, layers: Path | None = None) -> Model:
 
 def _check_kind(path: Path) -> None:
     """Refuse a file of another program, such as ``.h5``, that these commands cannot read. The suffix tells."""
-    if why := OTHERS.get(path.suffix.lower()):
+    if description := OTHERS.get(path.suffix.lower()):
         raise ConfigError(
-            f"{path} is {why}", hint="models are texts (.nnm), .keras and .safetensors, and files of WebNN (.js, .json)"
+            f"{path} is {description}",
+            hint="models are texts (.nnm), .keras and .safetensors, and files of WebNN (.js, .json)",
         )
 
 
@@ -93,18 +94,18 @@ def layers_of_text(path: Path) -> tuple[tuple[str, ...], tuple[str, str] | None]
         NotationError: The text has mistakes.
     """
     model = load(path)
-    own: dict[str, None] = {}
+    custom_layers: dict[str, None] = {}
     half = None
     for graph in (model.graph, *(graph for _, graph in model.parts.values())):
         for node in graph.nodes:
             package, _, _ = node.operator.rpartition(">")
             if package and package not in KERAS_PACKAGES:
-                own[node.operator] = None
-            said = [arg.value.name for arg in node.options if arg.key == "dtype" and isinstance(arg.value, Word)]
-            kind = said[0] if said else node.dtype
+                custom_layers[node.operator] = None
+            dtypes = [arg.value.name for arg in node.options if arg.key == "dtype" and isinstance(arg.value, Word)]
+            kind = dtypes[0] if dtypes else node.dtype
             if half is None and kind.removeprefix("mixed_") in HALF:
                 half = (node.name or node.operator, kind)
-    return tuple(own), half
+    return tuple(custom_layers), half
 
 
 def model_of_text(path: Path) -> Any:
@@ -183,7 +184,7 @@ def _called(node: Node) -> str:
     operands = [operand.written if isinstance(operand, Number) else operand for operand in node.operands]
     types = [node.written] if node.operator == "cast" else []
     options = [f"{arg.key}={spelled(arg.value)}" for arg in node.options]
-    options += [f"call={spelled(node.given)}"] if node.given else []
+    options += [f"call={spelled(node.call_arguments)}"] if node.call_arguments else []
     options += [f"share={node.share}"] if node.share and node.share != node.operator else []
     name = f" {node.name}" if node.name else ""
     return (
@@ -252,8 +253,8 @@ def convert(options: argparse.Namespace) -> int:
         )
     if target.suffix in SUFFIXES:
         raise ConfigError(f"{target} would be a model file of WebNN, which is only read", hint="name a .nnm text")
-    others = (KERAS, WEIGHTS, *SUFFIXES)
-    kinds = [path.suffix if path.suffix in others else "a text" for path in (source, target)]
+    model_suffixes = (KERAS, WEIGHTS, *SUFFIXES)
+    kinds = [path.suffix if path.suffix in model_suffixes else "a text" for path in (source, target)]
     if kinds[0] == kinds[1]:
         raise ConfigError(
             f"{source} and {target} are both {kinds[0]}",
@@ -269,32 +270,32 @@ def convert(options: argparse.Namespace) -> int:
         print(f"wrote     {target}: the text")
         return 0
     with native_output_to_log():
-        text, made = _made(source, options)
+        text, model = _text_and_model(source, options)
     if target.suffix == WEIGHTS:
-        weights.save(made, text, target)
+        weights.save(model, text, target)
     else:
         with weights.replacing(target) as temporary:
             if target.suffix == KERAS:
-                made.save(temporary)
+                model.save(temporary)
             else:
                 temporary.write_text(text, encoding="utf-8")
     print(
-        f"wrote     {target}: {made.count_params():,} parameters{'' if kinds[1] != 'a text' else ', without their values'}"
+        f"wrote     {target}: {model.count_params():,} parameters{'' if kinds[1] != 'a text' else ', without their values'}"
     )
-    if target.suffix == KERAS and "ddlf>" in str(made.get_config()):
+    if target.suffix == KERAS and "ddlf>" in str(model.get_config()):
         print("load      keras.saving.load_model, after: import ddlf.extras.text.conversion.operator")
-    if source.suffix == KERAS and made.compiled:
+    if source.suffix == KERAS and model.compiled:
         print("note      the text does not contain the optimizer, the loss and the metrics")
     return 0
 
 
-def _made(source: Path, options: argparse.Namespace) -> tuple[str, Any]:
+def _text_and_model(source: Path, options: argparse.Namespace) -> tuple[str, Any]:
     """Return the model in a file both as a model text and as a Keras model, to convert it."""
     if source.suffix == KERAS:
         from ddlf.extras.text.conversion.describe import describe
 
-        made = _loaded(source, options.layers)
-        return describe(made), made
+        keras_model = _loaded(source, options.layers)
+        return describe(keras_model), keras_model
     from ddlf.extras.text.conversion.build import build
 
     _register(options.layers)
@@ -308,10 +309,10 @@ def _made(source: Path, options: argparse.Namespace) -> tuple[str, Any]:
     if options.weights:
         text, tensors = weights.load(options.weights)
         weights.check_text(model, text, options.weights)
-    made = build(model)
+    keras_model = build(model)
     if tensors is not None:
-        weights.fill(made, tensors, options.weights or source)
-    return model.text, made
+        weights.fill(keras_model, tensors, options.weights or source)
+    return model.text, keras_model
 
 
 def _loaded(path: Path, layers: Path | None) -> Any:

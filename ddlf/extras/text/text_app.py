@@ -58,18 +58,18 @@ class TextApp(IApp):
         if self._arrays is not None:
             return
         notation: Notation = self.notation
-        given = {key: value for key in KEYS if key != "data" and (value := vars(self).get(key)) is not None}
-        for key, value in given.items():
+        values = {key: value for key in KEYS if key != "data" and (value := vars(self).get(key)) is not None}
+        for key, value in values.items():
             read_key(key, _spelled(value), f"-p {key}")
-        notation = notation.having({("train", key): _spelled(value) for key, value in given.items()})
+        notation = notation.having({("train", key): _spelled(value) for key, value in values.items()})
         self.source = _source(self.data, notation)
-        share = getattr(notation.own("validation"), "value", 0.0)
+        share = getattr(notation.key_value("validation"), "value", 0.0)
         arrays, self._notes = dataset(self.source.arrays(), self.source.name, notation.parsed, notation.loss, share)
         self.notation = notation.settled(
             *(arrays["x_train"], arrays.get("y_train")),
             validation="x_val" in arrays,
             weighted="w_train" in arrays,
-            given=not_open(self),
+            fixed_settings=not_open(self),
         )
         take_decided(self, self.notation)
         self._arrays = arrays
@@ -82,7 +82,7 @@ class TextApp(IApp):
         """Set the data attributes of the app from the text's data."""
         if self._arrays is None:  # a worker has not read the data yet
             assert self.source is not None
-            share = getattr(self.notation.own("validation"), "value", 0.0)
+            share = getattr(self.notation.key_value("validation"), "value", 0.0)
             arrays, _ = dataset(self.source.arrays(), self.source.name, self.notation.parsed, self.notation.loss, share)
         else:
             arrays = self._arrays
@@ -120,8 +120,8 @@ def _app_class(name: str, notation: Notation) -> type[TextApp]:
 
 
 def _again(name: str, notation: Notation) -> TextApp:
-    made = _app_class(name, notation)
-    return made.__new__(made)
+    kind = _app_class(name, notation)
+    return kind.__new__(kind)
 
 
 def _source(name: str | None, notation: Notation) -> DataSource:
@@ -134,7 +134,7 @@ def _source(name: str | None, notation: Notation) -> DataSource:
         )
     beside = Path(notation.file).parent / named
     is_beside = named not in SETS and not Path(named).is_file() and beside.is_file()
-    return DataSource(str(beside) if is_beside else named, notation.place("data"))
+    return DataSource(str(beside) if is_beside else named, notation.position_of("data"))
 
 
 def _spelled(value: Any) -> str:

@@ -28,7 +28,7 @@ train:data digits;  # ddlf: ignore[D01] known
 
 def written(text=TEXT, name="m.nnm"):
     notation = Notation(text, name)
-    notation.places = {"matmul": text.index("dense(shape=[32]"), "dropout": text.index("Dropout")}
+    notation.layer_positions = {"matmul": text.index("dense(shape=[32]"), "dropout": text.index("Dropout")}
     return text_of(SimpleNamespace(notation=notation))
 
 

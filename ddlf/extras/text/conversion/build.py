@@ -41,7 +41,7 @@ def build(
     model: Model,
     scaling: Mapping[str, Call] | None = None,
     initial: str | None = None,
-    places: dict[str, int] | None = None,
+    positions: dict[str, int] | None = None,
 ) -> Any:
     """Return the Keras model that a model text describes, without compiling it.
 
@@ -53,7 +53,7 @@ def build(
         scaling: Keras layers that scale some inputs, by the names of their blocks; by default those of the block
             ``train``.
         initial: The name of the initializer of weights; by default that of the block ``train``.
-        places: Receives the position of each layer in the text, by the layer's name.
+        positions: Receives the position of each layer in the text, by the layer's name.
 
     Raises:
         NotationError: Keras refuses a layer; the error has the layer's position.
@@ -63,20 +63,20 @@ def build(
         scaling = scaling_of(_written(model, "scaling"), [node.name for node in inputs])
     initial = initial_of(_written(model, "initial")) if initial is None else initial
     building = _Building(model, model.form, model.graph, {}, scaling, initial)
-    made = building.model()
+    keras_model = building.model()
     if building.factors:
-        made = provided("multiplied", f"lrm= in {model.file}")(made, building.factors)
-    if places is not None:
-        places.update(building.places)
-    return made
+        keras_model = provided("multiplied", f"lrm= in {model.file}")(keras_model, building.factors)
+    if positions is not None:
+        positions.update(building.positions)
+    return keras_model
 
 
 def scaling_of(value: Value | None, inputs: Sequence[str]) -> dict[str, Call]:
     """Return the scaling layer of each input, from the model text's single layer or its list in the order of the
     inputs.
     """
-    each = value.values if isinstance(value, Items) else () if value is None else (value,)
-    return {name: layer for name, layer in zip(inputs, each, strict=False) if isinstance(layer, Call)}
+    layers = value.values if isinstance(value, Items) else () if value is None else (value,)
+    return {name: layer for name, layer in zip(inputs, layers, strict=False) if isinstance(layer, Call)}
 
 
 def initial_of(value: Value | None) -> str:
@@ -104,28 +104,30 @@ class _Building:
         self.problems = Problems(model.text, model.file)
         file = re.sub(r"\W", "_", model.file.rpartition("/")[2].partition(".")[0]) or "model"
         self.name = form.name or file
-        self.taken = {node.name for node in graph.nodes if node.name and not node.share}
-        self.taken |= {model.parts[node.operator][0].name for node in graph.nodes if node.operator in model.parts}
+        self.reserved_names = {node.name for node in graph.nodes if node.name and not node.share}
+        self.reserved_names |= {
+            model.parts[node.operator][0].name for node in graph.nodes if node.operator in model.parts
+        }
         self.used: set[str] = set()
         self.shared: dict[str, Any] = {}
-        self.made: list[Any] = []
+        self.outputs: list[Any] = []
         self.factors: dict[str, float] = {}  # factors of the learning rate by layer name
-        self.places: dict[str, int] = {}
-        self.given: dict[str, Any] = {}  # the inputs before the layers that scale them
+        self.positions: dict[str, int] = {}
+        self.raw_inputs: dict[str, Any] = {}  # the inputs before the layers that scale them
 
     def model(self) -> Any:
         if self.form.kind == "Sequential":
             return self._sequential()
         for number in range(len(self.graph.nodes)):
-            self.made.append(self._output(number))
+            self.outputs.append(self._output(number))
             self.problems.check()
         nodes, heads = self.graph.nodes, self.graph.heads
-        inputs = {node.name: self.given[node.name] for node in nodes if node.operator == "input"}
+        inputs = {node.name: self.raw_inputs[node.name] for node in nodes if node.operator == "input"}
         for head in heads:
-            self._hold(head.wanted, self.made[head.node], head.at, f"the output {head.name!r}")
+            self._hold(head.declared_shape, self.outputs[head.node], head.at, f"the output {head.name!r}")
         self.problems.check()
-        outputs = {head.block: self.made[head.node] for head in heads}
-        named = {head.name: self.made[head.node] for head in heads}
+        outputs = {head.block: self.outputs[head.node] for head in heads}
+        named = {head.name: self.outputs[head.node] for head in heads}
         first, last = (next(iter(item.values())) if len(item) == 1 else item for item in (inputs, named))
         if self.form.block:
             first = _structure(self.form.inputs, inputs, self.form.block)
@@ -138,7 +140,12 @@ class _Building:
         nodes = self.graph.nodes
         model = self._completed(lambda options: keras.Sequential(name=self.name, **options))
         for number, node in enumerate(nodes):
-            if node.inputs != ((number - 1,) if number else ()) or node.given or node.share or node.operator == "part":
+            if (
+                node.inputs != ((number - 1,) if number else ())
+                or node.call_arguments
+                or node.share
+                or node.operator == "part"
+            ):
                 self.problems.add(node.call, "a Sequential is one chain of layers; write Functional() instead")
             self.problems.check()
             layer = self._input(node) if node.operator == "input" else self._made_layer(number)
@@ -153,7 +160,7 @@ class _Building:
                 self.problems.add(node.call, f"{node.operator}: Keras says: {_first_sentence(error)}")
             self.problems.check()
         for head in self.graph.heads:
-            self._hold(head.wanted, model.outputs[0], head.at, f"the output {head.name!r}")
+            self._hold(head.declared_shape, model.outputs[0], head.at, f"the output {head.name!r}")
         self.problems.check()
         return model
 
@@ -179,34 +186,34 @@ class _Building:
             inside = _Building(self.text, form, graph, self.models, None, self.initial)
             self.models[name] = inside.model()
             self.factors |= inside.factors
-            self.places |= inside.places
+            self.positions |= inside.positions
         return self.models.get(name)
 
     def _input(self, node: Node) -> Any:
         options = {arg.key: plain(arg.value) for arg in node.options}
         batch, name = options.pop("batch", None), options.pop("name", node.name)
-        return keras.Input(node.wanted, batch_size=batch, dtype=node.dtype, name=name, **options)
+        return keras.Input(node.declared_shape, batch_size=batch, dtype=node.dtype, name=name, **options)
 
     def _output(self, number: int) -> Any:
         """Return the output of a node, or None after a problem."""
         node = self.graph.nodes[number]
-        into = [_first(self.made[source]) for source in node.inputs]
+        into = [_first(self.outputs[source]) for source in node.inputs]
         try:
             if node.operator == "input":
-                given = self.given[node.name] = self._input(node)
-                return valued(self.scaling[node.name])(given) if node.name in self.scaling else given
+                raw_input = self.raw_inputs[node.name] = self._input(node)
+                return valued(self.scaling[node.name])(raw_input) if node.name in self.scaling else raw_input
             if node.operator == "part":
                 return self._part(node)
             layer = self._made_layer(number)
             if layer is None:
                 return None
-            made = self._called(layer, node, into)
+            result = self._called(layer, node, into)
         except NotationError:
             raise
         except ERRORS as error:
             self.problems.add(node.call, f"{node.operator}: Keras says: {_first_sentence(error)}")
             return None
-        flat = keras.tree.flatten(made)
+        flat = keras.tree.flatten(result)
         if not flat or not all(isinstance(array, keras.KerasTensor) for array in flat):
             self.problems.add(node.call, f"{node.operator} returns no tensor")
             return None
@@ -214,13 +221,15 @@ class _Building:
         return flat[0] if len(flat) == 1 else flat
 
     def _called(self, layer: Any, node: Node, into: list[Any]) -> Any:
-        if node.given is not None:
-            args = [valued(arg.value, self._model, into) for arg in node.given.args if not arg.key]
-            return layer(*args, **{arg.key: valued(arg.value, self._model, into) for arg in node.given.args if arg.key})
+        if node.call_arguments is not None:
+            args = [valued(arg.value, self._model, into) for arg in node.call_arguments.args if not arg.key]
+            return layer(
+                *args, **{arg.key: valued(arg.value, self._model, into) for arg in node.call_arguments.args if arg.key}
+            )
         return layer(into) if node.operator not in OPERATORS and takes_a_list(layer, len(into)) else layer(*into)
 
     def _part(self, node: Node) -> Any:
-        several, index = self.made[node.inputs[0]], node.operands[0]
+        several, index = self.outputs[node.inputs[0]], node.operands[0]
         assert isinstance(index, Number)
         count = len(several) if isinstance(several, list) else 1
         if index.value >= count:
@@ -228,14 +237,14 @@ class _Building:
             return None
         return several[int(index.value)] if isinstance(several, list) else several
 
-    def _learned(self, number: int, made: Any) -> None:
+    def _learned(self, number: int, output: Any) -> None:
         """Compare a layer's output shape in Keras with the shape in the model text. If the text lacks it, infer the
         next shapes from it.
         """
         node = self.graph.nodes[number]
-        self._hold(node.wanted, made, node.call, node.operator)
+        self._hold(node.declared_shape, output, node.call, node.operator)
         if node.operator not in OPERATORS and (node.shape is None or None in node.shape):
-            self._know(number, tuple(made.shape[1:]))
+            self._know(number, tuple(output.shape[1:]))
 
     def _made_layer(self, number: int) -> Any:
         """Create the Keras layer of a node of the graph; return None after a problem. Nodes that share a layer get the
@@ -265,7 +274,7 @@ class _Building:
         name = node.share or node.name
         name = name if name and name not in self.used else self._free_name(node)
         self.used.add(name)
-        self.places[name] = node.call
+        self.positions[name] = node.call
         if node.lrm != 1:
             self.factors[name] = node.lrm
         options = {arg.key: valued(arg.value, self._model) for arg in node.options}
@@ -298,41 +307,44 @@ class _Building:
         """
         base = str(keras.src.utils.naming.to_snake_case(node.operator.rpartition(">")[2]))
         name, count = base, 0
-        while name in self.taken:
+        while name in self.reserved_names:
             count += 1
             name = f"{base}_{count}"
-        self.taken.add(name)
+        self.reserved_names.add(name)
         return name
 
-    def _hold(self, wanted: Any, made: Any, at: int, what: str) -> None:
+    def _hold(self, declared_shape: Any, output: Any, at: int, label: str) -> None:
         """Report a mistake if a shape in Keras differs from the shape in the model text."""
-        if wanted is None or made is None:
+        if declared_shape is None or output is None:
             return
-        result = tuple(made.shape[1:])
-        if len(result) != len(wanted) or any(
-            first not in (None, two) for first, two in zip(wanted, result, strict=True)
+        result = tuple(output.shape[1:])
+        if len(result) != len(declared_shape) or any(
+            first not in (None, two) for first, two in zip(declared_shape, result, strict=True)
         ):
             self.problems.add(
-                at, f"{what}: the text says {shown(tuple(wanted))}, but Keras gives {shown(tuple(made.shape[1:]))}"
+                at,
+                f"{label}: the text says {shown(tuple(declared_shape))}, but Keras gives {shown(tuple(output.shape[1:]))}",
             )
 
     def _know(self, number: int, shape: tuple[int | None, ...]) -> None:
         """Infer the shapes of the next layers again, after Keras has computed a shape that DDLF could not infer."""
         nodes = list(self.graph.nodes)
-        nodes[number] = replace(nodes[number], wanted=shape, shape=shape)
+        nodes[number] = replace(nodes[number], declared_shape=shape, shape=shape)
         if all(node.operator not in OPERATORS for node in nodes[number + 1 :]):
             self.graph = Graph(tuple(nodes), self.graph.heads)  # Keras infers the remaining shapes itself
             return
-        graph = Graph(tuple(replace(node, wanted=node.wanted or node.shape) for node in nodes), self.graph.heads)
+        graph = Graph(
+            tuple(replace(node, declared_shape=node.declared_shape or node.shape) for node in nodes), self.graph.heads
+        )
         shapes = infer(graph, self.problems)
-        known = tuple(replace(node, shape=shape) for node, shape in zip(nodes, shapes, strict=True))
+        known_nodes = tuple(replace(node, shape=shape) for node, shape in zip(nodes, shapes, strict=True))
         models = {name: graph for name, (_, graph) in self.text.parts.items()}
-        self.graph = with_parameters(Graph(known, graph.heads), self.problems, models)
+        self.graph = with_parameters(Graph(known_nodes, graph.heads), self.problems, models)
 
 
-def _first(made: Any) -> Any:
+def _first(output: Any) -> Any:
     """Return the first tensor of a layer's output, if it is a list of tensors."""
-    return made[0] if isinstance(made, list) else made
+    return output[0] if isinstance(output, list) else output
 
 
 def _structure(value: Value | None, tensors: dict[str, Any], block: str) -> Any:
@@ -340,9 +352,9 @@ def _structure(value: Value | None, tensors: dict[str, Any], block: str) -> Any:
     if isinstance(value, Items):
         return [_structure(item, tensors, block) for item in value.values]
     if isinstance(value, Call):
-        made = PLAIN_CALLS.get(value.name, PLAIN_CALLS["tuple"])
+        make = PLAIN_CALLS.get(value.name, PLAIN_CALLS["tuple"])
         inner = [(arg.key, _structure(arg.value, tensors, block)) for arg in value.args]
-        return made(*(item for key, item in inner if not key), **{key: item for key, item in inner if key})
+        return make(*(item for key, item in inner if not key), **{key: item for key, item in inner if key})
     return _first(tensors[value.name if isinstance(value, Word) else block])
 
 

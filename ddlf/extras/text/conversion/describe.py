@@ -94,15 +94,15 @@ def _written(entry: Config, model: Any, way: _Way) -> str:
     text = _Text(Counter(names_within(entry["config"])), way)
     text.model(entry, model)
     try:
-        made = format("".join(f"{line}\n" for line in text.lines()))
-        again = plainly(keras.saving.serialize_keras_object(build(read(made, own=text.own))))
+        written = format("".join(f"{line}\n" for line in text.lines()))
+        again = plainly(keras.saving.serialize_keras_object(build(read(written, custom_layers=text.custom_layers))))
     except NotationError as error:
         raise CannotComeBack(f"the text of the model {model.name!r} cannot be read: {error}") from error
     if again != plainly(entry):
         raise CannotComeBack(
-            f"the model {model.name!r} cannot be restored exactly: {difference(plainly(entry), again)}"
+            f"the model {model.name!r} cannot be restored exactly: {first_difference(plainly(entry), again)}"
         )
-    return made
+    return written
 
 
 def _serialized(model: Any) -> Config:
@@ -126,11 +126,11 @@ class _Text:
 
     def __init__(self, names: Counter[str], way: _Way) -> None:
         self.names, self.way = names, way
-        self.known: dict[int, str] = {}
+        self.block_by_id: dict[int, str] = {}
         self.statements: list[list[str]] = []
-        self.taken = set(RESERVED)
+        self.block_names = set(RESERVED)
         self.objects: dict[str, Any] = {}
-        self.own: set[str] = set()
+        self.custom_layers: set[str] = set()
         self.writer = Writer(self._argument, lambda call: self.objects.get(call.name))
 
     def lines(self) -> Iterator[str]:
@@ -142,24 +142,24 @@ class _Text:
 
     def model(self, entry: Config, model: Any) -> str:
         """Write a model, unless it is written already, and return the name of its block in the text."""
-        if id(model) in self.known:
-            return self.known[id(model)]
+        if id(model) in self.block_by_id:
+            return self.block_by_id[id(model)]
         config = entry["config"]
         kind = class_name(entry, f"the model {config['name']!r}")
         block = self.free(str(config["name"]))
         lines: list[str] = []
         self.statements.append(lines)
         self.objects[block] = model
-        self._own(model, block)
+        self._record_layers(model, block)
         options = [] if config["name"] == block else [Arg("name", named(config["name"]), 0)]
         if config.get("trainable") is False:
             options.append(Arg("trainable", Word("false", 0), 0))
         dtype = config.get("dtype")
         if isinstance(dtype, dict) and dtype["config"].get("name") != "float32":
             options.append(Arg("dtype", self.writer.value(dtype, f"the model {config['name']!r}"), 0))
-        known = {"name", "trainable", "dtype", "layers", "input_layers", "output_layers", "build_input_shape"}
-        what = f"the model {config['name']!r}"
-        options += [Arg(key, self.writer.value(config[key], what), 0) for key in config if key not in known]
+        written_keys = {"name", "trainable", "dtype", "layers", "input_layers", "output_layers", "build_input_shape"}
+        label = f"the model {config['name']!r}"
+        options += [Arg(key, self.writer.value(config[key], label), 0) for key in config if key not in written_keys]
         if "input_layers" in config:
             _Functional(self, config, model, block, lines, Call(kind, tuple(options), 0)).write()
         else:
@@ -189,13 +189,13 @@ class _Text:
         lines.append(f"{block}:output shape={_shape(model.output_shape)}")
         lines[:] = [f"{line};" for line in lines]
 
-    def _own(self, model: Any, block: str) -> None:
+    def _record_layers(self, model: Any, block: str) -> None:
         """Record which model each layer belongs to. A layer that belongs to two models cannot be written."""
-        self.known[id(model)] = block
+        self.block_by_id[id(model)] = block
         for layer in model.layers:
-            if not isinstance(layer, keras.Model) and self.known.setdefault(id(layer), block) != block:
+            if not isinstance(layer, keras.Model) and self.block_by_id.setdefault(id(layer), block) != block:
                 raise CannotBeWritten(
-                    f"the layer {layer.name!r} is in two models, {self.known[id(layer)]!r} and {block!r}, and a text has it in "
+                    f"the layer {layer.name!r} is in two models, {self.block_by_id[id(layer)]!r} and {block!r}, and a text has it in "
                     "one; make a model of it, and call that in both"
                 )
 
@@ -214,34 +214,35 @@ class _Text:
         """Return a layer with its arguments as the model text shows it. Its name is included only if Keras would choose
         another one.
         """
-        what = f"the layer {entry['config'].get('name', entry.get('name'))!r}"
+        label = f"the layer {entry['config'].get('name', entry.get('name'))!r}"
         if self.is_operator(entry):
-            call = respelled(entry["config"], shape[1:], to, lambda value: self.writer.value(value, what))
+            call = respelled(entry["config"], shape[1:], to, lambda value: self.writer.value(value, label))
         else:
-            call = self.writer.call(entry, what, named=True)
-            self.own.add(call.name)
+            call = self.writer.call(entry, label, named=True)
+            self.custom_layers.add(call.name)
         return Call(call.name, (*call.args, *([Arg("name", named(name), 0)] * bool(name))), 0)
 
     def input(self, entry: Config, block: str) -> str:
         """Return the value of the statement that declares an input, with its type and shape."""
         config = entry["config"]
-        said = "" if config["dtype"] == "float32" else f"{config['dtype']} "
-        said += f"shape={_shape(config['batch_shape'])}"
+        value = "" if config["dtype"] == "float32" else f"{config['dtype']} "
+        value += f"shape={_shape(config['batch_shape'])}"
         if config["batch_shape"][0] is not None:
-            said += f" batch={config['batch_shape'][0]}"
-        said += "".join(f" {key}=true" for key in ("sparse", "ragged", "optional") if config.get(key))
-        return said + ("" if config["name"] == block else f" name={spelled(named(config['name']))}")
+            value += f" batch={config['batch_shape'][0]}"
+        value += "".join(f" {key}=true" for key in ("sparse", "ragged", "optional") if config.get(key))
+        return value + ("" if config["name"] == block else f" name={spelled(named(config['name']))}")
 
     def free(self, name: str) -> str:
         """Return a block name that is still unused in the model text, made from this name."""
         base = re.sub(r"\W", "_", name, flags=re.ASCII).lstrip("_0123456789") or "block"
         base = base[0].lower() + base[1:]
-        made, count = base, 1
-        while made in self.taken or self.names[made] > (made == name):  # no other layer may have a block's name, either
+        unused, count = base, 1
+        # No other layer may have a block's name, either.
+        while unused in self.block_names or self.names[unused] > (unused == name):
             count += 1
-            made = f"{base}_{count}"
-        self.taken.add(made)
-        return made
+            unused = f"{base}_{count}"
+        self.block_names.add(unused)
+        return unused
 
 
 class _Functional:
@@ -290,10 +291,10 @@ class _Functional:
         """
         firsts = [unit for chain in self.chains for unit in chain if not (unit.is_input or unit.tensor or unit.call)]
         again = {unit.layer for chain in self.chains for unit in chain if unit.call}
-        taken = {self.blocks[chain[-1].key] for chain in self.chains if chain[0].is_input}
-        taken |= set(self.models)
+        block_names = {self.blocks[chain[-1].key] for chain in self.chains if chain[0].is_input}
+        block_names |= set(self.models)
         order = [(unit.layer, self.text.kind(unit.entry)) for unit in firsts if unit.layer not in self.models]
-        return unfree_names(order, taken, {name for name in again if name not in self.models})
+        return unfree_names(order, block_names, {name for name in again if name not in self.models})
 
     def _chain(self, chain: list[Unit], explicit: set[str]) -> None:
         block, calls = self.blocks[chain[-1].key], []
@@ -320,30 +321,30 @@ class _Functional:
             kind = class_name(unit.entry, f"the layer {unit.layer!r}")
             call = Call(kind, (Arg("share", named(unit.layer), 0),), 0)
         else:
-            name, made = unit.layer if unit.layer in explicit else "", self.layers[unit.layer]
+            name, layer = unit.layer if unit.layer in explicit else "", self.layers[unit.layer]
             if self.text.is_operator(unit.entry) and not any(unit.kwargs.values()):
                 to = [self.blocks[key] for arg in unit.args[1:] if (key := key_of(arg)) is not None]
-                return self.text.layer(unit.entry, name, made.output.shape, to)
+                return self.text.layer(unit.entry, name, layer.output.shape, to)
             call = self.text.layer(unit.entry, name, ())
-        return Call(call.name, (*call.args, *self._given(unit)), 0)
+        return Call(call.name, (*call.args, *self._call_arguments(unit)), 0)
 
-    def _given(self, unit: Unit) -> list[Arg]:
+    def _call_arguments(self, unit: Unit) -> list[Arg]:
         """Return the arguments of a layer's call, except for the layer before it."""
         args, kwargs = unit.args, unit.kwargs
         if self.text.way.short:  # Keras adds a mask itself
             kwargs = {key: value for key, value in kwargs.items() if value is not None}
         if isinstance(self.layers[unit.layer], keras.layers.RNN) and kwargs == {"training": False, "mask": None}:
             kwargs = {}  # Keras records these for a call without arguments
-        one = [key_of(arg) for arg in args]
+        keys = [key_of(arg) for arg in args]
         if not kwargs and len(args) == 1 and isinstance(args[0], list) and len(args[0]) > 1:
             several = [key_of(item) for item in args[0]]
             if None not in several and takes_a_list(self.layers[unit.layer], len(several)):
                 return [self._to(several[1:])]
-        elif not kwargs and None not in one and not takes_a_list(self.layers[unit.layer], len(one)):
-            return [self._to(one[1:])] if len(one) > 1 else []
-        made = [Arg("", self._value(arg, unit), 0) for arg in args]
-        made += [Arg(key, self._value(item, unit), 0) for key, item in kwargs.items()]
-        return [Arg("call", Call("with", tuple(made), 0), 0)]
+        elif not kwargs and None not in keys and not takes_a_list(self.layers[unit.layer], len(keys)):
+            return [self._to(keys[1:])] if len(keys) > 1 else []
+        call_args = [Arg("", self._value(arg, unit), 0) for arg in args]
+        call_args += [Arg(key, self._value(item, unit), 0) for key, item in kwargs.items()]
+        return [Arg("call", Call("with", tuple(call_args), 0), 0)]
 
     def _to(self, keys: list[Key | None]) -> Arg:
         words = [Word(self.blocks[key], 0) for key in keys if key is not None]
@@ -359,8 +360,8 @@ class _Functional:
             return Call("tuple", tuple(Arg("", self._value(item, unit), 0) for item in value), 0)
         if isinstance(value, dict) and "class_name" not in value:
             return Call("dict", tuple(Arg(str(name), self._value(item, unit), 0) for name, item in value.items()), 0)
-        made = self.text.writer.value(value, f"the call of {unit.layer!r}")
-        return String(made.name, 0) if isinstance(made, Word) and made.name not in PLAIN else made
+        result = self.text.writer.value(value, f"the call of {unit.layer!r}")
+        return String(result.name, 0) if isinstance(result, Word) and result.name not in PLAIN else result
 
     def _structure(self, value: Any) -> Value:
         """Return the names of the model's inputs or outputs in the model's structure: a single name, a list or a dict."""
@@ -550,7 +551,7 @@ class Chains(list[list[Unit]]):
 def _sorted(needs: dict[Key, list[Key]], ends: list[Key]) -> list[Key] | None:
     """Return the chains in an order in which each one comes after the chains that it needs; None if they form a circle."""
     done: dict[Key, None] = {}
-    inputs = [key for key, wanted in needs.items() if not wanted]
+    inputs = [key for key, needed_keys in needs.items() if not needed_keys]
     for begin in [*ends, *inputs, *needs]:
         open_: dict[Key, Iterator[Key]] = {}
         waiting = [begin]
@@ -559,14 +560,14 @@ def _sorted(needs: dict[Key, list[Key]], ends: list[Key]) -> list[Key] | None:
             if key in done:
                 waiting.pop()
                 continue
-            each = next(open_.setdefault(key, iter(needs[key])), None)
-            if each is None:
+            needed = next(open_.setdefault(key, iter(needs[key])), None)
+            if needed is None:
                 done[key] = None
                 waiting.pop()
-            elif each in open_ and each not in done:
+            elif needed in open_ and needed not in done:
                 return None
             else:
-                waiting.append(each)
+                waiting.append(needed)
     return [*done]
 
 
@@ -595,14 +596,14 @@ def layers_within(config: Any) -> Iterator[Config]:
             yield from layers_within(item)
 
 
-def unfree_names(layers: list[tuple[str, str]], taken: set[str], explicit: set[str] | None = None) -> set[str]:
+def unfree_names(layers: list[tuple[str, str]], taken_names: set[str], explicit: set[str] | None = None) -> set[str]:
     """Return the layer names that a model text must contain, because ``build`` would choose other names.
 
     Layers are in the order of the text, each with its kind.
     """
     explicit = set(explicit or ())
     while True:
-        used, wrong = {*taken, *explicit}, set()
+        used, wrong = {*taken_names, *explicit}, set()
         for name, kind in layers:
             if name in explicit:
                 continue
@@ -619,18 +620,20 @@ def unfree_names(layers: list[tuple[str, str]], taken: set[str], explicit: set[s
         explicit |= wrong
 
 
-def difference(one: Any, other: Any, path: str = "") -> str:
+def first_difference(first: Any, second: Any, path: str = "") -> str:
     """Return the path and values of the first difference between two configs."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in [*one, *other]:
-            if one.get(key) != other.get(key):
-                at = f" of {one['name']!r}" if isinstance(one.get("name"), str) and not path.endswith(" of ") else ""
-                return difference(one.get(key), other.get(key), f"{key}{at}{', ' * bool(path)}{path}")
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for before, after in zip(one, other, strict=True):
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in [*first, *second]:
+            if first.get(key) != second.get(key):
+                at = (
+                    f" of {first['name']!r}" if isinstance(first.get("name"), str) and not path.endswith(" of ") else ""
+                )
+                return first_difference(first.get(key), second.get(key), f"{key}{at}{', ' * bool(path)}{path}")
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for before, after in zip(first, second, strict=True):
             if before != after:
-                return difference(before, after, path)
-    return f"{path} is {str(one)[:80]}, and came back as {str(other)[:80]}"
+                return first_difference(before, after, path)
+    return f"{path} is {str(first)[:80]}, and came back as {str(second)[:80]}"
 
 
 # -- operators -----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def of_options(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
     return tuple(range(1, rank)) if axes is None else tuple(behind_batch(axis) for axis in axes)
 
 
-def _each(function: Callable[..., Any], **defaults: Any) -> Formula:
+def _unary(function: Callable[..., Any], **defaults: Any) -> Formula:
     """Wrap a Keras function of one tensor and some numbers as a formula, which computes an operator."""
     return lambda into, operands, options: function(
         into[0], **{key: options.get(key, usual) for key, usual in defaults.items()}
@@ -43,18 +43,18 @@ def _binary(function: Callable[[Any, Any], Any]) -> Formula:
     """
 
     def compute(into: list[Any], operands: list[Any], options: Options) -> Any:
-        one, other = into[0], into[1] if len(into) > 1 else operands[0]
+        left, right = into[0], into[1] if len(into) > 1 else operands[0]
         if len(into) > 1:  # the batch stays the first axis of both
-            rank = max(len(one.shape), len(other.shape))
-            one, other = (
-                ops.reshape(item, (-1, *[1] * (rank - len(item.shape)), *item.shape[1:])) for item in (one, other)
+            rank = max(len(left.shape), len(right.shape))
+            left, right = (
+                ops.reshape(item, (-1, *[1] * (rank - len(item.shape)), *item.shape[1:])) for item in (left, right)
             )
-        return function(one, other)
+        return function(left, right)
 
     return compute
 
 
-def _asked(function: Callable[[Any, Any], Any]) -> Formula:
+def _compare(function: Callable[[Any, Any], Any]) -> Formula:
     """Wrap a comparison of two tensors as a formula, with the result 0 or 1 as uint8."""
     compute = _binary(function)
     return lambda into, operands, options: ops.cast(compute(into, operands, options), "uint8")
@@ -239,8 +239,8 @@ def _where(into: list[Any], operands: list[Any], options: Options) -> Any:
     """Return a tensor with values of the first operand where the input is not 0, and of the second one elsewhere. A
     layer in ``to`` replaces the first operand.
     """
-    one, other = (*into[1:], *operands)
-    return ops.where(ops.not_equal(into[0], 0), one, other)
+    if_true, if_false = (*into[1:], *operands)
+    return ops.where(ops.not_equal(into[0], 0), if_true, if_false)
 
 
 def _attend(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -249,16 +249,16 @@ def _attend(into: list[Any], operands: list[Any], options: Options) -> Any:
     heads, width = options.get("heads", 1), x.shape[-1]
 
     def divided(tensor: Any, weights: Any, bias: Any) -> Any:
-        made = ops.matmul(tensor, weights) + bias
-        return ops.transpose(ops.reshape(made, (-1, tensor.shape[1], heads, width // heads)), (0, 2, 1, 3))
+        projected = ops.matmul(tensor, weights) + bias
+        return ops.transpose(ops.reshape(projected, (-1, tensor.shape[1], heads, width // heads)), (0, 2, 1, 3))
 
     query, key, value = (
         divided(tensor, *operands[2 * at : 2 * at + 2]) for at, tensor in enumerate((x, source, source))
     )
     scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))) / math.sqrt(width // heads)
     if options.get("mask") == "causal":
-        seen = ops.tril(ops.ones((x.shape[1], source.shape[1]), dtype="bool"))
-        scores = ops.where(seen, scores, ops.cast(-1e9 if scores.dtype != "float16" else -6e4, scores.dtype))
+        is_visible = ops.tril(ops.ones((x.shape[1], source.shape[1]), dtype="bool"))
+        scores = ops.where(is_visible, scores, ops.cast(-1e9 if scores.dtype != "float16" else -6e4, scores.dtype))
     mixed = ops.transpose(ops.matmul(ops.softmax(scores), value), (0, 2, 1, 3))
     return ops.matmul(ops.reshape(mixed, (-1, x.shape[1], width)), operands[6]) + operands[7]
 
@@ -284,15 +284,15 @@ def _padding(options: Options) -> list[tuple[int, int]]:
     return [(0, 0), (top, bottom), (left, right), (0, 0)]
 
 
-def _filter(weights: Any, options: Options, wanted: str) -> Any:
+def _filter(weights: Any, options: Options, target_layout: str) -> Any:
     layout = options.get("filterLayout", "oihw")
-    return ops.transpose(weights, [layout.index(letter) for letter in wanted])
+    return ops.transpose(weights, [layout.index(letter) for letter in target_layout])
 
 
 def convolve(into: list[Any], operands: list[Any], options: Options) -> Any:
     """Convolve with a filter, and add an optional bias for each channel."""
     x = ops.pad(_channels_last(into[0], options, "inputLayout"), _padding(options))
-    made = ops.conv(
+    result = ops.conv(
         x,
         _filter(operands[0], options, "hwio"),
         strides=tuple(options.get("strides", [1, 1])),
@@ -300,7 +300,7 @@ def convolve(into: list[Any], operands: list[Any], options: Options) -> Any:
         data_format="channels_last",
         dilation_rate=tuple(options.get("dilations", [1, 1])),
     )
-    return _channels_back(made + operands[1] if len(operands) > 1 else made, options, "inputLayout")
+    return _channels_back(result + operands[1] if len(operands) > 1 else result, options, "inputLayout")
 
 
 def convolve_transposed(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -311,8 +311,8 @@ def convolve_transposed(into: list[Any], operands: list[Any], options: Options) 
     x = _channels_last(into[0], options, "inputLayout")
     weights, groups = _filter(operands[0], options, "hwoi"), options.get("groups", 1)
     parts = zip(ops.split(x, groups, axis=-1), ops.split(weights, groups, axis=-1), strict=True)
-    made = ops.concatenate([_transposed(*part, options) for part in parts], axis=-1)
-    return _channels_back(made + operands[1] if len(operands) > 1 else made, options, "inputLayout")
+    result = ops.concatenate([_transposed(*part, options) for part in parts], axis=-1)
+    return _channels_back(result + operands[1] if len(operands) > 1 else result, options, "inputLayout")
 
 
 def _transposed(x: Any, weights: Any, options: Options) -> Any:
@@ -320,17 +320,17 @@ def _transposed(x: Any, weights: Any, options: Options) -> Any:
         options.get(key, usual)
         for key, usual in (("strides", [1, 1]), ("dilations", [1, 1]), ("outputPadding", [0, 0]))
     )
-    made = ops.conv_transpose(
+    result = ops.conv_transpose(
         x, weights, strides=tuple(strides), padding="valid", data_format="channels_last", dilation_rate=tuple(dilations)
     )
     for axis, (before, after) in enumerate(_padding(options)[1:3]):
         wide = (weights.shape[axis] - 1) * dilations[axis] + 1
         size = (x.shape[1 + axis] - 1) * strides[axis] + wide - before - after + extra[axis]
-        lacks = before + size - made.shape[1 + axis]
-        made = ops.pad(made, [(0, max(lacks, 0) if item == 1 + axis else 0) for item in range(4)])
+        lacks = before + size - result.shape[1 + axis]
+        result = ops.pad(result, [(0, max(lacks, 0) if item == 1 + axis else 0) for item in range(4)])
         cut = slice(before, before + size)
-        made = made[:, cut] if axis == 0 else made[:, :, cut]
-    return made
+        result = result[:, cut] if axis == 0 else result[:, :, cut]
+    return result
 
 
 def _pooled(x: Any, options: Options, pool: Callable[..., Any], value: float, whole: Callable[..., Any]) -> Any:
@@ -351,15 +351,15 @@ def _pooled(x: Any, options: Options, pool: Callable[..., Any], value: float, wh
 
 def _dilated(x: Any, options: Options) -> Any:
     """Return the values at each position of a dilated window, as a new first axis."""
-    window, apart = options["windowDimensions"], options["dilations"]
+    window, dilations = options["windowDimensions"], options["dilations"]
     steps = options.get("strides", [1, 1])
-    ends = [size - (places - 1) * gap for size, places, gap in zip(x.shape[1:3], window, apart, strict=True)]
+    ends = [size - (count - 1) * gap for size, count, gap in zip(x.shape[1:3], window, dilations, strict=True)]
     return ops.stack(
         [
             x[
                 :,
-                row * apart[0] : row * apart[0] + ends[0] : steps[0],
-                column * apart[1] : column * apart[1] + ends[1] : steps[1],
+                row * dilations[0] : row * dilations[0] + ends[0] : steps[0],
+                column * dilations[1] : column * dilations[1] + ends[1] : steps[1],
             ]
             for row in range(window[0])
             for column in range(window[1])
@@ -369,10 +369,10 @@ def _dilated(x: Any, options: Options) -> Any:
 
 def _averaged(x: Any, options: Options) -> Any:
     """Return the mean of each window; padding does not count."""
-    made = _pooled(x, options, ops.average_pool, 0.0, ops.mean)
+    means = _pooled(x, options, ops.average_pool, 0.0, ops.mean)
     if "windowDimensions" not in options or not any(options.get("padding", [])):
-        return made
-    return made / _pooled(ops.ones_like(x[:1, :, :, :1]), options, ops.average_pool, 0.0, ops.mean)
+        return means
+    return means / _pooled(ops.ones_like(x[:1, :, :, :1]), options, ops.average_pool, 0.0, ops.mean)
 
 
 def pool_average(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -384,8 +384,8 @@ def pool_l2(into: list[Any], operands: list[Any], options: Options) -> Any:
     """Return the square root of the sum of squares of each window."""
     x = _channels_last(into[0], options, "layout")
     area = math.prod(options.get("windowDimensions", x.shape[1:3]))
-    made = ops.sqrt(_pooled(x * x, options, ops.average_pool, 0.0, ops.mean) * area)
-    return _channels_back(made, options, "layout")
+    norms = ops.sqrt(_pooled(x * x, options, ops.average_pool, 0.0, ops.mean) * area)
+    return _channels_back(norms, options, "layout")
 
 
 def pool_max(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -405,24 +405,24 @@ def resample(into: list[Any], operands: list[Any], options: Options) -> Any:
     how = {"nearest-neighbor": "nearest", "linear": "bilinear"}[options.get("mode", "nearest-neighbor")]
     rest = next(axis for axis in (1, 2, 3) if axis not in axes)
     order = (0, *axes, rest)
-    made = ops.image.resize(ops.transpose(x, order), tuple(sizes), interpolation=how, data_format="channels_last")
-    return ops.transpose(made, [order.index(axis) for axis in range(4)])
+    resized = ops.image.resize(ops.transpose(x, order), tuple(sizes), interpolation=how, data_format="channels_last")
+    return ops.transpose(resized, [order.index(axis) for axis in range(4)])
 
 
 # -- recurrent layers: gates in the order i o f g of an LSTM, z r n of a GRU ---------------------------------------------
 
 
-def _gates(weights: Any, order: str, wanted: str) -> list[Any]:
+def _gates(weights: Any, order: str, gate_order: str) -> list[Any]:
     """Split the weights of a recurrent layer into its gates, and return them in another order."""
     parts = ops.split(weights, len(order), axis=0)
-    return [parts[order.index(letter)] for letter in wanted]
+    return [parts[order.index(letter)] for letter in gate_order]
 
 
-def _sums(x: Any, weights: Any, bias: Any, order: str, wanted: str) -> list[Any]:
-    biases = _gates(bias, order, wanted) if bias is not None else [0.0] * len(wanted)
+def _sums(x: Any, weights: Any, bias: Any, order: str, gate_order: str) -> list[Any]:
+    biases = _gates(bias, order, gate_order) if bias is not None else [0.0] * len(gate_order)
     return [
         ops.matmul(x, ops.transpose(item)) + add
-        for item, add in zip(_gates(weights, order, wanted), biases, strict=True)
+        for item, add in zip(_gates(weights, order, gate_order), biases, strict=True)
     ]
 
 
@@ -471,8 +471,8 @@ def lstm(into: list[Any], operands: list[Any], options: Options) -> Any:
         return state, state  # return the state twice, because TensorFlow's scan needs equal structures
 
     begin = _begin(into[0], operands)
-    made = _over_time(into[0], step, ops.concatenate([begin, begin], axis=-1), options)
-    return made[..., : begin.shape[-1]]
+    states = _over_time(into[0], step, ops.concatenate([begin, begin], axis=-1), options)
+    return states[..., : begin.shape[-1]]
 
 
 def gru(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -487,10 +487,10 @@ def gru(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 def _over_time(x: Any, step: Any, state: Any, options: Options) -> Any:
     backward = options.get("direction") == "backward"
-    _, made = ops.scan(step, state, ops.transpose(x, (1, 0, 2)), reverse=backward)
+    _, outputs = ops.scan(step, state, ops.transpose(x, (1, 0, 2)), reverse=backward)
     if options.get("returnSequence"):
-        return ops.transpose(made, (1, 0, 2))
-    return made[0] if backward else made[-1]
+        return ops.transpose(outputs, (1, 0, 2))
+    return outputs[0] if backward else outputs[-1]
 
 
 # -- indices: each sample has its own, and two writes to one place have no defined order ---------------------------------
@@ -504,7 +504,7 @@ def gather(into: list[Any], operands: list[Any], options: Options) -> Any:
     x, indices = into[0], ops.cast(into[1], "int32")
     axis %= len(x.shape)
     x = ops.moveaxis(x, axis, 1)
-    result = _taken(_table(x, 1), _flat(indices))
+    result = _take(_table(x, 1), _flat(indices))
     result = ops.reshape(result, (-1, *indices.shape[1:], *x.shape[2:]))
     count = len(indices.shape) - 1
     rank = len(result.shape)
@@ -521,7 +521,7 @@ def gather_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
     """Take the values at each row of indices into the first axes."""
     x, indices = into[0], ops.cast(into[1], "int32")
     depth = indices.shape[-1]
-    result = _taken(_table(x, depth), _flat(_numbered(indices, x.shape[1:])))
+    result = _take(_table(x, depth), _flat(_numbered(indices, x.shape[1:])))
     return ops.reshape(result, (-1, *indices.shape[1:-1], *x.shape[1 + depth :]))
 
 
@@ -538,9 +538,9 @@ def scatter_elements(into: list[Any], operands: list[Any], options: Options) -> 
 def scatter_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
     """Return the input with a slice written at each row of indices, which select a place in the first axes."""
     x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
-    table, there = _table(x, indices.shape[-1]), _flat(_numbered(indices, x.shape[1:]))
-    written = ops.reshape(updates, (-1, there.shape[1], table.shape[2]))
-    return ops.reshape(_written(table, there, written), (-1, *x.shape[1:]))
+    table, rows = _table(x, indices.shape[-1]), _flat(_numbered(indices, x.shape[1:]))
+    written = ops.reshape(updates, (-1, rows.shape[1], table.shape[2]))
+    return ops.reshape(_written(table, rows, written), (-1, *x.shape[1:]))
 
 
 def _table(x: Any, depth: int) -> Any:
@@ -558,33 +558,34 @@ def _numbered(indices: Any, shape: Any) -> Any:
     return ops.sum(indices * ops.convert_to_tensor(strides, dtype="int32"), axis=-1)
 
 
-def _taken(table: Any, indices: Any) -> Any:
+def _take(table: Any, indices: Any) -> Any:
     wide = ops.broadcast_to(indices[..., None], (ops.shape(table)[0], indices.shape[1], table.shape[2]))
     return ops.take_along_axis(table, wide, axis=1)
 
 
 def _written(table: Any, indices: Any, values: Any) -> Any:
     samples = ops.cumsum(ops.ones_like(indices), axis=0) - 1
-    places = ops.reshape(ops.stack([samples, indices], axis=-1), (-1, 2))
-    return ops.scatter_update(table, places, ops.reshape(values, (-1, table.shape[2])))
+    positions = ops.reshape(ops.stack([samples, indices], axis=-1), (-1, 2))
+    return ops.scatter_update(table, positions, ops.reshape(values, (-1, table.shape[2])))
 
 
 FORMULAS: dict[str, Formula] = {
-    "abs": _each(ops.absolute), "floor": _each(ops.floor), "ceil": _each(ops.ceil), "identity": _each(lambda x: x), "neg": _each(ops.negative),
-    "sign": _each(ops.sign), "relu": _each(lambda x: ops.maximum(x, 0)), "cos": _each(ops.cos), "erf": _each(ops.erf), "exp": _each(ops.exp),
-    "log": _each(ops.log), "reciprocal": _each(ops.reciprocal), "sin": _each(ops.sin), "sqrt": _each(ops.sqrt), "tan": _each(ops.tan),
-    "tanh": _each(ops.tanh), "sigmoid": _each(ops.sigmoid), "softsign": _each(ops.softsign), "softplus": _each(ops.softplus),
-    "hardSwish": _each(lambda x: x * ops.clip(x + 3, 0, 6) / 6), "gelu": _each(lambda x: x / 2 * (1 + ops.erf(x / math.sqrt(2)))),
-    "elu": _each(_elu, alpha=1.0), "leakyRelu": _each(lambda x, alpha: ops.maximum(x, 0) + alpha * ops.minimum(x, 0), alpha=0.01),
-    "hardSigmoid": _each(_hard_sigmoid, alpha=0.2, beta=0.5), "linear": _each(lambda x, alpha, beta: alpha * x + beta, alpha=1.0, beta=0.0),
-    "clamp": _each(_clamp, minValue=-math.inf, maxValue=math.inf), "softmax": _softmax, "logSoftmax": _log_softmax, "cast": _each(lambda x: x),
+    "abs": _unary(ops.absolute), "floor": _unary(ops.floor), "ceil": _unary(ops.ceil), "identity": _unary(lambda x: x), "neg": _unary(ops.negative),
+    "sign": _unary(ops.sign), "relu": _unary(lambda x: ops.maximum(x, 0)), "cos": _unary(ops.cos), "erf": _unary(ops.erf), "exp": _unary(ops.exp),
+    "log": _unary(ops.log), "reciprocal": _unary(ops.reciprocal), "sin": _unary(ops.sin), "sqrt": _unary(ops.sqrt), "tan": _unary(ops.tan),
+    "tanh": _unary(ops.tanh), "sigmoid": _unary(ops.sigmoid), "softsign": _unary(ops.softsign), "softplus": _unary(ops.softplus),
+    "hardSwish": _unary(lambda x: x * ops.clip(x + 3, 0, 6) / 6), "gelu": _unary(lambda x: x / 2 * (1 + ops.erf(x / math.sqrt(2)))),
+    "elu": _unary(_elu, alpha=1.0), "leakyRelu": _unary(lambda x, alpha: ops.maximum(x, 0) + alpha * ops.minimum(x, 0), alpha=0.01),
+    "hardSigmoid": _unary(_hard_sigmoid, alpha=0.2, beta=0.5), "linear": _unary(lambda x, alpha, beta: alpha * x + beta, alpha=1.0, beta=0.0),
+    "clamp": _unary(_clamp, minValue=-math.inf, maxValue=math.inf), "softmax": _softmax, "logSoftmax": _log_softmax, "cast": _unary(lambda x: x),
     "reverse": _reverse, "triangular": _triangular, "cumulativeSum": _cumulative_sum, "prelu": _prelu,
-    "logicalNot": _each(lambda x: ops.cast(ops.equal(x, 0), "uint8")), "quantizeLinear": _quantized, "dequantizeLinear": _dequantized,
+    "logicalNot": _unary(lambda x: ops.cast(ops.equal(x, 0), "uint8")), "quantizeLinear": _quantized, "dequantizeLinear": _dequantized,
     "instanceNormalization": _instance_normalization, "layerNormalization": _layer_normalization,
     "add": _binary(ops.add), "sub": _binary(ops.subtract), "mul": _binary(ops.multiply), "div": _binary(ops.divide), "max": _binary(ops.maximum),
-    "min": _binary(ops.minimum), "pow": _binary(ops.power), "equal": _asked(ops.equal), "notEqual": _asked(ops.not_equal),
-    "greater": _asked(ops.greater), "greaterOrEqual": _asked(ops.greater_equal), "lesser": _asked(ops.less), "lesserOrEqual": _asked(ops.less_equal),
-    "logicalAnd": _asked(ops.logical_and), "logicalOr": _asked(ops.logical_or), "logicalXor": _asked(ops.logical_xor),
+    "min": _binary(ops.minimum), "pow": _binary(ops.power), "equal": _compare(ops.equal), "notEqual": _compare(ops.not_equal),
+    "greater": _compare(ops.greater), "greaterOrEqual": _compare(ops.greater_equal), "lesser": _compare(ops.less),
+    "lesserOrEqual": _compare(ops.less_equal),
+    "logicalAnd": _compare(ops.logical_and), "logicalOr": _compare(ops.logical_or), "logicalXor": _compare(ops.logical_xor),
     "residual": _residual, "matmul": _matmul, "gemm": _gemm, "concat": _concat, "reshape": _reshape, "expand": _expand, "transpose": _transpose,
     "slice": _slice, "pad": _pad, "tile": _tile, "split": _split,
     "gather": gather, "gatherElements": gather_elements, "gatherND": gather_nd,

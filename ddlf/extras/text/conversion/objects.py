@@ -62,13 +62,13 @@ def class_named(name: str) -> Any:
     for home in INNER:
         if home.endswith(f".{package}"):
             module: Any = functools.reduce(getattr, home.split("."), keras.src)
-            made = getattr(module, last, None)
-            if isinstance(made, type) and issubclass(made, keras.Operation):
-                return made
+            kind = getattr(module, last, None)
+            if isinstance(kind, type) and issubclass(kind, keras.Operation):
+                return kind
     for home in HOMES:
         module = functools.reduce(getattr, home.split("."), keras)
-        if (made := getattr(module, name, None)) is not None:
-            return made
+        if (kind := getattr(module, name, None)) is not None:
+            return kind
     raise ValueError(f"there is no {name}; register a custom layer with keras.saving.register_keras_serializable")
 
 
@@ -95,8 +95,8 @@ def valued(value: Value, model: Made | None = None, tensors: Any = ()) -> Any:
     options = {arg.key: valued(arg.value, model, tensors) for arg in value.args if arg.key}
     if value.name in PLAIN_CALLS:
         return PLAIN_CALLS[value.name](*args, **options)
-    if model is not None and (made := model(value)) is not None:
-        return made
+    if model is not None and (block_model := model(value)) is not None:
+        return block_model
     return class_named(value.name)(*args, **options)
 
 
@@ -161,7 +161,7 @@ def named(name: str) -> Value:
     return Word(name, 0) if simple and name not in PLAIN and name != IT else String(name, 0)
 
 
-def class_name(entry: Config, what: str) -> str:
+def class_name(entry: Config, label: str) -> str:
     """Return the name of an object's class in a model text.
 
     Raises:
@@ -170,7 +170,7 @@ def class_name(entry: Config, what: str) -> str:
     kind, module, registered = entry["class_name"], str(entry.get("module") or ""), entry.get("registered_name")
     if kind == "Lambda":
         raise CannotBeWritten(
-            f"{what} is a Lambda, and a text cannot contain its function; write a custom layer, and register it with "
+            f"{label} is a Lambda, and a text cannot contain its function; write a custom layer, and register it with "
             "keras.saving.register_keras_serializable"
         )
     for home in INNER:
@@ -181,12 +181,12 @@ def class_name(entry: Config, what: str) -> str:
     if from_keras and kind in ("Sequential", FUNCTIONAL):
         return str(kind)
     try:
-        made = class_named(name)
+        keras_class = class_named(name)
     except ValueError:
-        made = None
-    if made is None or not (from_keras or made.__module__ == module):
+        keras_class = None
+    if keras_class is None or not (from_keras or keras_class.__module__ == module):
         raise CannotBeWritten(
-            f"{what} is a {kind} of {module or 'no module'}, which is not registered; register it with "
+            f"{label} is a {kind} of {module or 'no module'}, which is not registered; register it with "
             "keras.saving.register_keras_serializable"
         )
     return name
@@ -197,47 +197,47 @@ class Writer:
 
     Args:
         model: Writes a model that is an argument, and returns its block's name.
-        made: Returns the model that a block defines.
+        model_of: Returns the model that a block defines.
     """
 
-    def __init__(self, model: Callable[[Config], str], made: Callable[[Call], Any]) -> None:
-        self.model, self.made = model, made
-        self.known: dict[str, tuple[Arg, ...]] = {}
+    def __init__(self, model: Callable[[Config], str], model_of: Callable[[Call], Any]) -> None:
+        self.model, self.model_of = model, model_of
+        self.argument_cache: dict[str, tuple[Arg, ...]] = {}
 
-    def call(self, entry: Config, what: str, *, named: bool = False) -> Call:
+    def call(self, entry: Config, label: str, *, named: bool = False) -> Call:
         """Return the text of an object with its arguments.
 
         Args:
             entry: The object as Keras serializes it.
-            what: The description of the object in errors.
+            label: The description of the object in errors.
             named: Whether the caller writes the name.
 
         Raises:
             CannotBeWritten: No arguments create an equal object.
         """
-        name = class_name(entry, what)
+        name = class_name(entry, label)
         config = dict(entry["config"] or {})
         key = f"{name} {json.dumps(config if not named else config | {'name': ''}, default=str)}"
-        if key not in self.known or '"layers"' in key:  # each model in an argument is a new one
-            self.known[key] = self._args(name, config, what, named)
-        return Call(name, self.known[key], 0)
+        if key not in self.argument_cache or '"layers"' in key:  # each model in an argument is a new one
+            self.argument_cache[key] = self._args(name, config, label, named)
+        return Call(name, self.argument_cache[key], 0)
 
-    def _args(self, name: str, config: Config, what: str, named: bool) -> tuple[Arg, ...]:
+    def _args(self, name: str, config: Config, label: str, named: bool) -> tuple[Arg, ...]:
         kind, args = class_named(name), dict[str, Value]()
-        wanted = {key: plainly(value) for key, value in config.items()}
+        expected = {key: plainly(value) for key, value in config.items()}
         parameters = inspect.signature(kind.__init__).parameters
         keys = [key for key in parameters if key in config] + [key for key in config if key not in parameters]
         fixed = {"name": config["name"]} if named and "name" in config else {}
         for key in keys:
             if key in parameters and parameters[key].default is inspect.Parameter.empty and key not in fixed:
-                args[key] = self.value(config[key], what)
+                args[key] = self.value(config[key], label)
         if "name" in config and not fixed:  # Keras would choose another name each time
-            args["name"] = self.value(config["name"], what)
+            args["name"] = self.value(config["name"], label)
 
         def differing(args: dict[str, Value]) -> list[str]:
-            made = kind(**{key: valued(value, self.made) for key, value in args.items()}, **fixed)
-            now = plainly(keras.saving.serialize_keras_object(made)["config"])
-            return [key for key in keys if key not in now or now[key] != wanted[key]]
+            created = kind(**{key: valued(value, self.model_of) for key, value in args.items()}, **fixed)
+            now = plainly(keras.saving.serialize_keras_object(created)["config"])
+            return [key for key in keys if key not in now or now[key] != expected[key]]
 
         left = [key for key in keys if key not in args and key not in fixed]
         while True:
@@ -246,14 +246,14 @@ class Writer:
             except REFUSED as error:
                 wrong = left  # try again with another argument
                 if not left:
-                    raise CannotBeWritten(f"{what} ({name}) cannot be made from its config: {error}") from error
+                    raise CannotBeWritten(f"{label} ({name}) cannot be made from its config: {error}") from error
             if not wrong:
                 break
             more = [item for item in wrong if item in left][:1]
             if not more:
-                raise CannotBeWritten(f"{what} ({name}) cannot be restored with the same {', '.join(wrong)}")
+                raise CannotBeWritten(f"{label} ({name}) cannot be restored with the same {', '.join(wrong)}")
             left.remove(more[0])
-            args[more[0]] = self.value(config[more[0]], what)
+            args[more[0]] = self.value(config[more[0]], label)
         for key in [*args]:
             rest = {other: value for other, value in args.items() if other != key}
             if not _differs(differing, rest):
@@ -280,7 +280,7 @@ class Writer:
             return [Number(str(int(value)), 0)]
         return []
 
-    def value(self, value: Any, what: str) -> Value:
+    def value(self, value: Any, label: str) -> Value:
         """Return the text of a config value.
 
         Raises:
@@ -293,55 +293,55 @@ class Writer:
         if isinstance(value, float):
             return _number(value)
         if isinstance(value, str):
-            return self._text(value, what)
+            return self._text(value, label)
         if isinstance(value, list | tuple):
             if len(value) > MAX_ITEMS:
                 raise CannotBeWritten(
-                    f"{what} has a list of {len(value):,} values, and a text has {MAX_ITEMS:,} at most"
+                    f"{label} has a list of {len(value):,} values, and a text has {MAX_ITEMS:,} at most"
                 )
-            return Items(tuple(self.value(item, what) for item in value), 0)
+            return Items(tuple(self.value(item, label) for item in value), 0)
         if isinstance(value, dict):
-            return self._object(value, what)
-        raise CannotBeWritten(f"{what} has a value of the type {type(value).__name__}, which a text cannot contain")
+            return self._object(value, label)
+        raise CannotBeWritten(f"{label} has a value of the type {type(value).__name__}, which a text cannot contain")
 
-    def _text(self, value: str, what: str) -> Value:
+    def _text(self, value: str, label: str) -> Value:
         if any(letter == "\n" or unicodedata.category(letter) in ("Cc", "Cs") for letter in value):
             raise CannotBeWritten(
-                f"{what} has a string with a line break or another character that a text cannot contain"
+                f"{label} has a string with a line break or another character that a text cannot contain"
             )
         return named(value)
 
-    def _object(self, value: Config, what: str) -> Value:
+    def _object(self, value: Config, label: str) -> Value:
         kind = value.get("class_name")
         if value.keys() == {"value"} and isinstance(value["value"], list | tuple) and len(value["value"]) == 3:
             return _function(
-                {"class_name": "__lambda__"}, what
+                {"class_name": "__lambda__"}, label
             )  # Keras serializes a lambda as code, defaults and closure
         if kind is None or "config" not in value:
-            pairs = [self._pair(key, item, what) for key, item in value.items()]
+            pairs = [self._pair(key, item, label) for key, item in value.items()]
             return Call("dict", tuple(pairs), 0)
         config = value["config"]
         if kind in ("function", "__lambda__"):
-            return _function(value, what)
+            return _function(value, label)
         if kind in ("__numpy__", "__tensor__"):
-            values = self.value(config["value"], what)
+            values = self.value(config["value"], label)
             name = "array" if kind == "__numpy__" else "constant"
             return Call(name, (Arg("", values, 0), Arg("dtype", String(config["dtype"], 0), 0)), 0)
         if kind == "__slice__":
-            ends = [self.value(config[key], what) for key in ("start", "stop", "step")]
+            ends = [self.value(config[key], label) for key in ("start", "stop", "step")]
             return Call("slice", tuple(Arg("", item, 0) for item in ends), 0)
         if kind == "__ellipsis__":
             return Call("ellipsis", (), 0)
         if kind.startswith("__"):
-            raise CannotBeWritten(f"{what} has a {kind.strip('_')}, which a text cannot contain")
+            raise CannotBeWritten(f"{label} has a {kind.strip('_')}, which a text cannot contain")
         if isinstance(config, dict) and "layers" in config:
             return Call(self.model(value), (), 0)
-        return self.call(value, what)
+        return self.call(value, label)
 
-    def _pair(self, key: Any, value: Any, what: str) -> Arg:
+    def _pair(self, key: Any, value: Any, label: str) -> Arg:
         if isinstance(key, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", key):
-            return Arg(key, self.value(value, what), 0)
-        return Arg("", Items((self.value(key, what), self.value(value, what)), 0), 0)
+            return Arg(key, self.value(value, label), 0)
+        return Arg("", Items((self.value(key, label), self.value(value, label)), 0), 0)
 
 
 def _differs(differing: Callable[[dict[str, Value]], list[str]], args: dict[str, Value]) -> bool:
@@ -358,15 +358,15 @@ def _number(value: float) -> Value:
     return Number(repr(value), 0)
 
 
-def _function(value: Config, what: str) -> Value:
+def _function(value: Config, label: str) -> Value:
     """Return the name of a function as a model text contains it. The function must be Keras's own or registered."""
     name = str(value["config"]) if value["class_name"] == "function" else "a lambda"
-    known = value["class_name"] == "function" and (
+    is_known = value["class_name"] == "function" and (
         str(value.get("module")).startswith("keras") or keras.saving.get_registered_object(name) is not None
     )
-    if not known:
+    if not is_known:
         raise CannotBeWritten(
-            f"{what} has a function ({name}), which a text cannot contain; register it with "
+            f"{label} has a function ({name}), which a text cannot contain; register it with "
             "keras.saving.register_keras_serializable"
         )
     return named(name)

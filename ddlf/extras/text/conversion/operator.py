@@ -43,13 +43,13 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         self.operator, self.operands, self.options = operator, tuple(operands), dict(options or {})
         self.parameters, self.types = [tuple(parameter) for parameter in parameters], tuple(types)
         self.seeds = keras.random.SeedGenerator() if operator == "dropout" else None
-        self.made: list[Any] = []
+        self.learned: list[Any] = []
 
     def build(self, *shapes: Any) -> None:
         """Create the parameters (weights) of the operator."""
         for index, (name, shape, dtype, initial) in enumerate(self.parameters):
             statistic = self.operator == "batchNormalization" and index < 2
-            self.made.append(
+            self.learned.append(
                 self.add_weight(
                     shape=tuple(shape),
                     dtype=dtype,
@@ -64,17 +64,19 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         *before, after = self.types
         if self.operator in ("quantizeLinear", "dequantizeLinear"):
             before = ["float32"]  # cast the input and its scale
-        given = [ops.cast(item, dtype) for item, dtype in zip(into, before, strict=True)]
-        learned = iter(self.made)
+        inputs = [ops.cast(item, dtype) for item, dtype in zip(into, before, strict=True)]
+        learned = iter(self.learned)
         operands = [ops.cast(next(learned) if number is None else number, before[0]) for number in self.operands]
         if self.operator == "gather":  # indices exceed small types
             operands = list(self.operands)
         if self.operator == "dropout":
-            return keras.random.dropout(given[0], self.options.get("p", 0.5), seed=self.seeds) if training else given[0]
+            return (
+                keras.random.dropout(inputs[0], self.options.get("p", 0.5), seed=self.seeds) if training else inputs[0]
+            )
         if self.operator == "batchNormalization":
-            return self._normalize_batch(given[0], operands, training=training)
+            return self._normalize_batch(inputs[0], operands, training=training)
         options = self.options | {"dtype": after} if self.operator == "quantizeLinear" else self.options
-        return ops.cast(FORMULAS[self.operator](given, operands, options), after)
+        return ops.cast(FORMULAS[self.operator](inputs, operands, options), after)
 
     def _normalize_batch(self, x: Any, operands: list[Any], *, training: bool) -> Any:
         """Normalize a batch (arXiv:1502.03167).
@@ -87,8 +89,10 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         mean, variance = (ops.reshape(operand, wide) for operand in operands[:2])
         if training and self.trainable:
             mean, variance = ops.moments(x, axes=[item for item in range(rank) if item != axis], keepdims=True)
-            for kept, now in zip(self.made, (mean, variance), strict=False):
-                kept.assign(MOMENTUM * kept + (1 - MOMENTUM) * ops.cast(ops.reshape(now, (-1,)), kept.dtype))
+            for moving, batch_value in zip(self.learned, (mean, variance), strict=False):
+                moving.assign(
+                    MOMENTUM * moving + (1 - MOMENTUM) * ops.cast(ops.reshape(batch_value, (-1,)), moving.dtype)
+                )
         return scaled(
             normalized(x, (mean, variance), self.options), [ops.reshape(operand, wide) for operand in operands[2:]]
         )
@@ -96,14 +100,14 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of this layer, which Keras saves with a model."""
         config: dict[str, Any] = super().get_config()
-        own = {
+        arguments = {
             "operator": self.operator,
             "operands": list(self.operands),
             "options": self.options,
             "parameters": [list(parameter) for parameter in self.parameters],
             "types": list(self.types),
         }
-        return config | own
+        return config | arguments
 
 
 def _initializer(initial: Any, layout: str) -> Any:

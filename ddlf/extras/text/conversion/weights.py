@@ -159,8 +159,8 @@ def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
         ConfigError: The weights belong to another model, or the file has an additional tensor. In this case the model
             is unchanged.
     """
-    wanted = variables(model)
-    for name, item in wanted.items():
+    model_variables = variables(model)
+    for name, item in model_variables.items():
         if name not in tensors:
             raise ConfigError(f"{path} has weights of another model: {name!r} is not among them")
         if tuple(tensors[name].shape) != tuple(item.shape):
@@ -170,10 +170,10 @@ def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
             raise ConfigError(
                 f"{path} has weights of another model: {name!r} is {tensors[name].dtype} there and {item.dtype} here"
             )
-    if more := [name for name in tensors if name not in wanted]:
+    if more := [name for name in tensors if name not in model_variables]:
         many = f" and {len(more) - 1} more" * (len(more) > 1)
         raise ConfigError(f"{path} has a tensor too many: the model has no {more[0]!r}{many}")
-    for name, item in wanted.items():
+    for name, item in model_variables.items():
         item.assign(tensors[name])
     for layer in model._flatten_layers():
         if hasattr(layer, "finalize_state"):  # Normalization computes with a copy
@@ -201,11 +201,11 @@ def check_text(model: Model, text: str, path: Path) -> None:
 def variables(model: Any) -> dict[str, Any]:
     """Return every weight of a model by its name in the file, in the order of the model."""
     result: dict[str, Any] = {}
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     for name, item in _named(model):
-        if id(item) in seen:
+        if id(item) in seen_ids:
             continue
-        seen.add(id(item))
+        seen_ids.add(id(item))
         free, count = name, 1
         while free in result:
             count += 1
@@ -222,8 +222,8 @@ def _named(model: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield from _named(layer, f"{before}{layer.name}/")
             continue
         for weight in layer.weights:
-            _, inside, own = str(weight.path).rpartition(f"{layer.name}/")
-            own = re.sub(
-                r"\bvariable_\d+$", "variable", own if inside else weight.name
+            _, inside, weight_name = str(weight.path).rpartition(f"{layer.name}/")
+            weight_name = re.sub(
+                r"\bvariable_\d+$", "variable", weight_name if inside else weight.name
             )  # Keras numbers layers without a name
-            yield f"{before}{layer.name}/{own}", weight
+            yield f"{before}{layer.name}/{weight_name}", weight

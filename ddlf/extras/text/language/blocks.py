@@ -84,8 +84,8 @@ def sizes(
         free: Whether a size may be ``none``, which accepts any size.
     """
     if not isinstance(value, Items):
-        meant = f", did you mean '{key}=[{value.written}]'?" if isinstance(value, Number) else ""
-        problems.add(value.at, f"{key} must be a list of sizes{meant or ', such as [28, 28]'}")
+        suggestion = f", did you mean '{key}=[{value.written}]'?" if isinstance(value, Number) else ""
+        problems.add(value.at, f"{key} must be a list of sizes{suggestion or ', such as [28, 28]'}")
         return None
     if not value.values and not empty:
         problems.add(value.at, f"{key} has an empty shape; write sizes, such as [10]")
@@ -110,9 +110,9 @@ class Blocks(dict[str, Block]):
         own: The names of the user's own Keras layers.
     """
 
-    def __init__(self, parsed: Parsed, problems: Problems, own: Collection[str] = ()) -> None:
+    def __init__(self, parsed: Parsed, problems: Problems, custom_layers: Collection[str] = ()) -> None:
         super().__init__()
-        self.problems, self.own, self.broken = problems, own, parsed.broken
+        self.problems, self.custom_layers, self.broken = problems, custom_layers, parsed.broken
         self.train: dict[str, Statement] = {}
         for statement in parsed.statements:
             self._add(statement)
@@ -135,28 +135,28 @@ class Blocks(dict[str, Block]):
             if isinstance(number, Number) and (len(number.written) > MAX_DIGITS or not math.isfinite(number.value)):
                 self.problems.add(number.at, f"{number.written[:12]}... is too large a number")
         block = self.setdefault(name, Block(name, statement.at)) if name != TRAIN else Block(TRAIN, statement.at)
-        known = self.train if name == TRAIN else block.statements
+        statements = self.train if name == TRAIN else block.statements
         if name != TRAIN and property_ not in PROPERTIES:
-            if meant := self.problems.near(name, [TRAIN]):
-                self.problems.add(statement.at, f"there is no block {name!r} that has {property_!r}{meant}")
+            if suggestion := self.problems.suggestion(name, [TRAIN]):
+                self.problems.add(statement.at, f"there is no block {name!r} that has {property_!r}{suggestion}")
                 return
             self.problems.add(
                 statement.property.at,
                 f"a block has no {property_!r}"
-                + (self.problems.near(property_, PROPERTIES) or f"; there are: {', '.join(PROPERTIES)}"),
+                + (self.problems.suggestion(property_, PROPERTIES) or f"; there are: {', '.join(PROPERTIES)}"),
             )
             return
-        if property_ in known:
-            line = self.problems.place(known[property_].at)[0]
+        if property_ in statements:
+            line = self.problems.line_and_column(statements[property_].at)[0]
             self.problems.add(statement.at, f"'{name}:{property_}' is given twice (first at line {line})")
             return
-        known[property_] = statement
+        statements[property_] = statement
         if not statement.items:
             self.problems.add(statement.property.at, f"'{name}:{property_}' has no value")
             return
         if len(block.statements) == 1 and (name in OPERATORS or is_keras(name)):
-            whose = "an operator" if name in OPERATORS else "a layer of Keras, like each name with a capital letter"
-            self.problems.add(statement.at, f"a block cannot be called {name!r}, which is {whose}")
+            kind = "an operator" if name in OPERATORS else "a layer of Keras, like each name with a capital letter"
+            self.problems.add(statement.at, f"a block cannot be called {name!r}, which is {kind}")
         if name != TRAIN:
             self._value(block, property_, statement)
 
@@ -186,8 +186,8 @@ class Blocks(dict[str, Block]):
             self.problems.add(args[-1].at, f"{property_!r} has one value, without a key")
         elif property_ == "loss" and (not isinstance(value, Word) or value.name not in LOSSES):
             shown = value.name if isinstance(value, Word | Call) else "this"
-            meant = self.problems.near(loss_meant(shown), LOSSES) or f"; there are: {', '.join(LOSSES)}"
-            self.problems.add(value.at, f"there is no loss {shown!r}{meant}")
+            suggestion = self.problems.suggestion(loss_meant(shown), LOSSES) or f"; there are: {', '.join(LOSSES)}"
+            self.problems.add(value.at, f"there is no loss {shown!r}{suggestion}")
         elif property_ in ("delta", "gamma", "alpha") and not isinstance(value, Number):
             self.problems.add(value.at, f"{property_} must be a number")
         elif property_ == "model":
@@ -203,8 +203,8 @@ class Blocks(dict[str, Block]):
             self.problems.add(value.at, "'model' is a class of models, such as Sequential() or Functional()")
             return
         if value.name not in ("Sequential", "Functional") and ">" not in value.name:
-            meant = self.problems.near(value.name, ["Sequential", "Functional"]) or "; write Functional()"
-            self.problems.add(value.at, f"there is no model {value.name!r}{meant}")
+            suggestion = self.problems.suggestion(value.name, ["Sequential", "Functional"]) or "; write Functional()"
+            self.problems.add(value.at, f"there is no model {value.name!r}{suggestion}")
         for arg in value.args:
             if not arg.key:
                 self.problems.add(arg.at, "a model has options only, such as name= or inputs=")
@@ -212,11 +212,11 @@ class Blocks(dict[str, Block]):
 
     def _check(self, call: Call) -> None:
         """Check a layer in its statement. The options that macros add are checked later."""
-        seen: set[str] = set()
+        keys: set[str] = set()
         for arg in call.args:
-            if arg.key in seen:
+            if arg.key in keys:
                 self.problems.add(arg.at, f"{arg.key!r} is given twice")
-            seen |= {arg.key} - {""}
+            keys |= {arg.key} - {""}
             self.refuse_code(arg.value)
         if is_keras(call.name):
             self._check_keras(call)
@@ -230,21 +230,23 @@ class Blocks(dict[str, Block]):
                 if arg.key:
                     self.option(call.name, arg)
         elif call.name not in self and call.name not in self.broken and not self.is_placeholder(call.name):
-            keras = self.problems.near(call.name, keras_layers.arguments()) if call.name.casefold() == "dense" else ""
-            meant = keras or self.problems.near(
+            keras = (
+                self.problems.suggestion(call.name, keras_layers.arguments()) if call.name.casefold() == "dense" else ""
+            )
+            suggestion = keras or self.problems.suggestion(
                 call.name, [*OPERATORS, *(block.name for block in self.values() if block.is_macro)]
             )
             self.problems.add(
                 call.at,
-                f"unknown operator {call.name!r}{meant or self.problems.near(call.name, keras_layers.arguments())}",
+                f"unknown operator {call.name!r}{suggestion or self.problems.suggestion(call.name, keras_layers.arguments())}",
             )
 
     def is_free(self, name: str) -> bool:
         """Return whether a name in a macro is only a placeholder, which an option of the macro's call must still
         replace by a layer.
         """
-        known = name in OPERATORS or name in self or name in self.broken or is_keras(name)
-        return not known and self.is_placeholder(name)
+        is_known = name in OPERATORS or name in self or name in self.broken or is_keras(name)
+        return not is_known and self.is_placeholder(name)
 
     def refuse_code(self, value: Value) -> None:
         """Refuse layers that execute their own code, also inside a value."""
@@ -258,23 +260,23 @@ class Blocks(dict[str, Block]):
 
     def _check_keras(self, call: Call) -> None:
         self.refuse_code(call)
-        known = keras_layers.arguments().get(call.name)
-        if known is None:
-            if call.name not in self.own and call.name != "Lambda" and ">" not in call.name:
-                close = self.problems.near(call.name, keras_layers.arguments())
-                lower = self.problems.near(call.name, OPERATORS)
+        arguments = keras_layers.arguments().get(call.name)
+        if arguments is None:
+            if call.name not in self.custom_layers and call.name != "Lambda" and ">" not in call.name:
+                close = self.problems.suggestion(call.name, keras_layers.arguments())
+                lower = self.problems.suggestion(call.name, OPERATORS)
                 if close or lower:
                     self.problems.add(call.at, f"Keras has no layer {call.name!r}{close or lower}")
             return
-        usual = (*known, *COMMON_OPTIONS)
+        usual = (*arguments, *COMMON_OPTIONS)
         for arg in call.args:
             if not arg.key:
                 self.problems.add(
                     arg.at,
-                    f"{call.name} is a layer of Keras, whose arguments have keys, such as {(*known, 'name')[0]}=",
+                    f"{call.name} is a layer of Keras, whose arguments have keys, such as {(*arguments, 'name')[0]}=",
                 )
-            elif arg.key not in usual and (meant := self.problems.near(arg.key, usual)):
-                self.problems.add(arg.at, f"{call.name} has no argument {arg.key!r}{meant}")
+            elif arg.key not in usual and (suggestion := self.problems.suggestion(arg.key, usual)):
+                self.problems.add(arg.at, f"{call.name} has no argument {arg.key!r}{suggestion}")
             elif arg.key in EVERYWHERE or arg.key in keras_layers.COUNTS:
                 self.value(arg)
 
@@ -289,8 +291,8 @@ class Blocks(dict[str, Block]):
         operator = OPERATORS[name]
         usual = (*operator.options, *EVERYWHERE)
         if arg.key not in usual:
-            meant = self.problems.near(arg.key, (*usual, *more)) or f"; it has {', '.join(usual)}"
-            self.problems.add(arg.at, f"{name} has no option {arg.key!r}{meant}")
+            suggestion = self.problems.suggestion(arg.key, (*usual, *more)) or f"; it has {', '.join(usual)}"
+            self.problems.add(arg.at, f"{name} has no option {arg.key!r}{suggestion}")
             return False
         return self.value(arg)
 
@@ -303,15 +305,15 @@ class Blocks(dict[str, Block]):
                 self.problems.add(value.at, "shapes must be a list of shapes, such as [[128], [80]]")
             for item in shapes:
                 if not isinstance(item, Items):
-                    meant = f", did you mean '[{item.written}]'?" if isinstance(item, Number) else ", such as [10]"
-                    self.problems.add(item.at, f"shapes has a list of sizes for each copy{meant}")
+                    suggestion = f", did you mean '[{item.written}]'?" if isinstance(item, Number) else ", such as [10]"
+                    self.problems.add(item.at, f"shapes has a list of sizes for each copy{suggestion}")
                 else:
                     sizes(item, key, self.problems, empty=False)
         elif key in SIZES:
             sizes(value, key, self.problems, free=key == "shape")
         elif key in WORDS and (not isinstance(value, Word) or value.name not in WORDS[key]):
-            meant = self.problems.near(value.name, WORDS[key]) if isinstance(value, Word) else ""
-            self.problems.add(value.at, f"{key} must be {' or '.join(WORDS[key])}{meant}")
+            suggestion = self.problems.suggestion(value.name, WORDS[key]) if isinstance(value, Word) else ""
+            self.problems.add(value.at, f"{key} must be {' or '.join(WORDS[key])}{suggestion}")
         else:
             _check_value(arg, self.problems)
         return len(self.problems) == before
@@ -321,11 +323,11 @@ COMMON_OPTIONS = (*keras_layers.COMMON, *EVERYWHERE, "to", "call", "share")
 
 
 def _check_value(arg: Arg, problems: Problems) -> None:
-    what, fits = VALUES.get(arg.key, ("", lambda value: True))
+    requirement, fits = VALUES.get(arg.key, ("", lambda value: True))
     if arg.key == "name" and not isinstance(arg.value, Word | String):
         problems.add(arg.value.at, "name must be a name")
     elif not fits(plain(arg.value)):
-        problems.add(arg.value.at, f"{arg.key} must be {what}")
+        problems.add(arg.value.at, f"{arg.key} must be {requirement}")
 
 
 def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[str, tuple[int | None, ...] | None]:
@@ -333,32 +335,34 @@ def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[st
 
     The type is empty if it is missing; the shape is None if it is wrong.
     """
-    dtype, shape, seen = "", None, False
+    dtype, shape, has_shape = "", None, False
     for index, arg in enumerate(args):
         if not arg.key and arg.value == Word("shape", 0):
             behind = args[index + 1].at if index + 1 < len(args) else arg.at
             problems.add(behind, "'=' is missing behind 'shape', did you mean 'shape=['?")
             return dtype, None
         if arg.key == "shape":
-            seen, shape = True, sizes(arg.value, "shape", problems, empty=property_ == "output", free=True)
+            has_shape, shape = True, sizes(arg.value, "shape", problems, empty=property_ == "output", free=True)
         elif property_ == "input" and arg.key in OF_INPUTS:
             _check_value(arg, problems)
         elif arg.key:
-            problems.add(arg.at, f"{property_!r} has no {arg.key!r}{problems.near(arg.key, ['shape', *OF_INPUTS])}")
-            seen = True
+            problems.add(
+                arg.at, f"{property_!r} has no {arg.key!r}{problems.suggestion(arg.key, ['shape', *OF_INPUTS])}"
+            )
+            has_shape = True
         elif isinstance(arg.value, Word) and arg.value.name in (*DTYPES, *FOREIGN) and not dtype:
             dtype = arg.value.name
         elif isinstance(arg.value, Word):
             problems.add(
                 arg.at,
-                f"there is no type {arg.value.name!r}{problems.near(arg.value.name, DTYPES) or '; there are: ' + ', '.join(DTYPES)}",
+                f"there is no type {arg.value.name!r}{problems.suggestion(arg.value.name, DTYPES) or '; there are: ' + ', '.join(DTYPES)}",
             )
         elif isinstance(arg.value, Items):
             problems.add(arg.at, f"{property_!r} has its shape with a key, did you mean 'shape=[...]'?")
-            seen = True
+            has_shape = True
         else:
             problems.add(arg.at, f"{property_!r} is a type and a shape, such as float32 shape=[28, 28, 1]")
-            seen = True
-    if not seen:
+            has_shape = True
+    if not has_shape:
         problems.add(args[0].at, f"{property_!r} has no shape, write shape=[...]")
     return dtype, shape

@@ -58,7 +58,7 @@ def _node_fields(node: Node) -> Fields:
         fields["name"] = _own_name(node.name, node.operator)
     return fields | {
         "operands": _operands(node),
-        "call": node.given and spelled(node.given),
+        "call": node.call_arguments and spelled(node.call_arguments),
         "lrm": node.lrm,
         "type": node.dtype,
         "shape": shown(node.shape),
@@ -125,8 +125,8 @@ def _matched(first: Graph, second: Graph) -> Pairs:
         for graph in graphs
     )
     pairs: Pairs = []
-    for what, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if what == "equal":
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if tag == "equal":
             pairs += zip(range(a, b), range(c, d), strict=True)
         else:
             pairs += [*((number, None) for number in range(a, b)), *((None, number) for number in range(c, d))]
@@ -136,8 +136,8 @@ def _matched(first: Graph, second: Graph) -> Pairs:
 def _own_name(name: str, operator: str = "") -> str:
     """Return a name that the user chose; an empty text if Keras made it from the class (``operator``) of the layer."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", operator).lower()
-    made = ("input_layer", "functional", "sequential", "model", *filter(None, [snake]))
-    return "" if re.sub(r"_\d+$", "", name) in made else name
+    generated = ("input_layer", "functional", "sequential", "model", *filter(None, [snake]))
+    return "" if re.sub(r"_\d+$", "", name) in generated else name
 
 
 def _operands(node: Node) -> str:

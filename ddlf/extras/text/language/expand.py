@@ -150,7 +150,15 @@ class _Expansion:
             at = says["input"].at
             more = tuple(arg for arg in says["input"].items[0] if arg.key not in ("", "shape"))
             self.nodes.append(
-                Node("input", options=more, name=block.name, written=dtype or "float32", wanted=shape, at=at, call=at)
+                Node(
+                    "input",
+                    options=more,
+                    name=block.name,
+                    written=dtype or "float32",
+                    declared_shape=shape,
+                    at=at,
+                    call=at,
+                )
             )
             return len(self.nodes) - 1
         if "from" not in says:
@@ -165,14 +173,14 @@ class _Expansion:
         other = self.blocks.get(word.name)
         if other is None or other.is_macro or other.is_name_only:
             if word.name not in self.blocks.broken:
-                known = [item.name for item in self.blocks.values() if not item.is_macro and item is not block]
-                why = (
+                names = [item.name for item in self.blocks.values() if not item.is_macro and item is not block]
+                reason = (
                     "is a macro, which does not have its own end"
                     if other and other.is_macro
                     else "does not have its own layers"
                 )
-                sentence = f"{word.name!r} {why}" if other else f"there is no block {word.name!r}"
-                self.problems.add(word.at, sentence + self.problems.near(word.name, known))
+                sentence = f"{word.name!r} {reason}" if other else f"there is no block {word.name!r}"
+                self.problems.add(word.at, sentence + self.problems.suggestion(word.name, names))
             return None
         return self._end(other, word.at)
 
@@ -183,28 +191,30 @@ class _Expansion:
             where = call.at if within.call is None else within.call
             self.problems.add(where, f"the text asks for more than {MAX_LAYERS:,} layers")
             raise _TooMany
-        own = {arg.key: arg for arg in call.args}
-        if "shapes" in own and call.name != "Input":
-            return self._copies(call, own, current, scope, within)
-        factor = plain(own["lrm"].value) if "lrm" in own else 1.0
+        options = {arg.key: arg for arg in call.args}
+        if "shapes" in options and call.name != "Input":
+            return self._copies(call, options, current, scope, within)
+        factor = plain(options["lrm"].value) if "lrm" in options else 1.0
         lrm = within.lrm * (factor if isinstance(factor, int | float) and factor > 0 else 1.0)
         block = self.blocks.get(call.name)
         if block is not None and call.name not in OPERATORS and call.name not in self.forms:
             end = self._macro(call, block, current, scope, replace(within, lrm=lrm))
         else:
             end = self._node(call, current, scope, replace(within, lrm=lrm))
-        if end is not None and "name" in own and isinstance(own["name"].value, Word | String):
-            name = str(plain(own["name"].value))
+        if end is not None and "name" in options and isinstance(options["name"].value, Word | String):
+            name = str(plain(options["name"].value))
             last = self.blocks[name].calls[-1:] if name in self.blocks and name == self.open[-1] else []
             if name in scope.names or (name in self.blocks and call not in last):
-                self.problems.add(own["name"].at, f"the name {name!r} is given twice")
+                self.problems.add(options["name"].at, f"the name {name!r} is given twice")
             scope.names[name] = end
         return end
 
-    def _copies(self, call: Call, own: dict[str, Arg], current: int | None, scope: Scope, within: Within) -> int | None:
-        shapes = own["shapes"]
-        if "shape" in own:
-            self.problems.add(own["shape"].at, "'shape' and 'shapes' are given both")
+    def _copies(
+        self, call: Call, options: dict[str, Arg], current: int | None, scope: Scope, within: Within
+    ) -> int | None:
+        shapes = options["shapes"]
+        if "shape" in options:
+            self.problems.add(options["shape"].at, "'shape' and 'shapes' are given both")
             return None
         if not (isinstance(shapes.value, Items) and shapes.value.values) or not all(
             isinstance(item, Items) for item in shapes.value.values
@@ -220,9 +230,9 @@ class _Expansion:
     def _macro(self, call: Call, block: Block, current: int | None, scope: Scope, within: Within) -> int | None:
         self.called.add(block.name)
         if not block.is_macro:
-            what = next(name for name in ("input", "from", "output", "model") if name in block.statements)
-            meant = f", did you mean 'from {block.name}'?" if what != "output" else ""
-            self.problems.add(call.at, f"{block.name!r} is not a macro: it has its own {what!r}{meant}")
+            key = next(name for name in ("input", "from", "output", "model") if name in block.statements)
+            suggestion = f", did you mean 'from {block.name}'?" if key != "output" else ""
+            self.problems.add(call.at, f"{block.name!r} is not a macro: it has its own {key!r}{suggestion}")
             return None
         if block.name in within.macros:
             self.problems.add(
@@ -253,21 +263,21 @@ class _Expansion:
         """Return a macro's layers after passing the options of its call to them; None if no layer can use one of the
         options.
         """
-        given = [arg for arg in call.args if arg.key and arg.key not in KEPT]
-        body, taken = list(block.calls), set[str]()
-        for arg in given:
+        passed = [arg for arg in call.args if arg.key and arg.key not in KEPT]
+        body, used_keys = list(block.calls), set[str]()
+        for arg in passed:
             for index, item in enumerate(block.calls):
-                if item.name == arg.key and (made := self._instead(item, arg)):
-                    body[index], taken = made, taken | {arg.key}
-        free = [call.name for call in block.calls if self.blocks.is_free(call.name) and call.name not in taken]
-        for arg in given:
-            if arg.key in taken:
+                if item.name == arg.key and (replacement := self._instead(item, arg)):
+                    body[index], used_keys = replacement, used_keys | {arg.key}
+        free = [call.name for call in block.calls if self.blocks.is_free(call.name) and call.name not in used_keys]
+        for arg in passed:
+            if arg.key in used_keys:
                 continue
             inner = [index for index, item in enumerate(body) if self._accepts(item.name, arg.key)]
             last = body[-1]
-            if not inner and not self._binds(last.name, arg.key) and self.problems.near(arg.key, free):
+            if not inner and not self._binds(last.name, arg.key) and self.problems.suggestion(arg.key, free):
                 self.problems.add(
-                    arg.at, f"{block.name!r} has no option {arg.key!r}{self.problems.near(arg.key, free)}"
+                    arg.at, f"{block.name!r} has no option {arg.key!r}{self.problems.suggestion(arg.key, free)}"
                 )
                 return None
             used = False
@@ -320,7 +330,7 @@ class _Expansion:
             if name not in self.blocks.broken:
                 macros = [block.name for block in self.blocks.values() if block.is_macro]
                 self.problems.add(
-                    call.at, f"unknown operator {name!r}{self.problems.near(name, [*OPERATORS, *macros])}"
+                    call.at, f"unknown operator {name!r}{self.problems.suggestion(name, [*OPERATORS, *macros])}"
                 )
             return None
         if keras:
@@ -329,21 +339,25 @@ class _Expansion:
         wrong = 0 if keras else sum(not self.blocks.option(name, arg, more) for arg in call.args if arg.key)
         if wrong:
             return None
-        own = {arg.key: arg for arg in call.args if arg.key}
-        written, operands = self._operands(call, scope, "to" in own)
+        options_by_key = {arg.key: arg for arg in call.args if arg.key}
+        written, operands = self._operands(call, scope, "to" in options_by_key)
         if operands is None or current is None:
             return None
-        read = self._inputs(call, own, current, scope, keras=keras)
+        read = self._inputs(call, options_by_key, current, scope, keras=keras)
         if read is None:
             return None
-        shape = own["shape"].value if "shape" in own else None
-        wanted = tuple(plain(shape)) if isinstance(shape, Items) and _sizes(shape) else None
+        shape = options_by_key["shape"].value if "shape" in options_by_key else None
+        declared_shape = tuple(plain(shape)) if isinstance(shape, Items) and _sizes(shape) else None
         options = tuple(sorted((arg for arg in call.args if arg.key not in NO_OPTIONS), key=lambda arg: arg.key))
-        called = str(plain(own["name"].value)) if "name" in own and isinstance(own["name"].value, Word | String) else ""
-        given, inputs = read
+        called = (
+            str(plain(options_by_key["name"].value))
+            if "name" in options_by_key and isinstance(options_by_key["name"].value, Word | String)
+            else ""
+        )
+        call_arguments, inputs = read
         share = ""
-        if keras and "share" in own:
-            again = self._shared(call, own["share"], options, scope)
+        if keras and "share" in options_by_key:
+            again = self._shared(call, options_by_key["share"], options, scope)
             if again is None:
                 return None
             share, options = again
@@ -351,33 +365,33 @@ class _Expansion:
             share = name if any(node.operator == name for node in self.nodes) else ""
             for arg in options:
                 self.problems.add(arg.at, f"{name!r} is a model, and takes no {arg.key}=")
-        node = Node(name, inputs, operands, options, called, written, wanted, within.lrm, given, share)
+        node = Node(name, inputs, operands, options, called, written, declared_shape, within.lrm, call_arguments, share)
         self.nodes.append(replace(node, at=call.at, call=at))
         return len(self.nodes) - 1
 
     def _inputs(
-        self, call: Call, own: dict[str, Arg], current: int, scope: Scope, *, keras: bool
+        self, call: Call, options: dict[str, Arg], current: int, scope: Scope, *, keras: bool
     ) -> tuple[Call | None, tuple[int, ...]] | None:
         """Return the arguments of a layer's call, if the model text has them, and the nodes that it reads; None after a
         problem."""
         name = call.name
-        if keras and "call" in own:
-            if "to" in own:
-                self.problems.add(own["to"].at, "'to' and 'call' are given both")
+        if keras and "call" in options:
+            if "to" in options:
+                self.problems.add(options["to"].at, "'to' and 'call' are given both")
                 return None
-            given = self._given(own["call"], current, scope)
-            return None if given is None else (given[0], tuple(given[1]))
+            call_arguments = self._call_arguments(options["call"], current, scope)
+            return None if call_arguments is None else (call_arguments[0], tuple(call_arguments[1]))
         inputs = [current]
-        if name == "residual" and "to" not in own:
+        if name == "residual" and "to" not in options:
             inputs.append(scope.start)
-        if "to" in own and name != "cast":
-            value = own["to"].value
+        if "to" in options and name != "cast":
+            value = options["to"].value
             for word in value.values if isinstance(value, Items) else (value,):
                 other = self._named(word, scope)
                 if other is None:
                     return None
                 inputs.append(other)
-        if not keras and not self._reads_enough(call, len(inputs) - 1 if "to" in own or name != "residual" else 0):
+        if not keras and not self._reads_enough(call, len(inputs) - 1 if "to" in options or name != "residual" else 0):
             return None
         if name == "part" and self.nodes[current].operator in OPERATORS:
             self.problems.add(call.at, "part selects a tensor of a Keras layer with several outputs")
@@ -414,7 +428,9 @@ class _Expansion:
             if isinstance(value, Word) and value.name in DTYPES:
                 written = value.name
             elif isinstance(value, Word) and name == "cast":
-                self.problems.add(value.at, f"there is no type {value.name!r}{self.problems.near(value.name, DTYPES)}")
+                self.problems.add(
+                    value.at, f"there is no type {value.name!r}{self.problems.suggestion(value.name, DTYPES)}"
+                )
                 return "", None
             elif name == "part" and not (
                 isinstance(value, Number) and isinstance(value.value, int) and value.value >= 0
@@ -440,12 +456,12 @@ class _Expansion:
             self.problems.add(call.at, "cast needs a type, such as cast(float16)")
             return "", None
         if not least <= len(operands) <= most:
-            wanted = f"{least}" if least == most else f"{least} to {most}"
+            expected = f"{least}" if least == most else f"{least} to {most}"
             if most == 0:
                 self.problems.add(call.at, f"{name} takes no operand, got {len(operands)}")
             else:
                 self.problems.add(
-                    call.at, f"{name} takes {wanted} parameter{'s' * (most > 1)} or numbers, got {len(operands)}"
+                    call.at, f"{name} takes {expected} parameter{'s' * (most > 1)} or numbers, got {len(operands)}"
                 )
             return "", None
         return written, tuple(operands)
@@ -455,12 +471,14 @@ class _Expansion:
         least, most = OPERATORS[call.name].reads
         if count >= least and (most is None or count <= most):
             return True
-        what = {
+        expected = {
             "concat": "the name of a layer or block, or a list of them",
             "scatter": "indices and values, such as to=[indices, updates]",
         }.get(OPERATORS[call.name].kind, "one layer or block")
         sentence = (
-            f"{call.name} needs to=, {what}" if count < least else f"{call.name} reads {what} with to=, got {count}"
+            f"{call.name} needs to=, {expected}"
+            if count < least
+            else f"{call.name} reads {expected} with to=, got {count}"
         )
         self.problems.add(call.at, sentence)
         return False
@@ -471,24 +489,24 @@ class _Expansion:
             self.problems.add(getattr(value, "at", 0), f"{key}= must name a layer or a block")
             return None
         looked: Scope | None = scope
-        known: list[str] = []
+        names: list[str] = []
         while looked is not None:
             if value.name in looked.names:
                 return looked.names[value.name]
-            known += looked.names
+            names += looked.names
             looked = looked.above
         block = self.blocks.get(value.name)
         if block is not None and not block.is_macro and not block.is_name_only:
             return self._end(block, value.at)
-        known += [block.name for block in self.blocks.values() if not block.is_macro]
+        names += [block.name for block in self.blocks.values() if not block.is_macro]
         if value.name not in self.blocks.broken:
-            meant = self.problems.near(value.name, known)
+            suggestion = self.problems.suggestion(value.name, names)
             # The layer with this name may have a mistake itself, or be in an unreadable statement.
-            follows = value.name in self.blocks.called or (bool(self.blocks.broken) and not meant)
-            self.problems.add(value.at, f"nothing above is called {value.name!r}{meant}", derived=follows)
+            follows = value.name in self.blocks.called or (bool(self.blocks.broken) and not suggestion)
+            self.problems.add(value.at, f"nothing above is called {value.name!r}{suggestion}", derived=follows)
         return None
 
-    def _given(self, arg: Arg, current: int, scope: Scope) -> tuple[Call, list[int]] | None:
+    def _call_arguments(self, arg: Arg, current: int, scope: Scope) -> tuple[Call, list[int]] | None:
         """Read the option ``call=with(...)``, the arguments of a layer's call. Return them with tensors in place of
         names, and the nodes that they read; None after a problem.
         """
@@ -512,13 +530,13 @@ class _Expansion:
                 inputs.append(node)
             return Tensor(value.name, inputs.index(node), value.at)
 
-        made = tensors(call)
-        if not isinstance(made, Call) or len(self.problems) > before:
+        arguments = tensors(call)
+        if not isinstance(arguments, Call) or len(self.problems) > before:
             return None
-        if not any(isinstance(tensor, Tensor) and tensor.index == 0 for tensor in walk(made)):
+        if not any(isinstance(tensor, Tensor) and tensor.index == 0 for tensor in walk(arguments)):
             self.problems.add(call.at, f"the layer's input is not used; its name in with() is {IT!r}")
             return None
-        return made, inputs
+        return arguments, inputs
 
 
 def _sizes(items: Items) -> bool:

@@ -51,25 +51,27 @@ class Forms(dict[str, Form]):
         self.blocks, self.problems = blocks, blocks.problems
         forms = {block.name: form for block in blocks.values() if (form := _form(block))}
         within = {name for block in blocks.values() for name in called(block.calls, forms)}
-        own = [form for name, form in forms.items() if name not in within]
-        for form in own[1:]:
-            self.problems.add(form.at, f"{form.block!r} and {own[0].block!r} are models, and none calls the other")
-        self.main = own[0] if own else Form()
+        top_level = [form for name, form in forms.items() if name not in within]
+        for form in top_level[1:]:
+            self.problems.add(
+                form.at, f"{form.block!r} and {top_level[0].block!r} are models, and none calls the other"
+            )
+        self.main = top_level[0] if top_level else Form()
         self.owners = self._claimed(forms)
         self.heads = {
             name: form.block for form in forms.values() for name in self._names(form.outputs, form, "output", "outputs")
         }
         self.update(forms)
         outputs = {name for name, block in blocks.items() if "output" in block.statements}
-        if forms and not own and outputs <= self.heads.keys():
+        if forms and not top_level and outputs <= self.heads.keys():
             names = ", ".join(forms)
             self.problems.add(next(iter(forms.values())).at, f"each model is called by another one or itself: {names}")
 
     def owner(self, name: str) -> str:
         """Return the block of the model that a block belongs to; empty for the model text's own model."""
-        seen: set[str] = set()
-        while name not in seen and name in self.blocks:
-            seen.add(name)
+        visited: set[str] = set()
+        while name not in visited and name in self.blocks:
+            visited.add(name)
             if name in self.owners:
                 return self.owners[name]
             says = self.blocks[name].statements
@@ -107,8 +109,8 @@ class Forms(dict[str, Form]):
             block = self.blocks.get(word.name)
             if block is None or property_ not in block.statements:
                 having = [block.name for block in self.blocks.values() if property_ in block.statements]
-                meant = self.problems.near(word.name, having)
-                self.problems.add(word.at, f"there is no block {word.name!r} with an {property_}{meant}")
+                suggestion = self.problems.suggestion(word.name, having)
+                self.problems.add(word.at, f"there is no block {word.name!r} with an {property_}{suggestion}")
             else:
                 names.append(word.name)
         return names
@@ -124,8 +126,8 @@ def _form(block: Block) -> Form | None:
     statement = block.statements.get("model")
     if statement is None or not statement.items or not isinstance(call := statement.items[0][0].value, Call):
         return None
-    own = {arg.key: arg for arg in call.args}
+    options_by_key = {arg.key: arg for arg in call.args}
     options = tuple(arg for arg in call.args if arg.key not in ("", "name", "inputs", "outputs"))
-    name = str(plain(own["name"].value)) if "name" in own else block.name
-    inputs, outputs = (own[key].value if key in own else None for key in ("inputs", "outputs"))
+    name = str(plain(options_by_key["name"].value)) if "name" in options_by_key else block.name
+    inputs, outputs = (options_by_key[key].value if key in options_by_key else None for key in ("inputs", "outputs"))
     return Form(block.name, call.name, name, options, inputs, outputs, call.at)

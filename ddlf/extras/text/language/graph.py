@@ -46,9 +46,9 @@ class Node:
         options: Its options by name.
         name: The name in the model text; for an input, the block's name; empty without one.
         written: The type in the text; empty if it is inferred.
-        wanted: The shape in the text.
+        declared_shape: The shape in the text.
         lrm: The factor of its parameters' learning rate.
-        given: The arguments of a Keras layer's call, if it has more than inputs. Numbers replace the tensors.
+        call_arguments: The arguments of a Keras layer's call, if it has more than inputs. Numbers replace the tensors.
         share: The name of the layer whose weights it uses; empty for a layer with its own weights.
         shape: The shape of its output, without the batch axis.
         dtype: The type of its output.
@@ -63,9 +63,9 @@ class Node:
     options: tuple[Arg, ...] = ()
     name: str = ""
     written: str = ""
-    wanted: Shape | None = None
+    declared_shape: Shape | None = None
     lrm: float = 1.0
-    given: Call | None = None
+    call_arguments: Call | None = None
     share: str = ""
     shape: Shape | None = None
     dtype: str = ""
@@ -84,7 +84,7 @@ class ModelOutput:
         loss: The loss in the model text; empty if the text has none.
         factors: The values of ``delta``, ``gamma`` and ``alpha`` in the text.
         written: The type in the text.
-        wanted: The shape in the text.
+        declared_shape: The shape in the text.
         block: The block's name.
         at: Its position in the text.
     """
@@ -94,7 +94,7 @@ class ModelOutput:
     loss: str = ""
     factors: tuple[tuple[str, float], ...] = ()
     written: str = ""
-    wanted: Shape | None = None
+    declared_shape: Shape | None = None
     block: str = ""
     at: int = field(default=0, compare=False)
 
@@ -110,8 +110,8 @@ class Graph:
     def parameters(self) -> int | None:
         """Return the number of trainable values in the model; None if only Keras knows that number of some layer."""
         counts = [parameter.count for node in self.nodes for parameter in node.parameters]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
+        known_counts = [count for count in counts if count is not None]
+        return sum(known_counts) if len(known_counts) == len(counts) else None
 
 
 def inputs_of(graph: Graph) -> list[Node]:
@@ -126,14 +126,14 @@ def pruned(graph: Graph, inputs: Collection[str] = ()) -> Graph:
         graph: All nodes.
         inputs: The names of inputs to keep in any case.
     """
-    kept = {at for at, node in enumerate(graph.nodes) if node.operator == "input" and node.name in inputs}
-    wanted = [head.node for head in graph.heads]
-    while wanted:
-        number = wanted.pop()
-        if number not in kept:
-            kept.add(number)
-            wanted += graph.nodes[number].inputs
-    numbers = {old: new for new, old in enumerate(sorted(kept))}
+    kept_numbers = {at for at, node in enumerate(graph.nodes) if node.operator == "input" and node.name in inputs}
+    pending = [head.node for head in graph.heads]
+    while pending:
+        number = pending.pop()
+        if number not in kept_numbers:
+            kept_numbers.add(number)
+            pending += graph.nodes[number].inputs
+    numbers = {old: new for new, old in enumerate(sorted(kept_numbers))}
     nodes = tuple(
         replace(graph.nodes[old], inputs=tuple(numbers[source] for source in graph.nodes[old].inputs))
         for old in numbers

@@ -78,7 +78,7 @@ def options_of(node: Node) -> dict[str, Any]:
 
 def infer(graph: Graph, problems: Problems) -> list[Known]:
     """Return the shape of each node, as far as it is known. Contradictions are added to ``problems``."""
-    shapes = [node.wanted for node in graph.nodes]
+    shapes = [node.declared_shape for node in graph.nodes]
     readers = consumers(graph.nodes)
     dead: set[int] = set()
 
@@ -107,12 +107,12 @@ def infer(graph: Graph, problems: Problems) -> list[Known]:
     follow(list(range(len(graph.nodes))))
     for head in graph.heads:
         try:
-            shapes[head.node] = unified(shapes[head.node], head.wanted)
+            shapes[head.node] = unified(shapes[head.node], head.declared_shape)
         except Misfit:
             if not problems:
                 problems.add(
                     head.at,
-                    f"the output has shape {shown(head.wanted)}, but its layer gives {shown(shapes[head.node])}",
+                    f"the output has shape {shown(head.declared_shape)}, but its layer gives {shown(shapes[head.node])}",
                 )
         else:
             follow([head.node, *readers.get(head.node, ())])
@@ -202,9 +202,9 @@ def _conv(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> 
     kernel = kernel_of(node, options, before, out)
     if kernel is None:
         return ins, out
-    made = _slid(options, space, kernel, before, transposed="Transpose" in node.operator)
+    image = _slid(options, space, kernel, before, transposed="Transpose" in node.operator)
     channels = None if out is None or len(out) != 3 else out[axis]
-    return ins, (channels, *made) if axis == 0 else (*made, channels)
+    return ins, (channels, *image) if axis == 0 else (*image, channels)
 
 
 def kernel_of(node: Node, options: dict[str, Any], before: Shape, out: Known) -> list[int] | None:
@@ -237,35 +237,35 @@ def _slid(
         _pair(options, "dilations", 1),
     )
     extra = _pair(options, "outputPadding", 0)
-    made: list[int | None] = []
+    sizes: list[int | None] = []
     for index, size in enumerate(space):
         wide, pad = (kernel[index] - 1) * dilations[index] + 1, pads[2 * index] + pads[2 * index + 1]
         if size is None:
-            made.append(None)
+            sizes.append(None)
         elif transposed:
-            made.append((size - 1) * strides[index] + wide - pad + extra[index])
+            sizes.append((size - 1) * strides[index] + wide - pad + extra[index])
         else:
-            made.append((size + pad - wide) // strides[index] + 1)
-        if (made[-1] or 1) < 1:
+            sizes.append((size + pad - wide) // strides[index] + 1)
+        if (sizes[-1] or 1) < 1:
             raise Misfit(f"a window of {kernel[0]} x {kernel[1]} is larger than {shown(shape)}")
-    return made
+    return sizes
 
 
 @_forward
 def _pool(node: Node, options: dict[str, Any], shape: Shape) -> Shape:
     space, axis = _window(options, "layout", shape)
-    made: list[int | None] = [1, 1]
+    image: list[int | None] = [1, 1]
     if "windowDimensions" in options:
-        made = _slid(options, space, _pair(options, "windowDimensions", 1), shape)
-    return (shape[0], *made) if axis == 0 else (*made, shape[2])
+        image = _slid(options, space, _pair(options, "windowDimensions", 1), shape)
+    return (shape[0], *image) if axis == 0 else (*image, shape[2])
 
 
 @_forward
 def _reduce(node: Node, options: dict[str, Any], shape: Shape) -> Shape:
     axes = [options.get("axis", 0)] if node.operator.startswith("arg") else options.get("axes", range(len(shape)))
-    gone = {axis_of(axis, len(shape)) for axis in axes}
+    reduced = {axis_of(axis, len(shape)) for axis in axes}
     keep = options.get("keepDimensions")
-    return tuple(1 if axis in gone else size for axis, size in enumerate(shape) if keep or axis not in gone)
+    return tuple(1 if axis in reduced else size for axis, size in enumerate(shape) if keep or axis not in reduced)
 
 
 def _concat(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
@@ -284,8 +284,8 @@ def _concat(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
     assert rest is not None
     parts = [None if shape is None else shape[axis] for shape in ins]
     whole = None if None in parts else sum(part or 0 for part in parts)
-    made = [(*rest[:axis], part, *rest[axis + 1 :]) for part in parts]
-    return list(made), (*rest[:axis], whole, *rest[axis + 1 :])
+    inputs = [(*rest[:axis], part, *rest[axis + 1 :]) for part in parts]
+    return list(inputs), (*rest[:axis], whole, *rest[axis + 1 :])
 
 
 def _count(shape: Known) -> int | None:
@@ -351,16 +351,16 @@ def _tile(node: Node, options: dict[str, Any], shape: Shape) -> Shape:
 def _resample(node: Node, options: dict[str, Any], shape: Shape) -> Known:
     if "sizes" not in options and "scales" not in options:
         return None
-    made = list(shape)
-    axes = [axis_of(axis, len(made)) for axis in options.get("axes", [1, 2])]
+    sizes = list(shape)
+    axes = [axis_of(axis, len(sizes)) for axis in options.get("axes", [1, 2])]
     scales = _pair(options, "scales", 1, len(axes))
     for index, axis in enumerate(axes):
-        size = made[axis]
+        size = sizes[axis]
         if "sizes" in options:
-            made[axis] = _pair(options, "sizes", 1, len(axes))[index]
+            sizes[axis] = _pair(options, "sizes", 1, len(axes))[index]
         elif size is not None:
-            made[axis] = max(int(size * scales[index]), 1)
-    return tuple(made)
+            sizes[axis] = max(int(size * scales[index]), 1)
+    return tuple(sizes)
 
 
 def _recurrent(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
@@ -449,8 +449,8 @@ def _free(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> 
 
 
 def _keras(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
-    known = keras_layers.shape_of(node.operator, options, ins[0], ins[1:]) if is_keras(node.operator) else None
-    return ins, unified(out, known)
+    inferred = keras_layers.shape_of(node.operator, options, ins[0], ins[1:]) if is_keras(node.operator) else None
+    return ins, unified(out, inferred)
 
 
 _RULES: dict[str, Rule] = {
@@ -474,31 +474,31 @@ def highest(types: list[str]) -> str:
 
 def typed(graph: Graph, problems: Problems) -> Graph:
     """Return the graph with the types of nodes, and with casts between them."""
-    made: list[Node] = []
+    nodes: list[Node] = []
     numbers: dict[int, int] = {}
     casts: dict[tuple[int, str], int] = {}
 
     def cast(source: int, dtype: str, at: Node | ModelOutput, call: int) -> int:
-        if made[source].dtype == dtype:
+        if nodes[source].dtype == dtype:
             return source
-        if made[source].dtype not in DTYPES:
-            problems.add(call, f"{made[source].dtype} is read by layers of Keras only")
+        if nodes[source].dtype not in DTYPES:
+            problems.add(call, f"{nodes[source].dtype} is read by layers of Keras only")
             return source
-        if _is_down(made[source].dtype, dtype):
+        if _is_down(nodes[source].dtype, dtype):
             problems.warn(
                 call,
-                f"{made[source].dtype} becomes {dtype}, which loses precision; if you want this, write cast({dtype})",
+                f"{nodes[source].dtype} becomes {dtype}, which loses precision; if you want this, write cast({dtype})",
             )
         if (source, dtype) not in casts:
-            casts[source, dtype] = len(made)
-            made.append(
-                Node("cast", (source,), written=dtype, shape=made[source].shape, dtype=dtype, at=at.at, call=call)
+            casts[source, dtype] = len(nodes)
+            nodes.append(
+                Node("cast", (source,), written=dtype, shape=nodes[source].shape, dtype=dtype, at=at.at, call=call)
             )
         return casts[source, dtype]
 
     for old, node in enumerate(graph.nodes):
         inputs = [numbers[source] for source in node.inputs]
-        into = [made[entry].dtype for entry in inputs]
+        into = [nodes[entry].dtype for entry in inputs]
         if node.operator in OPERATORS and any(item not in DTYPES for item in into):
             problems.add(node.call, f"{node.operator} cannot read {', '.join(into)}, which layers of Keras can only")
             into = ["float32"] * len(into)
@@ -509,13 +509,13 @@ def typed(graph: Graph, problems: Problems) -> Graph:
         for operand in node.operands:
             if isinstance(operand, Number):
                 _check(operand, works or result, problems)
-        numbers[old] = len(made)
-        made.append(replace(node, inputs=tuple(inputs), dtype=result))
+        numbers[old] = len(nodes)
+        nodes.append(replace(node, inputs=tuple(inputs), dtype=result))
     heads = []
     for head in graph.heads:
         end = numbers[head.node]
         heads.append(replace(head, node=cast(end, head.written, head, head.at) if head.written else end))
-    return Graph(tuple(made), tuple(heads))
+    return Graph(tuple(nodes), tuple(heads))
 
 
 def types_of(node: Node, into: list[str]) -> tuple[str, str]:
@@ -583,15 +583,15 @@ def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph
     unknown = any(node.operator not in OPERATORS and node.shape is None for node in graph.nodes)
     count = 0
     for node in graph.nodes:
-        made: list[Parameter] = []
+        parameters: list[Parameter] = []
         if node.share and node.share in shared:
             nodes.append(node)
             continue
         shared.add(node.share or (node.operator if node.operator in models else node.name))
         if node.operator in models:
             inner = [parameter for other in models[node.operator].nodes for parameter in other.parameters]
-            made = [replace(item, name=f"{node.operator}.{item.name}") for item in inner]
-            count += sum(item.count or 0 for item in made)
+            parameters = [replace(item, name=f"{node.operator}.{item.name}") for item in inner]
+            count += sum(item.count or 0 for item in parameters)
         if node.operator == "attend" and sum(isinstance(operand, str) for operand in node.operands) < 3:
             problems.add(
                 node.call, "attend learns all of its three parameters: write names, and no number", derived=True
@@ -604,18 +604,18 @@ def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph
             if (
                 parameter.count is None and not unknown and node.operator in OPERATORS
             ):  # Keras infers its own parameters
-                what = (
+                problem = (
                     f"{parameter.name} has shape {shown(shape)}"
                     if shape
                     else f"the shape of {parameter.name} is not known"
                 )
                 how = "; write kernel= and shape=" if "conv" in node.operator else "; write shape="
-                problems.add(node.call, f"{node.operator}: {what}{how}", derived=True)
-            made.append(parameter)
+                problems.add(node.call, f"{node.operator}: {problem}{how}", derived=True)
+            parameters.append(parameter)
         if count > MAX_PARAMETERS:
             problems.add(node.call, f"the model has more than {MAX_PARAMETERS:,} parameters")
             break
-        nodes.append(replace(node, parameters=tuple(made)))
+        nodes.append(replace(node, parameters=tuple(parameters)))
     return Graph(tuple(nodes), graph.heads)
 
 
@@ -673,9 +673,12 @@ def _filters(node: Node, options: dict[str, object], before: Shape | None, out: 
     kernel: Sequence[int | None] = kernel_of(node, options, before, out) or (None, None)
     groups = options.get("groups", 1)
     into = before[axis]
-    each = None if into is None or not isinstance(groups, int) else into // groups
-    sizes = {"o": out[axis], "i": each, "h": kernel[0], "w": kernel[1]}
+    channels = None if into is None or not isinstance(groups, int) else into // groups
+    sizes = {"o": out[axis], "i": channels, "h": kernel[0], "w": kernel[1]}
     if "Transpose" in node.operator:  # a transposed filter contains a group's output channels
-        made = out[axis]
-        sizes |= {"o": None if made is None or not isinstance(groups, int) else made // groups, "i": into}
+        out_channels = out[axis]
+        sizes |= {
+            "o": None if out_channels is None or not isinstance(groups, int) else out_channels // groups,
+            "i": into,
+        }
     return [tuple(sizes[letter] for letter in str(options.get("filterLayout", "oihw"))), (out[axis],)]

@@ -27,10 +27,10 @@ def arguments() -> dict[str, tuple[str, ...]]:
     return _listed("keras_layers.txt")
 
 
-def training_objects(what: str) -> dict[str, tuple[str, ...]]:
+def training_objects(kind: str) -> dict[str, tuple[str, ...]]:
     """Return the arguments of each ``"optimizer"``, ``"schedule"`` or ``"penalty"`` of Keras."""
     listed = _listed("keras_training.txt").items()
-    return {name.removeprefix(f"{what} "): names for name, names in listed if name.startswith(f"{what} ")}
+    return {name.removeprefix(f"{kind} "): names for name, names in listed if name.startswith(f"{kind} ")}
 
 
 def _listed(file: str) -> dict[str, tuple[str, ...]]:
@@ -47,7 +47,7 @@ _SAME = frozenset((
 
 
 _MERGING = frozenset(("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"))
-_MOVING = frozenset(f"{what}{rank}D" for what in ("ZeroPadding", "Cropping", "UpSampling") for rank in (1, 2, 3))
+_MOVING = frozenset(f"{kind}{rank}D" for kind in ("ZeroPadding", "Cropping", "UpSampling") for rank in (1, 2, 3))
 
 
 def shape_of(
@@ -74,21 +74,21 @@ def shape_of(
 
 def _merged(name: str, options: dict[str, Any], shapes: list[Shape | None]) -> Shape | None:
     """Return the shape of tensors that are joined along an axis, or merged elementwise."""
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
+    known_shapes = [shape for shape in shapes if shape is not None]
+    if len(known_shapes) < len(shapes) or len({len(shape) for shape in known_shapes}) > 1:
         return None
     axis = options.get("axis", -1) if name == "Concatenate" else None
     if axis == 0:  # the batch
         return None
     axis = axis - 1 if axis is not None and axis > 0 else axis
-    joined = axis % len(known[0]) if axis is not None else None
-    made: list[int | None] = []
-    for at, sizes in enumerate(zip(*known, strict=True)):
+    joined = axis % len(known_shapes[0]) if axis is not None else None
+    merged: list[int | None] = []
+    for at, sizes in enumerate(zip(*known_shapes, strict=True)):
         if None in sizes:
-            made.append(None)
+            merged.append(None)
         else:
-            made.append(sum(sizes) if at == joined else max(sizes))
-    return tuple(made)
+            merged.append(sum(sizes) if at == joined else max(sizes))
+    return tuple(merged)
 
 
 def _are_sizes(shape: Shape) -> bool:
@@ -123,7 +123,7 @@ def _shape_of(name: str, options: dict[str, Any], before: Shape | None) -> Shape
         return (options["height"], options["width"], before[-1])
     if name in _CONVOLUTIONS:
         kernel, strides, dilation = (
-            _each(options.get(key, 1), rank) for key in ("kernel_size", "strides", "dilation_rate")
+            _per_axis(options.get(key, 1), rank) for key in ("kernel_size", "strides", "dilation_rate")
         )
         padding = options.get("padding", "valid")
         if name.endswith("Transpose"):
@@ -138,7 +138,7 @@ def _shape_of(name: str, options: dict[str, Any], before: Shape | None) -> Shape
         return (*[1] * rank, before[-1]) if options.get("keepdims") else (before[-1],)
     if name in ("MaxPooling1D", "MaxPooling2D", "AveragePooling1D", "AveragePooling2D", "MaxPool2D", "AvgPool2D"):
         window = options.get("pool_size", 2)
-        pool, strides = _each(window, rank), _each(options.get("strides") or window, rank)
+        pool, strides = _per_axis(window, rank), _per_axis(options.get("strides") or window, rank)
         padding = options.get("padding", "valid")
         return (*map(_slid, before, pool, strides, [1] * rank, [padding] * rank), before[-1])
     return None
@@ -161,18 +161,18 @@ def _moved(name: str, options: dict[str, Any], before: Shape) -> list[int | None
     """Return the sizes of all axes after a layer that pads, crops or upsamples."""
     rank = len(before) - 1
     if name.startswith("Up"):
-        times = _each(options.get("size", 2), rank)
+        times = _per_axis(options.get("size", 2), rank)
         return [None if size is None else size * item for size, item in zip(before, times, strict=False)]
     key = "padding" if name.startswith("Zero") else "cropping"
     edges = options.get(key, 1)
     if rank == 1 and not isinstance(edges, int):
         edges = [edges]
-    widths = [axis * 2 if isinstance(axis, int) else sum(axis) for axis in _each(edges, rank)]
+    widths = [axis * 2 if isinstance(axis, int) else sum(axis) for axis in _per_axis(edges, rank)]
     sign = 1 if name.startswith("Zero") else -1
     return [None if size is None else size + sign * wide for size, wide in zip(before, widths, strict=False)]
 
 
-def _each(value: Any, rank: int) -> list[int]:
+def _per_axis(value: Any, rank: int) -> list[int]:
     return [value] * rank if isinstance(value, int) else list(value)
 
 
@@ -215,7 +215,7 @@ def _parameters_of(name: str, options: dict[str, Any], before: Shape | None) -> 
     if name == "Dense":
         return [("kernel", (last, options["units"]))] + [("bias", (options["units"],))] * biased
     if name in ("Conv1D", "Conv2D", "Conv3D"):
-        kernel = _each(options["kernel_size"], len(before) - 1)
+        kernel = _per_axis(options["kernel_size"], len(before) - 1)
         channels = None if last is None else last // options.get("groups", 1)
         return [("kernel", (*kernel, channels, options["filters"]))] + [("bias", (options["filters"],))] * biased
     if name in _CONVOLUTIONS:
@@ -238,7 +238,7 @@ def _parameters_of(name: str, options: dict[str, Any], before: Shape | None) -> 
 
 def _filters_of(name: str, options: dict[str, Any], before: Shape, biased: bool) -> list[tuple[str, Shape]] | None:
     """Return the parameters of transposed, depthwise and separable convolutions."""
-    kernel, last = _each(options["kernel_size"], len(before) - 1), before[-1]
+    kernel, last = _per_axis(options["kernel_size"], len(before) - 1), before[-1]
     if last is None or options.get("data_format") == "channels_first":
         return None
     if name.endswith("Transpose"):

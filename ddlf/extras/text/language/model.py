@@ -51,23 +51,23 @@ class Model:
         return any(node.parameters and node.operator in OPERATORS for graph in graphs for node in graph.nodes)
 
 
-def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = ()) -> Model:
+def read(text: str | bytes, file: str = "model.nnm", *, custom_layers: Collection[str] = ()) -> Model:
     """Return the model of a model text.
 
     Args:
         text: The text, or its bytes in UTF-8.
         file: The name of the file, for errors.
-        own: The names of registered custom layers.
+        custom_layers: The names of registered custom layers.
 
     Raises:
         NotationError: The text has mistakes; the error lists them.
     """
     text, parsed, problems = statements(text, file)
-    blocks = Blocks(parsed, problems, own)
+    blocks = Blocks(parsed, problems, custom_layers)
     forms = Forms(blocks)
-    whole = expand(blocks, forms)
+    graph_of_all = expand(blocks, forms)
     problems.check()
-    parts = _Graphs(whole, forms, problems)
+    parts = _Graphs(graph_of_all, forms, problems)
     graph = parts.graph(forms.main)
     reached = {node.at for item in parts.values() for node in item.nodes if node.operator == "input"}
     for block in blocks.values():
@@ -115,17 +115,17 @@ def _refuse(file: str, line: int, column: int, sentence: str) -> None:
     raise NotationError(f"{file}:{line}:{column}: {sentence}", problems=(TextProblem(line, column, sentence),))
 
 
-def load(path: Path | str, *, own: Collection[str] = ()) -> Model:
+def load(path: Path | str, *, custom_layers: Collection[str] = ()) -> Model:
     """Read and check the model in a file: a model text, or a model file of WebNN (``web_model.py``).
 
     Args:
         path: The path of the file.
-        own: The names of registered custom layers.
+        custom_layers: The names of registered custom layers.
 
     Raises:
         NotationError: The file cannot be read, or its text has mistakes.
     """
-    return read(text_of_file(path), str(path), own=own)
+    return read(text_of_file(path), str(path), custom_layers=custom_layers)
 
 
 def text_of_file(path: Path | str, rate: float = RATE) -> bytes | str:
@@ -191,13 +191,13 @@ class _Graphs(dict[str, Graph]):
             if node.operator in self.forms:
                 ends = self.graph(self.forms[node.operator])
                 shape = ends.nodes[ends.heads[0].node].shape if ends.heads else None
-                node = replace(node, wanted=None if shape is None or None in shape else shape)
+                node = replace(node, declared_shape=None if shape is None or None in shape else shape)
             for name in called((arg.value for arg in node.options), self.forms):
                 self.graph(self.forms[name])
             nodes.append(node)
         shapes = infer(Graph(tuple(nodes), graph.heads), self.problems)
-        known = tuple(replace(node, shape=shape) for node, shape in zip(nodes, shapes, strict=True))
-        graph = typed(Graph(known, graph.heads), self.problems)
+        inferred = tuple(replace(node, shape=shape) for node, shape in zip(nodes, shapes, strict=True))
+        graph = typed(Graph(inferred, graph.heads), self.problems)
         self.problems.check()
         graph = with_parameters(graph, self.problems, self)
         self.problems.check()
@@ -206,16 +206,16 @@ class _Graphs(dict[str, Graph]):
         return graph
 
     def _pruned(self, form: Form) -> Graph:
-        own = form.block in self.forms
+        is_called = form.block in self.forms
         heads = tuple(head for head in self.whole.heads if self.forms.heads.get(head.block, "") == form.block)
         owner = "" if form is self.forms.main else form.block
-        claimed = [name for name, whose in self.forms.owners.items() if whose == owner]
-        graph = pruned(Graph(self.whole.nodes, heads), claimed if own else ())
+        claimed = [name for name, owner_of_name in self.forms.owners.items() if owner_of_name == owner]
+        graph = pruned(Graph(self.whole.nodes, heads), claimed if is_called else ())
         for node in graph.nodes:
-            if node.operator == "input" and (node.name not in claimed if own else node.name in self.forms.owners):
+            if node.operator == "input" and (node.name not in claimed if is_called else node.name in self.forms.owners):
                 name = form.block or "the text's own model"
                 self.problems.add(node.at, f"{node.name!r} is read by {name}, and is not among its inputs")
-        if own and form is self.forms.main:
+        if is_called and form is self.forms.main:
             for head in self.whole.heads:
                 if head.block not in self.forms.heads:
                     self.problems.add(

@@ -176,8 +176,8 @@ def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
 SIZES = ("shape", "kernel", "strides", "dilations", "windowDimensions", "sizes", "repetitions")
 """Options that are lists of sizes."""
 VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    name: (what, fits)
-    for names, what, fits in (
+    name: (requirement, fits)
+    for names, requirement, fits in (
         ("axis index diagonal", "a whole number", _is_whole),
         (f"heads groups batch {' '.join(keras_layers.COUNTS)}", "a whole number of 1 or more", _is_size),
         ("alpha beta minValue maxValue epsilon value", "a number", _is_number),

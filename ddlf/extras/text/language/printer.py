@@ -35,17 +35,17 @@ def changed(text: str, values: Mapping[tuple[str, str], str], *, without: str = 
         without: A block to leave out, together with all comments, to compare texts by their meaning.
     """
     _, parsed, _ = statements(text, "")
-    left: dict[tuple[str, str], str] = dict(values)
+    remaining: dict[tuple[str, str], str] = dict(values)
     lines: list[str] = []
     for statement in parsed.statements:
-        place = statement.block.name, statement.property.name
-        if place in left:
-            statement = replace(statement, items=_items(*place, left.pop(place)))
+        key_path = statement.block.name, statement.property.name
+        if key_path in remaining:
+            statement = replace(statement, items=_items(*key_path, remaining.pop(key_path)))
         if not without:
             lines += _statement(statement)
         elif statement.block.name != without:
             lines += _statement(replace(statement, above=(), beside="", gap=False))
-    for (block, key), value in left.items():
+    for (block, key), value in remaining.items():
         lines += _statement(Statement(Word(block, 0), Word(key, 0), _items(block, key, value), 0))
     if not without:
         lines += _comments(parsed.below)

@@ -17,17 +17,17 @@ MAX_PROBLEMS = 100
 """Maximum number of collected mistakes."""
 
 
-def nearest(word: str, known: Iterable[str]) -> list[str]:
+def nearest(word: str, names: Iterable[str]) -> list[str]:
     """Return the most similar of some words, or nothing if none is similar.
 
     Swapped letters cost less than other differences; the first letter costs more.
     """
-    near = difflib.get_close_matches(word, known, 5, 0.6)
+    candidates = difflib.get_close_matches(word, names, 5, 0.6)
 
-    def far(one: str) -> tuple[bool, float, bool]:
-        return sorted(one) != sorted(word), -difflib.SequenceMatcher(None, one, word).ratio(), one[0] != word[0]
+    def far(name: str) -> tuple[bool, float, bool]:
+        return sorted(name) != sorted(word), -difflib.SequenceMatcher(None, name, word).ratio(), name[0] != word[0]
 
-    return sorted(near, key=far)[:1]
+    return sorted(candidates, key=far)[:1]
 
 
 class TextProblem(NamedTuple):
@@ -49,13 +49,13 @@ class Problems:
     def __init__(self, text: str, file: str) -> None:
         self.text, self.file = text, file
         self._starts = [0, *(at + 1 for at, letter in enumerate(text) if letter == "\n")]
-        self._found: dict[tuple[int, str], None] = {}
+        self._errors: dict[tuple[int, str], None] = {}
         self._warned: dict[tuple[int, str], None] = {}
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._errors)
 
-    def place(self, at: int) -> tuple[int, int]:
+    def line_and_column(self, at: int) -> tuple[int, int]:
         """Return line and column of a character, from 1."""
         line = bisect.bisect_right(self._starts, at)
         return line, at - self._starts[line - 1] + 1
@@ -68,24 +68,24 @@ class Problems:
             sentence: The mistake, and the probable intention.
             derived: Whether it may only follow from another mistake. Then it is added only if it is the first one.
         """
-        if not (derived and self._found):
-            self._found[at, sentence] = None
+        if not (derived and self._errors):
+            self._errors[at, sentence] = None
 
     def warn(self, at: int, sentence: str) -> None:
         """Add a warning about a valid, but probably unintended statement."""
         self._warned[at, sentence] = None
 
-    def near(self, word: str, known: Iterable[str]) -> str:
+    def suggestion(self, word: str, names: Iterable[str]) -> str:
         """Return the end of an error's sentence that suggests the most similar known word; empty if no word is similar.
 
         Only the mistakes to print get a suggestion, because the search takes time.
         """
         folded: dict[str, str] = {}
-        for name in known if len(self) < MAX_SHOWN else ():
+        for name in names if len(self) < MAX_SHOWN else ():
             folded.setdefault(name.casefold(), name)
-        meant = [word.casefold()] if word.casefold() in folded else []
-        meant = meant or nearest(word.casefold()[:MAX_WORD], folded)
-        return f", did you mean {folded[meant[0]]!r}?" if meant else ""
+        matches = [word.casefold()] if word.casefold() in folded else []
+        matches = matches or nearest(word.casefold()[:MAX_WORD], folded)
+        return f", did you mean {folded[matches[0]]!r}?" if matches else ""
 
     def warnings(self) -> tuple[TextProblem, ...]:
         """Return the warnings in the order of the model text."""
@@ -97,8 +97,8 @@ class Problems:
         Raises:
             NotationError: Lists the mistakes in the order of the model text.
         """
-        if self._found:
-            problems = self._sorted(self._found)
+        if self._errors:
+            problems = self._sorted(self._errors)
             lines = [
                 f"{self.file}:{problem.line}:{problem.column}: {problem.sentence}" for problem in problems[:MAX_SHOWN]
             ]
@@ -107,4 +107,4 @@ class Problems:
             raise NotationError("\n".join(lines), problems=problems)
 
     def _sorted(self, problems: Iterable[tuple[int, str]]) -> tuple[TextProblem, ...]:
-        return tuple(TextProblem(*self.place(at), sentence) for at, sentence in sorted(problems))
+        return tuple(TextProblem(*self.line_and_column(at), sentence) for at, sentence in sorted(problems))

@@ -237,10 +237,10 @@ def _character(text: str, at: int) -> tuple[int, str]:
     letter = text[at]
     if not letter.isascii():
         name = unicodedata.name(letter, f"U+{ord(letter):04X}")
-        meant = letter.translate(LOOK_ALIKE)
-        if not meant.isascii():
-            meant = unicodedata.normalize("NFKC", letter)
-        guess = f", did you mean {meant!r}?" if meant.isascii() and meant.isprintable() else ""
+        ascii_letter = letter.translate(LOOK_ALIKE)
+        if not ascii_letter.isascii():
+            ascii_letter = unicodedata.normalize("NFKC", letter)
+        guess = f", did you mean {ascii_letter!r}?" if ascii_letter.isascii() and ascii_letter.isprintable() else ""
         return at, f"{letter!r} ({name}) is not an ASCII letter{guess}"
     if letter == "_":
         return at, "a name begins with a letter, not with '_'"

@@ -93,12 +93,12 @@ class _Reader:
         self._tokens: list[tuple[str, str, int]] = []
         at = 0
         while at < len(source):
-            found = TOKEN.match(source, at)
-            if found is None:
+            match = TOKEN.match(source, at)
+            if match is None:
                 raise self._error(f"{source[at : at + 10]!r} is not part of a literal", at)
-            if found.lastgroup != "space":
-                self._tokens.append((str(found.lastgroup), found[0], at))
-            at = found.end()
+            if match.lastgroup != "space":
+                self._tokens.append((str(match.lastgroup), match[0], at))
+            at = match.end()
         self._tokens.append(("end", "", len(source)))
 
     def model(self) -> dict[str, Any]:
@@ -137,13 +137,13 @@ class _Reader:
             return self._items("]", lambda: self._value(depth + 1))
         if text == "{":
             pairs = self._items("}", lambda: self._pair(depth + 1))
-            found = dict(pairs)
-            if len(found) < len(pairs):
+            result = dict(pairs)
+            if len(result) < len(pairs):
                 raise self._error("the object has a key twice", at)
-            return found
+            return result
         if kind == "word":
-            what = f"{text}(..)" if self._peek() == "(" else text
-            raise self._error(f"{what} is code, and a model file is only read as data", at)
+            shown = f"{text}(..)" if self._peek() == "(" else text
+            raise self._error(f"{shown} is code, and a model file is only read as data", at)
         raise self._error(
             f"a value is missing before {text!r}" if text else "the file ends in the middle of a literal", at
         )
@@ -152,9 +152,9 @@ class _Reader:
         kind, text, at = self._next()
         if kind not in ("word", "text"):
             raise self._error(f"a key is missing before {text!r}", at)
-        _, colon, place = self._next()
+        _, colon, colon_at = self._next()
         if colon != ":":
-            raise self._error(f"a colon is missing after the key {text}", place)
+            raise self._error(f"a colon is missing after the key {text}", colon_at)
         return text.strip("'\""), self._value(depth)
 
     def _items(self, end: str, item: Any) -> list[Any]:
@@ -190,22 +190,22 @@ def _text(model: dict[str, Any], file: str, rate: float) -> str:
     for number, layer in enumerate(model["layers"], 1):
         if not isinstance(layer, dict) or len(layer) != 1 or not isinstance(next(iter(layer.values())), dict):
             raise _error(file, f"layer {number} is not an object with one key, such as {{dense: {{units: 10}}}}")
-        (name, given), given_last = next(iter(layer.items())), number == len(model["layers"])
+        (name, settings), is_last = next(iter(layer.items())), number == len(model["layers"])
         if name == "output":
-            if not given_last:
+            if not is_last:
                 raise _error(file, f"layer {number} is the output, and other layers follow")
-            training = _training(given, file)
+            training = _training(settings, file)
             continue
         if name not in LAYERS:
             raise _error(file, f"layer {number} is {name!r}, which is none of {', '.join(LAYERS)}")
-        arguments = dict(given)
+        arguments = dict(settings)
         first = arguments.pop("inputShape", None)
         if first is not None and number == 1:
             shape = first
         elif first is not None:
             raise _error(file, f"layer {number} has an inputShape, which only the first layer may have")
         lines.append(
-            f"    {LAYERS[name]}({', '.join(_argument(key, one, number, file) for key, one in arguments.items())})"
+            f"    {LAYERS[name]}({', '.join(_argument(key, argument, number, file) for key, argument in arguments.items())})"
         )
     if not lines:
         raise _error(file, "the model has no layers")
@@ -214,11 +214,11 @@ def _text(model: dict[str, Any], file: str, rate: float) -> str:
     return "\n".join([*head, body, "", *(line.format(rate=rate) for line in training), ""])
 
 
-def _training(given: dict[str, Any], file: str) -> list[str]:
+def _training(settings: dict[str, Any], file: str) -> list[str]:
     """Return the statements of the training: the output of a model names its optimizer, loss and metrics."""
-    if unknown := [key for key in given if key not in ("optimizer", "loss", "metrics")]:
+    if unknown := [key for key in settings if key not in ("optimizer", "loss", "metrics")]:
         raise _error(file, f"the output has the unknown key {unknown[0]!r}")
-    optimizer, loss, metrics = given.get("optimizer", "sgd"), given.get("loss"), given.get("metrics", [])
+    optimizer, loss, metrics = settings.get("optimizer", "sgd"), settings.get("loss"), settings.get("metrics", [])
     if optimizer not in OPTIMIZERS:
         raise _error(file, f"the optimizer {optimizer!r} is none of {', '.join(OPTIMIZERS)}")
     if loss not in LOSSES:
@@ -233,13 +233,13 @@ def _argument(key: str, value: Any, number: int, file: str) -> str:
     if not re.fullmatch(r"[a-z][A-Za-z]*", key):
         raise _error(file, f"layer {number} has the argument {key!r}, which is not a name")
     name = {"batchInputShape": "batch_shape", "targetShape": "target_shape"}.get(key) or re.sub(
-        "[A-Z]", lambda found: f"_{found[0].lower()}", key
+        "[A-Z]", lambda match: f"_{match[0].lower()}", key
     )
-    for end, known in (("activation", ACTIVATIONS), ("initializer", INITIALIZERS)):
+    for end, names in (("activation", ACTIVATIONS), ("initializer", INITIALIZERS)):
         if name.endswith(end):
-            if value not in known:
-                raise _error(file, f"layer {number} has the {end} {value!r}, which is none of {', '.join(known)}")
-            return f"{name}={known[value]}{'()' * (end == 'initializer')}"
+            if value not in names:
+                raise _error(file, f"layer {number} has the {end} {value!r}, which is none of {', '.join(names)}")
+            return f"{name}={names[value]}{'()' * (end == 'initializer')}"
     return f"{name}={_spelled(value, file)}"
 
 
@@ -251,7 +251,7 @@ def _spelled(value: Any, file: str) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list):
-        return f"[{', '.join(_spelled(one, file) for one in value)}]"
+        return f"[{', '.join(_spelled(item, file) for item in value)}]"
     if isinstance(value, str) and re.fullmatch(r"\w+", word := WORDS.get(value, value)):
         return word
     raise _error(file, f"{value!r} cannot be an argument of a layer")

@@ -30,7 +30,7 @@ INITIAL = (
 )
 
 OPTIMIZERS, SCHEDULES, PENALTIES = (
-    keras_layers.training_objects(what) for what in ("optimizer", "schedule", "penalty")
+    keras_layers.training_objects(kind) for kind in ("optimizer", "schedule", "penalty")
 )
 """The arguments of each class in Keras 3.15. ``ddlf model check`` does not import Keras."""
 UNCERTAINTY = "uncertainty"
@@ -50,7 +50,7 @@ class Train:
         at: The position of each key.
     """
 
-    own: dict[str, Value] = field(default_factory=dict)
+    key_values: dict[str, Value] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     at: dict[str, int] = field(default_factory=dict)
 
@@ -73,10 +73,10 @@ def read_train(block: Mapping[str, Statement], problems: Problems) -> Train:
             train.at[name] = value.at
             if key in KEYS:
                 if wrong := KEYS[key](value):
-                    problems.add(value.at, f"{key} must be {wrong}{_near(key, value, problems)}")
+                    problems.add(value.at, f"{key} must be {wrong}{_suggestion(key, value, problems)}")
                 elif key in ("optimizer", "penalty", "scaling"):
                     check_arguments(value, problems)
-                train.own[key] = value
+                train.key_values[key] = value
             else:
                 _take_setting(key, name, value, train, problems)
     _refuse_twice(train, problems)
@@ -85,10 +85,10 @@ def read_train(block: Mapping[str, Statement], problems: Problems) -> Train:
 
 def _refuse_twice(train: Train, problems: Problems) -> None:
     """Refuse a learning rate or clipping in several places, so that the model text is not ambiguous."""
-    optimizer = train.own.get("optimizer")
+    optimizer = train.key_values.get("optimizer")
     for key, names in IN_BRACKETS.items():
-        here = train.own.get(key)
-        if here is None or is_none(here) or not isinstance(optimizer, Call):
+        value = train.key_values.get(key)
+        if value is None or is_none(value) or not isinstance(optimizer, Call):
             continue
         if any(arg.key in names for arg in optimizer.args):
             problems.add(train.at[key], "the optimizer has one, too: leave out one of both")
@@ -102,7 +102,7 @@ def check_train(model: Model) -> Train:
     """
     problems = Problems(model.text, model.file)
     train = read_train(model.train, problems)
-    if "initial" in train.own and not model.draws:
+    if "initial" in train.key_values and not model.draws:
         problems.add(
             train.at["initial"],
             "initial has no effect: no operator has weights, and layers of Keras have their own, such as kernel_initializer=he_normal",
@@ -127,9 +127,9 @@ def read_key(key: str, text: str, origin: str) -> Train:
     return train
 
 
-def ignored_of(own: Mapping[str, Value]) -> float | None:
+def ignored_of(key_values: Mapping[str, Value]) -> float | None:
     """Return the label that the losses ignore; None if they ignore no label."""
-    label = own.get("ignore")
+    label = key_values.get("ignore")
     return label.value if isinstance(label, Number) else None
 
 
@@ -155,16 +155,18 @@ def _refuse_key(key: str, statement: Statement, problems: Problems) -> None:
     if key in NOT_WRITTEN:
         problems.add(statement.property.at, f"{key} are objects of a program: a text cannot have them")
         return
-    known = [*KEYS, *ALIASES, *(name for name in SETTINGS if name not in NOT_WRITTEN)]
-    meant = problems.near(key, known) or f"; it has {', '.join([*KEYS, *ALIASES])}, and all settings of a run"
-    problems.add(statement.property.at, f"train has no key {key!r}{meant}")
+    names = [*KEYS, *ALIASES, *(name for name in SETTINGS if name not in NOT_WRITTEN)]
+    suggestion = (
+        problems.suggestion(key, names) or f"; it has {', '.join([*KEYS, *ALIASES])}, and all settings of a run"
+    )
+    problems.add(statement.property.at, f"train has no key {key!r}{suggestion}")
 
 
 def _one_value(key: str, statement: Statement, problems: Problems) -> Value | None:
     args = [arg for args in statement.items for arg in args]
     if len(args) > 1 or args[0].key:
-        meant = ", which is a list in brackets: [one, other]" if key in ("metrics", "loss_weights") else ""
-        problems.add(args[-1].at, f"{key!r} has one value, without a key{meant}")
+        advice = ", which is a list in brackets: [one, other]" if key in ("metrics", "loss_weights") else ""
+        problems.add(args[-1].at, f"{key!r} has one value, without a key{advice}")
         return None
     return args[0].value
 
@@ -185,12 +187,12 @@ def _take_setting(key: str, name: str, value: Value, train: Train, problems: Pro
     train.settings[name] = plain_value
 
 
-def _near(key: str, value: Value, problems: Problems) -> str:
+def _suggestion(key: str, value: Value, problems: Problems) -> str:
     """Return the end of an error's sentence that suggests the most similar valid name."""
     name = value.name if isinstance(value, Word | Call) else ""
     if key == "loss":
         name = loss_meant(name)
-    return problems.near(name, NAMES[key]) if name and key in NAMES else ""
+    return problems.suggestion(name, NAMES[key]) if name and key in NAMES else ""
 
 
 def check_arguments(value: Value, problems: Problems, *, inner: bool = False) -> None:
@@ -207,18 +209,20 @@ def check_arguments(value: Value, problems: Problems, *, inner: bool = False) ->
     if not isinstance(value, Call):
         return
     layers = keras_layers.arguments()
-    known = OPTIMIZERS | SCHEDULES | PENALTIES
-    if value.name in known:
-        names = known[value.name]
+    parameters = OPTIMIZERS | SCHEDULES | PENALTIES
+    if value.name in parameters:
+        names = parameters[value.name]
     elif value.name in layers and not inner:
         names = (*layers[value.name], *keras_layers.COMMON, "name")
     else:
-        problems.add(value.at, f"Keras has no {value.name!r} that could stand here{problems.near(value.name, known)}")
+        problems.add(
+            value.at, f"Keras has no {value.name!r} that could stand here{problems.suggestion(value.name, parameters)}"
+        )
         return
     for arg in value.args:
         if arg.key not in names:
-            meant = problems.near(arg.key, names) or f"; it has {', '.join(names)}"
-            problems.add(arg.at, f"{value.name} has no argument {arg.key!r}{meant}")
+            suggestion = problems.suggestion(arg.key, names) or f"; it has {', '.join(names)}"
+            problems.add(arg.at, f"{value.name} has no argument {arg.key!r}{suggestion}")
         else:
             check_arguments(arg.value, problems, inner=True)
 
@@ -235,7 +239,7 @@ def _has_lambda(value: Value) -> bool:
     return any(isinstance(call, Call) and call.name == "Lambda" for call in walk(value))
 
 
-def _object(what: str, names: tuple[str, ...], *, word: bool = False, none: bool = False) -> Check:
+def _object(requirement: str, names: tuple[str, ...], *, word: bool = False, none: bool = False) -> Check:
     """Return a function that checks a value: it must be a Keras class with arguments in brackets, such as
     ``Adam(0.001)``.
 
@@ -246,43 +250,43 @@ def _object(what: str, names: tuple[str, ...], *, word: bool = False, none: bool
         fine = isinstance(value, Call) and value.name in names and all(arg.key for arg in value.args)
         folded = [name.casefold() for name in names]
         fine = fine or (word and isinstance(value, Word) and value.name.casefold() in folded)
-        return "" if (fine and not _has_lambda(value)) or (none and is_none(value)) else what
+        return "" if (fine and not _has_lambda(value)) or (none and is_none(value)) else requirement
 
     return check
 
 
-def _number(what: str, fits: Callable[[float], bool], *, none: bool = True) -> Check:
+def _number(requirement: str, fits: Callable[[float], bool], *, none: bool = True) -> Check:
     def check(value: Value) -> str:
         fine = isinstance(value, Number) and fits(value.value)
-        return "" if fine or (none and is_none(value)) else what
+        return "" if fine or (none and is_none(value)) else requirement
 
     return check
 
 
-def _word(what: str, names: tuple[str, ...]) -> Check:
-    return lambda value: "" if isinstance(value, Word) and value.name in names else what
+def _word(requirement: str, names: tuple[str, ...]) -> Check:
+    return lambda value: "" if isinstance(value, Word) and value.name in names else requirement
 
 
 def _metrics(value: Value) -> str:
-    each = value.values if isinstance(value, Items) else (value,)
-    fine = all(isinstance(item, Word | Call | String) and not _has_lambda(item) for item in each)
+    metrics = value.values if isinstance(value, Items) else (value,)
+    fine = all(isinstance(item, Word | Call | String) and not _has_lambda(item) for item in metrics)
     return "" if fine else "a metric of Keras, or a list of them: [accuracy, AUC()]"
 
 
 def _scaling(value: Value) -> str:
-    one = _object(
+    check_layer = _object(
         "none, Rescaling(scale=), Normalization(mean=, variance=), or a list of these for each input",
         SCALINGS,
         none=True,
     )
-    each = value.values if isinstance(value, Items) else (value,)
-    return next((wrong for wrong in map(one, each) if wrong), "")
+    layers = value.values if isinstance(value, Items) else (value,)
+    return next((wrong for wrong in map(check_layer, layers) if wrong), "")
 
 
 def _loss_weights(value: Value) -> str:
-    each = plain(value) if isinstance(value, Items) else []
-    fine = bool(each) and all(
-        isinstance(item, int | float) and not isinstance(item, bool) and item >= 0 for item in each
+    weights = plain(value) if isinstance(value, Items) else []
+    fine = bool(weights) and all(
+        isinstance(item, int | float) and not isinstance(item, bool) and item >= 0 for item in weights
     )
     if isinstance(value, Word | Call) and value.name == UNCERTAINTY:
         args = value.args if isinstance(value, Call) else ()

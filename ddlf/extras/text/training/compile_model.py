@@ -45,16 +45,16 @@ def _focal(gamma: float, alpha: float, last: str) -> Any:
 def compile(
     model: Any,
     heads: Sequence[tuple[ModelOutput, str, dict[str, float], str]],
-    own: Mapping[str, Value],
-    place: Callable[[str], str],
+    key_values: Mapping[str, Value],
+    position_of: Callable[[str], str],
 ) -> Any:
     """Compile a model with the losses of its outputs and the training keys of its text.
 
     Args:
         model: The Keras model, built.
         heads: Each output with its loss, the loss's factors, and the last activation.
-        own: The values of the block ``train``.
-        place: Returns file, line and column of a key, for errors.
+        key_values: The values of the block ``train``.
+        position_of: Returns file, line and column of a key, for errors.
 
     Returns:
         The model, or a wrapper around it that learns how its losses count.
@@ -62,40 +62,45 @@ def compile(
     Raises:
         NotationError: Keras refuses a value.
     """
-    with _placed(place, "optimizer"):
-        optimizer = _optimizer(own, place)
-    if (penalty := own.get("penalty")) is not None and isinstance(penalty, Call):
-        with _placed(place, "penalty"):
+    with _errors_at(position_of, "optimizer"):
+        optimizer = _optimizer(key_values, position_of)
+    if (penalty := key_values.get("penalty")) is not None and isinstance(penalty, Call):
+        with _errors_at(position_of, "penalty"):
             punish(model, valued(penalty))
     losses = {head.name: LOSSES[loss](factors, last) for head, loss, factors, last in heads}
-    ignored = ignored_of(own)
+    ignored = ignored_of(key_values)
     if ignored is not None:
-        Masked = provided("Masked", place("ignore"))
+        Masked = provided("Masked", position_of("ignore"))
         losses = {name: Masked(loss, ignored) for name, loss in losses.items()}
-    with _placed(place, "metrics"):
+    with _errors_at(position_of, "metrics"):
         metrics = {
-            head.name: _metrics(own.get("metrics"), "" if ignored is not None else loss) for head, loss, *_ in heads
+            head.name: _metrics(key_values.get("metrics"), "" if ignored is not None else loss)
+            for head, loss, *_ in heads
         }
-    given = own.get("loss_weights")
-    weights = plain(given) if isinstance(given, Items) else None
-    if isinstance(given, Word | Call) and given.name == UNCERTAINTY:
+    weights_value = key_values.get("loss_weights")
+    weights = plain(weights_value) if isinstance(weights_value, Items) else None
+    if isinstance(weights_value, Word | Call) and weights_value.name == UNCERTAINTY:
         if len(heads) == 1:
             raise NotationError(
-                f"{place('loss_weights')}: {UNCERTAINTY} weighs several losses, and there is one output"
+                f"{position_of('loss_weights')}: {UNCERTAINTY} weighs several losses, and there is one output"
             )
-        Uncertain = provided("Uncertain", place("loss_weights"))
-        first = {arg.key: float(plain(arg.value)) for arg in given.args} if isinstance(given, Call) else None
-        with _placed(place, "loss_weights"):
+        Uncertain = provided("Uncertain", position_of("loss_weights"))
+        first = (
+            {arg.key: float(plain(arg.value)) for arg in weights_value.args}
+            if isinstance(weights_value, Call)
+            else None
+        )
+        with _errors_at(position_of, "loss_weights"):
             model = Uncertain(model, first=first)
-    with _placed(place, "loss_weights"):
+    with _errors_at(position_of, "loss_weights"):
         if weights is not None and len(weights) != len(heads):
             raise ValueError(f"{len(weights)} numbers for {len(heads)} outputs")
         if len(heads) == 1:
             name = heads[0][0].name
             model.compile(optimizer, losses[name], metrics=metrics[name], loss_weights=weights)
         else:
-            each = None if weights is None else dict(zip(losses, weights, strict=True))
-            model.compile(optimizer, losses, metrics=metrics, loss_weights=each)
+            weight_of_output = None if weights is None else dict(zip(losses, weights, strict=True))
+            model.compile(optimizer, losses, metrics=metrics, loss_weights=weight_of_output)
     return model
 
 
@@ -106,8 +111,8 @@ def punish(model: Any, penalty: Any) -> None:
             weight.regularizer = penalty
 
 
-def _optimizer(own: Mapping[str, Value], place: Callable[[str], str]) -> Any:
-    value, rate, clipping = own["optimizer"], own.get("learning_rate"), own.get("clipping")
+def _optimizer(key_values: Mapping[str, Value], position_of: Callable[[str], str]) -> Any:
+    value, rate, clipping = key_values["optimizer"], key_values.get("learning_rate"), key_values.get("clipping")
     assert isinstance(value, Word | Call)
     options = {arg.key: valued(arg.value) for arg in value.args} if isinstance(value, Call) else {}
     if isinstance(rate, Number):
@@ -115,7 +120,7 @@ def _optimizer(own: Mapping[str, Value], place: Callable[[str], str]) -> Any:
     if isinstance(clipping, Number):
         options["global_clipnorm"] = float(clipping.value)
     if value.name.casefold() == "rlion":
-        return provided("Rlion", place("optimizer"))(**options)
+        return provided("Rlion", position_of("optimizer"))(**options)
     kinds = {name.casefold(): kind for name, kind in vars(keras.optimizers).items() if isinstance(kind, type)}
     if value.name.casefold() not in kinds:
         raise ValueError(f"keras.optimizers has no {value.name}")
@@ -127,22 +132,22 @@ def _metrics(value: Value | None, loss: str) -> list[Any]:
         return usual_metrics(loss)
     metrics = value.values if isinstance(value, Items) else (value,)
     return [
-        valued(metric) if isinstance(metric, Call) else _known(plain(metric))
+        valued(metric) if isinstance(metric, Call) else _checked_metric(plain(metric))
         for metric in metrics
         if plain(metric) is not None
     ]
 
 
-def _known(metric: Any) -> Any:
+def _checked_metric(metric: Any) -> Any:
     """Return a metric's name after checking it. Keras would check it only in the first training step."""
     if metric not in BY_LOSS:
         try:
             keras.metrics.get(metric)
         except ValueError:
-            known = [name for name in dir(keras.metrics) if not name.startswith("_")]
-            near = difflib.get_close_matches(str(metric), [*BY_LOSS, *known], 1)
-            meant = f", did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"there is no metric {metric!r}{meant}") from None
+            names = [name for name in dir(keras.metrics) if not name.startswith("_")]
+            matches = difflib.get_close_matches(str(metric), [*BY_LOSS, *names], 1)
+            suggestion = f", did you mean {matches[0]!r}?" if matches else ""
+            raise ValueError(f"there is no metric {metric!r}{suggestion}") from None
     return metric
 
 
@@ -154,7 +159,7 @@ def usual_metrics(loss: str) -> list[Any]:
 
 
 @contextmanager
-def _placed(place: Callable[[str], str], key: str) -> Iterator[None]:
+def _errors_at(position_of: Callable[[str], str], key: str) -> Iterator[None]:
     """Convert an error of Keras within this context to a ``NotationError`` at the position of the key."""
     try:
         yield
@@ -162,4 +167,4 @@ def _placed(place: Callable[[str], str], key: str) -> Iterator[None]:
         if isinstance(error, NotationError):
             raise
         first = " ".join(str(error).split()).partition(" Received")[0][:300]
-        raise NotationError(f"{place(key)}: Keras says: {first}") from error
+        raise NotationError(f"{position_of(key)}: Keras says: {first}") from error

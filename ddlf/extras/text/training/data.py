@@ -57,10 +57,14 @@ class DataSource:
             return
         path = Path(name)
         if not path.is_file():
-            near = difflib.get_close_matches(name, [*SETS, *(file.name for file in path.parent.glob("*.npz"))], 1)
-            what = "is a folder" if path.is_dir() else "is neither a file nor a data set"
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SETS)}, or a file that ends in .npz"
-            raise ConfigError(f"{origin} {name}: {what}", hint=hint)
+            matches = difflib.get_close_matches(name, [*SETS, *(file.name for file in path.parent.glob("*.npz"))], 1)
+            problem = "is a folder" if path.is_dir() else "is neither a file nor a data set"
+            hint = (
+                f"did you mean {matches[0]!r}?"
+                if matches
+                else f"there are {', '.join(SETS)}, or a file that ends in .npz"
+            )
+            raise ConfigError(f"{origin} {name}: {problem}", hint=hint)
         if path.suffix != ".npz":
             raise ConfigError(f"{origin} {name}: a file with arrays ends in .npz", hint="numpy.savez writes one")
         self.name = str(path.resolve())
@@ -91,12 +95,12 @@ class DataSource:
             with np.load(BytesIO(content), allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-            hint, why = "write it again with numpy.savez", str(error)
-            if "Object arrays" in why:
+            hint, reason = "write it again with numpy.savez", str(error)
+            if "Object arrays" in reason:
                 hint = "numpy.savez writes numbers and texts; turn objects into these"
-            elif "pickled" in why or isinstance(error, AttributeError):  # numpy's words for any other file
-                why = "it is no .npz file, or it is cut off"
-            raise DatasetError(f"{self.name} cannot be read ({why})", hint=hint) from None
+            elif "pickled" in reason or isinstance(error, AttributeError):  # numpy's words for any other file
+                reason = "it is no .npz file, or it is cut off"
+            raise DatasetError(f"{self.name} cannot be read ({reason})", hint=hint) from None
 
     def _read(self) -> bytes:
         try:
@@ -170,7 +174,7 @@ def dataset(
     outputs = []
     for head in graph.heads:
         node = graph.nodes[head.node]
-        shape = head.wanted or node.shape
+        shape = head.declared_shape or node.shape
         outputs.append(endpoint(head.name, shape, node.dtype, head.at, head.loss or loss, output=True))
     return _DataFitter(arrays, Path(source).name, inputs, outputs).fit(validation)
 
@@ -282,7 +286,7 @@ class _DataFitter:
             return x.reshape(len(x), *self.outputs[0].shape)
         name = f"y_{part}" if part else "y"
         outputs = ", ".join(output.name for output in self.outputs)
-        raise self._error(f"has no {name}{self._near(name)}", f"{self.outputs[0].at} wants labels for {outputs}")
+        raise self._error(f"has no {name}{self._suggestion(name)}", f"{self.outputs[0].at} wants labels for {outputs}")
 
     def _missing_inputs(self) -> DatasetError:
         names = [input.name for input in self.inputs]
@@ -291,21 +295,21 @@ class _DataFitter:
                 f"cannot say which array is meant: {self.both[0]!r} is the name of an input and of an output",
                 f"give the output its own name, such as {self.both[0]}:name score;",
             )
-        what = "x or x_train" if len(names) == 1 else f"arrays {', '.join(f'{name}_train' for name in names)}"
+        expected = "x or x_train" if len(names) == 1 else f"arrays {', '.join(f'{name}_train' for name in names)}"
         hint = "save x and y, or x_train, y_train, x_test and y_test"
         if len(names) > 1:
             hint = "save an array for each input by the name of its block"
         present = ", ".join(sorted(self.arrays)[:12]) or "nothing"
-        return self._error(f"has no {what}{self._near('x_train')}; it has {present}", hint)
+        return self._error(f"has no {expected}{self._suggestion('x_train')}; it has {present}", hint)
 
-    def _near(self, name: str) -> str:
+    def _suggestion(self, name: str) -> str:
         """Return the end of an error's sentence that suggests a similar array name, unless that array has another
         meaning.
         """
-        known = ("x", "y", "w", *(end.name for end in (*self.inputs, *self.outputs)))
-        folded = {array.lower(): array for array in self.arrays if array.rpartition("_")[0] not in known}
-        near = difflib.get_close_matches(name.lower(), folded, 1, 0.7)
-        return f", did you mean {name} by {folded[near[0]]!r}?" if near else ""
+        meanings = ("x", "y", "w", *(end.name for end in (*self.inputs, *self.outputs)))
+        folded = {array.lower(): array for array in self.arrays if array.rpartition("_")[0] not in meanings}
+        matches = difflib.get_close_matches(name.lower(), folded, 1, 0.7)
+        return f", did you mean {name} by {folded[matches[0]]!r}?" if matches else ""
 
     # -- shapes and types ---------------------------------------------------------------------------------------------
 
@@ -364,10 +368,10 @@ class _DataFitter:
             return classes
         if _same_sizes(shape, end.shape):
             return array.reshape(len(array), *end.shape)
-        wanted = f"{list(end.shape)}"
+        expected = f"{list(end.shape)}"
         if end.shape[-1:] > (1,):
-            wanted += f", or class numbers of shape {list(end.shape[:-1])}"
-        problem = f"has {name} with labels of shape {list(shape)}, and {end.at} wants {end.name}: {wanted}"
+            expected += f", or class numbers of shape {list(end.shape[:-1])}"
+        problem = f"has {name} with labels of shape {list(shape)}, and {end.at} wants {end.name}: {expected}"
         raise self._error(problem, CHANGE_SHAPE)
 
     def _class_numbers(self, name: str, array: Array, end: Endpoint) -> Array:
@@ -410,12 +414,12 @@ class _DataFitter:
         return DatasetError(f"{self.source} {problem}", hint=hint)
 
 
-def _same_sizes(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+def _same_sizes(shape: tuple[int, ...], other_shape: tuple[int, ...]) -> bool:
     """Return whether arrays of these two shapes have the same values in another form: they differ only in axes of size
     1, or one shape is the other one flattened.
     """
-    same = [size for size in shape if size != 1] == [size for size in wanted if size != 1]
-    return same or (int(np.prod(shape)) == int(np.prod(wanted)) and 1 in (len(shape), len(wanted)))
+    same = [size for size in shape if size != 1] == [size for size in other_shape if size != 1]
+    return same or (int(np.prod(shape)) == int(np.prod(other_shape)) and 1 in (len(shape), len(other_shape)))
 
 
 def _hold_out(data: dict[str, Any], part: str, target: str, every: int) -> None:
@@ -428,20 +432,20 @@ def held_out(data: Any, every: int) -> tuple[Any, Any]:
     """Split the samples in a tree of arrays for validation: return the remaining samples, and every ``every``-th
     sample, which is held out.
     """
-    kept = tree_map(lambda array: array[np.arange(len(array)) % every != 0], data)
-    return kept, tree_map(lambda array: array[::every], data)
+    remaining = tree_map(lambda array: array[np.arange(len(array)) % every != 0], data)
+    return remaining, tree_map(lambda array: array[::every], data)
 
 
 # -- arrays of a program ---------------------------------------------------------------------------------------------------
 
 
-def by_names(data: Any, names: Mapping[str, Any], what: str, file: str, texts: Collection[str] = ()) -> dict[str, Any]:
+def by_names(data: Any, names: Mapping[str, Any], kind: str, file: str, texts: Collection[str] = ()) -> dict[str, Any]:
     """Return arrays by the names of inputs or outputs.
 
     Args:
         data: A dict by these names, an array if there is one name, else a list or tuple in their order.
         names: The names, in the order of the model text.
-        what: ``"input"`` or ``"output"``.
+        kind: ``"input"`` or ``"output"``.
         file: The name of the text, for errors.
         texts: Names of inputs that take text.
 
@@ -452,18 +456,18 @@ def by_names(data: Any, names: Mapping[str, Any], what: str, file: str, texts: C
     if isinstance(data, Mapping):
         for name in data:
             if name not in names:
-                known = f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
-                meant = Problems("", file).near(str(name), names) or known
-                raise NotationError(f"{file} has no {what} {name!r}{meant}")
+                choices = f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+                suggestion = Problems("", file).suggestion(str(name), names) or choices
+                raise NotationError(f"{file} has no {kind} {name!r}{suggestion}")
         if missing := [name for name in names if name not in data]:
-            raise NotationError(f"{file}: no array is given for the {what} {missing[0]!r}")
+            raise NotationError(f"{file}: no array is given for the {kind} {missing[0]!r}")
     elif len(names) == 1:
         data = dict.fromkeys(names, data)
     elif isinstance(data, list | tuple) and len(data) == len(names):
         data = dict(zip(names, data, strict=True))
     else:
-        raise NotationError(f"{file} has {len(names)} {what}s", hint=f"give a dict by their names: {', '.join(names)}")
-    return {name: _as_array(data[name], f"{file}: the {what} {name!r}", name in texts) for name in names}
+        raise NotationError(f"{file} has {len(names)} {kind}s", hint=f"give a dict by their names: {', '.join(names)}")
+    return {name: _as_array(data[name], f"{file}: the {kind} {name!r}", name in texts) for name in names}
 
 
 def check_rows(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
@@ -500,40 +504,41 @@ def check_shapes(arrays: Mapping[str, Any], shapes: Mapping[str, Shape], file: s
     for name, array in arrays.items():
         if name not in shapes or not hasattr(array, "shape"):
             continue
-        wanted, shape = shapes[name], tuple(array.shape)
-        accepted = [wanted, (*wanted, 1), *([wanted[:-1]] if wanted[-1:] == (1,) else [])]  # Keras accepts these, too
+        expected, shape = shapes[name], tuple(array.shape)
+        # Keras accepts these, too.
+        accepted = [expected, (*expected, 1), *([expected[:-1]] if expected[-1:] == (1,) else [])]
         if any(_fits(shape[1:], spelling) for spelling in accepted):
             continue
-        hint = "give a row for each sample: of one sample x[None]" if _fits(shape, wanted) else CHANGE_SHAPE
-        sizes = ", ".join("none" if size is None else str(size) for size in wanted)
+        hint = "give a row for each sample: of one sample x[None]" if _fits(shape, expected) else CHANGE_SHAPE
+        sizes = ", ".join("none" if size is None else str(size) for size in expected)
         raise DatasetError(
             f"{file}: the input {name!r} has samples of shape [{sizes}], and the given ones have {list(shape[1:])}",
             hint=hint,
         )
 
 
-def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(b in (None, a) for a, b in zip(shape, wanted, strict=True))
+def _fits(shape: tuple[int, ...], expected: Shape) -> bool:
+    return len(shape) == len(expected) and all(b in (None, a) for a, b in zip(shape, expected, strict=True))
 
 
-def _as_array(data: Any, what: str, text: bool) -> Any:
+def _as_array(data: Any, label: str, text: bool) -> Any:
     """Return data as a NumPy array, converting it if necessary."""
     hint = "give an array with a row for each sample"
     if data is None:
-        raise DatasetError(f"{what} is None", hint=hint)
+        raise DatasetError(f"{label} is None", hint=hint)
     if not (hasattr(data, "shape") and hasattr(data, "dtype") and hasattr(data, "__len__")):
         try:
             data = np.asarray(data)
         except ValueError:
-            raise DatasetError(f"{what} has rows of different lengths", hint=hint) from None
+            raise DatasetError(f"{label} has rows of different lengths", hint=hint) from None
     kinds = "OSTU" if text else "biuf"
     if isinstance(data, np.ndarray) and data.dtype.kind not in kinds and data.dtype.name != "bfloat16":
         raise DatasetError(
-            f"{what} is made of {_kind(data)}, not of {'text' if text else 'numbers'}",
+            f"{label} is made of {_kind(data)}, not of {'text' if text else 'numbers'}",
             hint="turn it into an array of numbers: names of classes by numpy.unique(y, return_inverse=True)[1]",
         )
     if not len(getattr(data, "shape", ())):
-        raise DatasetError(f"{what} is a single number", hint=hint)
+        raise DatasetError(f"{label} is a single number", hint=hint)
     return data
 
 

@@ -281,34 +281,34 @@ def _initial(task: LearningTask) -> Answer:
 def _scaling(task: LearningTask) -> Answer:
     answers = [scaling(entry) for entry in task.inputs]
     values = [value for value, _, _ in answers]
-    wanted = [answer for answer in answers if answer[0] != "none"] or answers
-    return values[0] if len(values) == 1 else f"[{', '.join(values)}]", wanted[0][1], wanted[0][2]
+    deciding = [answer for answer in answers if answer[0] != "none"] or answers
+    return values[0] if len(values) == 1 else f"[{', '.join(values)}]", deciding[0][1], deciding[0][2]
 
 
-def scaling(given: InputStatistics) -> Answer:
+def scaling(statistics: InputStatistics) -> Answer:
     """Decide how to scale the values of one input before the first layer."""
-    if not given.numbers:
+    if not statistics.numbers:
         return "none", "scaling-tokens", "the values are not quantities"
-    if given.scaled:
+    if statistics.scaled:
         return "none", "scaling-in-model", "the model scales its input"
-    large = max(abs(given.low), abs(given.high))
+    large = max(abs(statistics.low), abs(statistics.high))
     if not isfinite(large):
         return "none", "scaling-not-finite", "inputs are NaN or infinite"
-    spans = [number for number in given.ranges if number > 0]
-    apart = max(spans) / min(spans) if spans else 1.0
-    if large <= LARGE and apart <= APART:
-        return "none", "scaling-fine", f"inputs lie between {given.low:.3g} and {given.high:.3g}"
-    if given.means:
+    spans = [number for number in statistics.ranges if number > 0]
+    ratio = max(spans) / min(spans) if spans else 1.0
+    if large <= LARGE and ratio <= APART:
+        return "none", "scaling-fine", f"inputs lie between {statistics.low:.3g} and {statistics.high:.3g}"
+    if statistics.means:
         reason = (
-            f"ranges of features are {apart:,.0f} times apart" if apart > APART else f"inputs go up to {large:,.4g}"
+            f"ranges of features are {ratio:,.0f} times apart" if ratio > APART else f"inputs go up to {large:,.4g}"
         )
-        means = ", ".join(f"{number:.6g}" for number in given.means)
-        variances = ", ".join(f"{number * number or 1.0:.6g}" for number in given.deviations)
+        means = ", ".join(f"{number:.6g}" for number in statistics.means)
+        variances = ", ".join(f"{number * number or 1.0:.6g}" for number in statistics.deviations)
         return f"Normalization(axis=-1, mean=[{means}], variance=[{variances}])", "scaling-features", reason
-    half = (given.high - given.low) / 2 or 1.0
-    middle = (given.high + given.low) / 2
+    half = (statistics.high - statistics.low) / 2 or 1.0
+    middle = (statistics.high + statistics.low) / 2
     value = f"Rescaling(scale={1 / half:.6g}, offset={-middle / half:.6g})"
-    return value, "scaling-range", f"inputs lie between {given.low:,.4g} and {given.high:,.4g}"
+    return value, "scaling-range", f"inputs lie between {statistics.low:,.4g} and {statistics.high:,.4g}"
 
 
 def _penalty(task: LearningTask) -> Answer:
@@ -317,11 +317,11 @@ def _penalty(task: LearningTask) -> Answer:
         return "L1(l1=0.0001)", "penalty-features", f"{features:,} features, and few of them are likely to matter"
     if not task.parameters or not task.samples:
         return "none", "penalty-unknown", "how many parameters a sample has is known to Keras only"
-    each = task.parameters / task.samples
+    per_sample = task.parameters / task.samples
     density = sum(layer in DROPOUTS for layer in task.layers) / max(task.learning, 1)
-    if each > PER_SAMPLE and density < DROPOUT_DENSITY:
-        return "L2(l2=0.0001)", "penalty-capacity", f"{each:,.0f} parameters a sample and little dropout"
-    reason = f"{each:,.1f} parameters a sample" if each <= PER_SAMPLE else "there is enough dropout"
+    if per_sample > PER_SAMPLE and density < DROPOUT_DENSITY:
+        return "L2(l2=0.0001)", "penalty-capacity", f"{per_sample:,.0f} parameters a sample and little dropout"
+    reason = f"{per_sample:,.1f} parameters a sample" if per_sample <= PER_SAMPLE else "there is enough dropout"
     return "none", "penalty-none", reason
 
 
@@ -383,8 +383,10 @@ def loss_weights(task: LearningTask) -> Answer:
         if sizes[large] > UNEVEN * sizes[small]:
             times = sizes[large] / sizes[small]
             reason = f"at first the loss of {large} is {times:,.0f} times that of {small} (arXiv:1705.07115)"
-            each = ", ".join(f"{output.name or output.block}={sizes[output.block]:.6g}" for output in task.outputs)
-            return f"uncertainty({each})", "weights-uncertainty", reason
+            first_losses = ", ".join(
+                f"{output.name or output.block}={sizes[output.block]:.6g}" for output in task.outputs
+            )
+            return f"uncertainty({first_losses})", "weights-uncertainty", reason
     return "none", "weights-equal", "losses of all outputs count the same"
 
 
@@ -418,8 +420,8 @@ def class_weight(task: LearningTask) -> Answer:
     if labels.majority <= MAJORITY or len(labels.counts) > MOST_CLASSES:
         return "none", "classes-even", f"the largest class has {labels.majority:.0%} of the labels"
     present, total = sum(count > 0 for count in labels.counts), sum(labels.counts)
-    each = ", ".join(f"{total / (present * count):.6g}" if count else "1" for count in labels.counts)
-    return f"[{each}]", "classes-majority", f"{labels.majority:.0%} of the labels are one class"
+    weights = ", ".join(f"{total / (present * count):.6g}" if count else "1" for count in labels.counts)
+    return f"[{weights}]", "classes-majority", f"{labels.majority:.0%} of the labels are one class"
 
 
 def parameters(output: OutputStatistics) -> Iterator[tuple[str, str, str, str]]:
@@ -505,11 +507,11 @@ def learning_task(
     """
     graph = model.graph
     nodes = inputs_of(graph)
-    given = by_name(x, [node.name for node in nodes])
-    first = next(iter(given.values()), None)
+    inputs_by_name = by_name(x, [node.name for node in nodes])
+    first = next(iter(inputs_by_name.values()), None)
     layers = tuple(node.operator for node in graph.nodes if node.operator != "input")
     return LearningTask(
-        inputs=tuple(_input(graph, node, given.get(node.name)) for node in nodes),
+        inputs=tuple(_input(graph, node, inputs_by_name.get(node.name)) for node in nodes),
         outputs=outputs_of(model, y, losses or {}, ignore),
         samples=0 if first is None else len(first),
         parameters=parameters,
@@ -553,18 +555,18 @@ def last_activation(graph: Graph, number: int) -> str:
 
 def _output(graph: Graph, head: ModelOutput, labels: Any, loss: str, ignore: float | None) -> OutputStatistics:
     node = graph.nodes[head.node]
-    shape = tuple(head.wanted or node.shape or ())
+    shape = tuple(head.declared_shape or node.shape or ())
     sizes = tuple(int(size or 0) for size in shape)
-    seen = None if labels is None else labels_of(np.asarray(labels), sizes, ignore)
+    statistics = None if labels is None else labels_of(np.asarray(labels), sizes, ignore)
     last = last_activation(graph, head.node)
-    return OutputStatistics(head.block, last, sizes, node.dtype, seen, loss, head.name)
+    return OutputStatistics(head.block, last, sizes, node.dtype, statistics, loss, head.name)
 
 
 def labels_of(y: np.ndarray[Any, Any], shape: tuple[int, ...], ignore: float | None = None) -> LabelStatistics:
     """Return the statistics of labels for an output of a shape. Ignored labels only count for the shape."""
     if ignore is not None:
-        kept = y[y == y] if ignore != ignore else y[y != ignore]
-        return replace(labels_of(kept, ()), shape=tuple(y.shape[1:]))
+        remaining = y[y == y] if ignore != ignore else y[y != ignore]
+        return replace(labels_of(remaining, ()), shape=tuple(y.shape[1:]))
     if not len(y):
         return LabelStatistics(y.shape[1:], True, 0.0, 0.0)
     whole = y.dtype.kind in "iub" or bool(np.all(np.mod(y, 1) == 0))
@@ -582,9 +584,9 @@ def labels_of(y: np.ndarray[Any, Any], shape: tuple[int, ...], ignore: float | N
         counts = (*[0] * int(low), *map(int, result)) if 0 <= low < MOST_NUMBERS else ()
     if not rows or not one_each:
         middle = np.median(y)
-        away = np.abs(np.asarray(y, np.float64) - middle)
-        sigma = SIGMA * float(np.median(away))
-        far = float(np.mean(away > FAR * sigma)) if sigma > 0 else 0.0
+        distances = np.abs(np.asarray(y, np.float64) - middle)
+        sigma = SIGMA * float(np.median(distances))
+        far = float(np.mean(distances > FAR * sigma)) if sigma > 0 else 0.0
         square = float(np.mean(np.square(y, dtype=np.float64)))
     return LabelStatistics(tuple(y.shape[1:]), whole, low, high, one_each, majority, sigma, far, square, counts)
 
@@ -607,8 +609,8 @@ def _input(graph: Graph, node: Node, x: Any) -> InputStatistics:
     if len(shape) == 2 and not np.median(ranges) < SAME_SCALE * (high - low):  # a picture, or a sequence of one scale
         return plain
     means, deviations = x.mean(axis=steps, dtype=np.float64), x.std(axis=steps, dtype=np.float64)
-    known = [tuple(map(float, item)) for item in (means, deviations, ranges)]
-    return replace(plain, means=known[0], deviations=known[1], ranges=known[2])
+    statistics = [tuple(map(float, item)) for item in (means, deviations, ranges)]
+    return replace(plain, means=statistics[0], deviations=statistics[1], ranges=statistics[2])
 
 
 def _peak(x: np.ndarray[Any, Any]) -> float:

@@ -112,19 +112,21 @@ class Notation:
         self.file, self.values, self.decisions = file, dict(values or {}), decisions
         self._problems = Problems(self.parsed.text, file)
         self.train_block = check_train(self.parsed)
-        said = [read_key(key, value, f"-p {key}") for (block, key), value in self.values.items() if block == "train"]
-        self._own = {key: value for item in said for key, value in item.own.items()}
+        blocks = [read_key(key, value, f"-p {key}") for (block, key), value in self.values.items() if block == "train"]
+        self._key_values = {key: value for item in blocks for key, value in item.key_values.items()}
         self.settings = self.train_block.settings | {
-            name: first for item in said for name, first in item.settings.items()
+            name: first for item in blocks for name, first in item.settings.items()
         }
-        self._made: Any = None
-        self.places: dict[str, int] = {}
+        self._model: Any = None
+        self.layer_positions: dict[str, int] = {}
         self._trained: Any = None  # the compiled wrapper around the model, if there is one
         self._by_text = False  # whether the text compiled it, not a program
         self.tensors: dict[str, Any] | None = None
         graph = self.parsed.graph
         self.inputs = {node.name: tuple(node.shape or ()) for node in inputs_of(graph)}
-        self.outputs = {head.name: tuple(head.wanted or graph.nodes[head.node].shape or ()) for head in graph.heads}
+        self.outputs = {
+            head.name: tuple(head.declared_shape or graph.nodes[head.node].shape or ()) for head in graph.heads
+        }
 
     def __reduce__(self) -> Any:
         return Notation, (self.parsed.text, self.file, self.values, self.decisions)
@@ -145,14 +147,14 @@ class Notation:
 
         It has 16 hex digits, and does not depend on settings of the run.
         """
-        own = {key: value for key, value in self._all_own().items() if key != "data"}
+        key_values = {key: value for key, value in self._all_key_values().items() if key != "data"}
         blocks = changed(
             self.parsed.text,
-            {place: value for place, value in self.values.items() if place[0] != "train"},
+            {key_path: value for key_path, value in self.values.items() if key_path[0] != "train"},
             without="train",
         )
         return hashlib.sha256(
-            f"{blocks}\n{sorted((key, spelled(value)) for key, value in own.items())!r}".encode()
+            f"{blocks}\n{sorted((key, spelled(value)) for key, value in key_values.items())!r}".encode()
         ).hexdigest()[:16]
 
     def having(self, values: Mapping[tuple[str, str], str]) -> Notation:
@@ -162,7 +164,7 @@ class Notation:
             NotationError: A value is invalid.
         """
         values = {**self.values, **values}
-        optimizer = self.own("optimizer")
+        optimizer = self.key_value("optimizer")
         if isinstance(optimizer, Call) and ("train", "optimizer") not in values:
             less = [key for key, names in IN_BRACKETS.items() if ("train", key) in values for key in names]
             left = tuple(arg for arg in optimizer.args if arg.key not in less)
@@ -170,23 +172,23 @@ class Notation:
                 values["train", "optimizer"] = spelled(replace(optimizer, args=left))
         return Notation(self.parsed.text, self.file, values, self.decisions)
 
-    def own(self, key: str) -> Value | None:
+    def key_value(self, key: str) -> Value | None:
         """Return the value of a key of the block ``train``; None without the key."""
-        return self._own.get(key, self.train_block.own.get(key))
+        return self._key_values.get(key, self.train_block.key_values.get(key))
 
-    def _all_own(self) -> dict[str, Value]:
-        return {**self.train_block.own, **self._own}
+    def _all_key_values(self) -> dict[str, Value]:
+        return {**self.train_block.key_values, **self._key_values}
 
     @property
     def data(self) -> str | None:
         """Return the name of the data set or file that the model text trains on; None if it names none."""
-        value = self.own("data")
+        value = self.key_value("data")
         return None if value is None else value.value if isinstance(value, String) else str(getattr(value, "name", ""))
 
     @property
     def loss(self) -> str:
         """Return the loss of all outputs without their own loss in the text; empty without one."""
-        return str(getattr(self.own("loss"), "name", ""))
+        return str(getattr(self.key_value("loss"), "name", ""))
 
     @property
     def written(self) -> frozenset[tuple[str, str]]:
@@ -195,7 +197,7 @@ class Notation:
         result = {
             (statement.block.name, statement.property.name) for statement in parsed.statements
         } | self.values.keys()
-        optimizer, clipping = self.own("optimizer"), self.own("clipping")
+        optimizer, clipping = self.key_value("optimizer"), self.key_value("clipping")
         if clips(optimizer):
             result |= {("train", "clipping"), ("train", "clip")}
         if clipping is not None and not is_none(clipping):
@@ -209,24 +211,26 @@ class Notation:
         """Return the path of the file, from the current folder or beside the script."""
         return Path(place_of(self.file))
 
-    def statement_places(self) -> dict[tuple[str, str], int]:
+    def statement_positions(self) -> dict[tuple[str, str], int]:
         """Return the position of each statement, by block and key.
 
         A setting of a run also has its full name as a key.
         """
         _, parsed, _ = statements(self.parsed.text, self.file)
-        places = {(statement.block.name, statement.property.name): statement.at for statement in parsed.statements}
-        long_names = {("train", ALIASES.get(key, key)): at for (block, key), at in places.items() if block == "train"}
-        return places | long_names
+        positions = {(statement.block.name, statement.property.name): statement.at for statement in parsed.statements}
+        long_names = {
+            ("train", ALIASES.get(key, key)): at for (block, key), at in positions.items() if block == "train"
+        }
+        return positions | long_names
 
     def line_of(self, at: int) -> int:
         """Return the line, from 1, of a character in the model text."""
-        return self._problems.place(at)[0]
+        return self._problems.line_and_column(at)[0]
 
-    def place(self, key: str) -> str:
+    def position_of(self, key: str) -> str:
         """Return file, line and column of a key of the block ``train``, for errors."""
-        if key not in self._own and key in self.train_block.at:
-            line, column = self._problems.place(self.train_block.at[key])
+        if key not in self._key_values and key in self.train_block.at:
+            line, column = self._problems.line_and_column(self.train_block.at[key])
             return f"{self.file}:{line}:{column}: train:{key}"
         return f"{self.file}: train:{key}"
 
@@ -239,7 +243,7 @@ class Notation:
         *,
         validation: bool,
         weighted: bool = False,
-        given: Collection[str] = (),
+        fixed_settings: Collection[str] = (),
         trains: bool = True,
     ) -> Notation:
         """Return a copy of the model text with a decision for each training key that the text leaves open.
@@ -249,7 +253,7 @@ class Notation:
             y: The training labels in a structure that Keras accepts; None if they are not in memory.
             validation: Whether there is validation data.
             weighted: Whether samples have weights.
-            given: The settings of a run that rules must not decide.
+            fixed_settings: The settings of a run that rules must not decide.
             trains: Whether the model is trained, not only tested.
 
         An existing Keras model is kept. Keys that would change it are not decided.
@@ -261,7 +265,7 @@ class Notation:
         """
         if trains and not validation and self.patience is not None:
             raise NotationError(
-                f"{self.place('patience')} has no effect without validation data",
+                f"{self.position_of('patience')} has no effect without validation data",
                 hint="write train:validation 0.2, or give x_val and y_val; else leave patience out",
             )
         check_shapes(by_name({} if x is None else x, list(self.inputs)), self.inputs, self.file)
@@ -273,10 +277,10 @@ class Notation:
             validation=validation,
             weighted=weighted,
             losses=self._losses(),
-            ignore=ignored_of(self._all_own()),
+            ignore=ignored_of(self._all_key_values()),
         )
-        kept = ["scaling", "initial"] if self._made is not None else []
-        written = self.written | {("train", key) for key in (*kept, *given)}
+        existing = ["scaling", "initial"] if self._model is not None else []
+        written = self.written | {("train", key) for key in (*existing, *fixed_settings)}
         try:
             decisions = tuple(decide(task, written))
         except ValueError as error:
@@ -288,47 +292,47 @@ class Notation:
             self.decisions + decisions,
         )
         settled._check(task.outputs)
-        if self._made is not None:
-            settled._made, self._made.notation, settled.places = self._made, settled, self.places
+        if self._model is not None:
+            settled._model, self._model.notation, settled.layer_positions = self._model, settled, self.layer_positions
         return settled
 
     def _check(self, outputs: Sequence[OutputStatistics]) -> None:
         """Refuse losses that cannot compare labels with outputs."""
         for head, output in zip(self.parsed.graph.heads, outputs, strict=True):
             loss, _ = self.loss_of(head)
-            if output.labels is not None and (why := mismatch(output, loss)):
-                raise AppError(f"{self.file}: the output {head.name!r} has the loss {loss}: {why}")
+            if output.labels is not None and (reason := mismatch(output, loss)):
+                raise AppError(f"{self.file}: the output {head.name!r} has the loss {loss}: {reason}")
 
     def _losses(self) -> dict[str, str]:
         return {head.name: self.loss_of(head)[0] for head in self.parsed.graph.heads}
 
     def loss_of(self, head: ModelOutput) -> tuple[str, dict[str, float]]:
         """Return the name of an output's loss, and the loss's factors."""
-        said = {key: self.values.get((head.block, key)) for key in ("delta", "gamma", "alpha")}
-        factors = dict(head.factors) | {key: float(value) for key, value in said.items() if value is not None}
+        factors_given = {key: self.values.get((head.block, key)) for key in ("delta", "gamma", "alpha")}
+        factors = dict(head.factors) | {key: float(value) for key, value in factors_given.items() if value is not None}
         return head.loss or self.values.get((head.block, "loss"), "") or self.loss, factors
 
     # -- the model of Keras -------------------------------------------------------------------------------------------
 
     @property
-    def made(self) -> Any:
+    def built_model(self) -> Any:
         """Return the Keras model if it is built, else None."""
-        return self._made
+        return self._model
 
     @property
     def keras(self) -> Any:
         """Return the Keras model, built on first use, and compiled after keys were decided."""
-        if self._made is None:
+        if self._model is None:
             from ddlf.extras.text.conversion.build import build, initial_of, scaling_of
 
-            scaling = scaling_of(self.own("scaling"), list(self.inputs))
-            self._made = build(self.parsed, scaling, initial_of(self.own("initial")), self.places)
-            self._made.notation = self
+            scaling = scaling_of(self.key_value("scaling"), list(self.inputs))
+            self._model = build(self.parsed, scaling, initial_of(self.key_value("initial")), self.layer_positions)
+            self._model.notation = self
             if self.tensors is not None:
                 from ddlf.extras.text.conversion.weights import fill
 
-                fill(self._made, self.tensors, Path(self.file))
-        return self._made
+                fill(self._model, self.tensors, Path(self.file))
+        return self._model
 
     def compiled(self) -> Any:
         """Return the Keras model, compiled with the losses and training keys of the text.
@@ -340,7 +344,7 @@ class Notation:
 
         model, graph = self.keras, self.parsed.graph
         heads = [(head, *self.loss_of(head), last_activation(graph, head.node)) for head in graph.heads]
-        result = compile(model, heads, self._all_own(), self.place)
+        result = compile(model, heads, self._all_key_values(), self.position_of)
         self._by_text = True
         if result is not model:
             self._trained, result.notation = result, self
@@ -349,7 +353,7 @@ class Notation:
     @property
     def patience(self) -> int | None:
         """Return the number of epochs without progress that ends training, or None."""
-        value = self.own("patience")
+        value = self.key_value("patience")
         return getattr(value, "value", None)
 
     def ready(self, app: App) -> Any:
@@ -359,12 +363,12 @@ class Notation:
         Args:
             app: The user's ``IApp``, with its data.
         """
-        if self._made is not None and self._made.compiled:
-            return self._made
+        if self._model is not None and self._model.compiled:
+            return self._model
         x, y, w = (getattr(app, name, None) for name in ("x_train", "y_train", "w_train"))
         # If a program loads the text itself, the program has the settings.
-        given = not_open(app) if app.notation is not None else OF_RUNS
-        settled = self.settled(x, y, validation=has(app, "val"), weighted=w is not None, given=given)
+        fixed_settings = not_open(app) if app.notation is not None else OF_RUNS
+        settled = self.settled(x, y, validation=has(app, "val"), weighted=w is not None, fixed_settings=fixed_settings)
         if app.notation is not None:
             take_decided(app, settled)
         model = settled.compiled()
@@ -384,7 +388,7 @@ class Notation:
 
         if not getattr(app, "takes_data", False):
             for key in ("data", "validation"):
-                if self.own(key) is not None:
+                if self.key_value(key) is not None:
                     warn(key, ": load_dataset says what the data is")
         if app.notation is not None:
             return
@@ -419,7 +423,7 @@ class Notation:
             NotationError: No input has such a name.
             DatasetError: An array does not fit its input.
         """
-        return self.keras.predict(self._taken(inputs)[0], verbose=0)
+        return self.keras.predict(self._checked_arrays(inputs)[0], verbose=0)
 
     def test(self, inputs: Any, outputs: Any) -> dict[str, float]:
         """Evaluate the model on these arrays, and return its loss and metrics by name.
@@ -433,7 +437,7 @@ class Notation:
             DatasetError: An array does not fit its input or output.
             AppError: The labels do not fit an output.
         """
-        x, y = self._taken(inputs, outputs)
+        x, y = self._checked_arrays(inputs, outputs)
         model = self.be_compiled(x, y, validation=False, trains=False)
         return {name: float(value) for name, value in model.evaluate(x, y, verbose=0, return_dict=True).items()}
 
@@ -467,28 +471,28 @@ class Notation:
         """
         import keras
 
-        x, y = self._taken(inputs, outputs)
+        x, y = self._checked_arrays(inputs, outputs)
         if validation is not None:
             if not (isinstance(validation, tuple | list) and len(validation) == 2):
                 raise DatasetError(
                     "validation must be a pair of inputs and outputs", hint="give both: validation=(inputs, outputs)"
                 )
-            validation = self._taken(*validation)
-        if fraction := getattr(self.own("validation"), "value", 0.0):
+            validation = self._checked_arrays(*validation)
+        if fraction := getattr(self.key_value("validation"), "value", 0.0):
             if validation is not None:
                 raise DatasetError(
-                    f"{self.place('validation')} would hold out some of the samples, and validation is given as well",
+                    f"{self.position_of('validation')} would hold out some of the samples, and validation is given as well",
                     hint="leave one of both out",
                 )
             every = max(round(1 / fraction), 2)
             (x, x_val), (y, y_val) = held_out(x, every), held_out(y, every)  # like a run
             validation = (x_val, y_val)
 
-        def setting(name: str, given: Any = None) -> Any:
-            value = self.settings.get(name, DEFAULTS[name]) if given is None else given
+        def setting(name: str, argument: Any = None) -> Any:
+            value = self.settings.get(name, DEFAULTS[name]) if argument is None else argument
             return SETTINGS[name].check(name, value)
 
-        if self._made is None:
+        if self._model is None:
             keras.utils.set_random_seed(setting("seed", seed))
         model = self.be_compiled(x, y, validation=validation is not None)
         epochs, batch_size = setting("master_epochs", epochs), setting("batch_size", batch_size)
@@ -518,13 +522,13 @@ class Notation:
         """Return the compiled Keras model to train. The first call decides the training keys that the model text leaves
         open.
         """
-        if self._trained is None and (self._made is None or not self._made.compiled):
+        if self._trained is None and (self._model is None or not self._model.compiled):
             settled = self.settled(x, y, validation=validation, trains=trains)
             settled.compiled()
             vars(self).update(vars(settled))
-        return self._made if self._trained is None else self._trained
+        return self._model if self._trained is None else self._trained
 
-    def _taken(self, inputs: Any, *outputs: Any) -> tuple[Any, Any]:
+    def _checked_arrays(self, inputs: Any, *outputs: Any) -> tuple[Any, Any]:
         """Return the user's inputs, and outputs if given, in the structure that Keras accepts, after checking them."""
         texts = [node.name for node in inputs_of(self.parsed.graph) if node.dtype == "string"]
         x = by_names(inputs, self.inputs, "input", self.file, texts)
@@ -532,7 +536,7 @@ class Notation:
         check_shapes(x, self.inputs, self.file)
         check_rows(x, y)
         if y and self._by_text:
-            self._check(outputs_of(self.parsed, y, self._losses(), ignored_of(self._all_own())))
+            self._check(outputs_of(self.parsed, y, self._losses(), ignored_of(self._all_key_values())))
         return tuple(next(iter(item.values())) if len(item) == 1 else item for item in (x, y))  # type: ignore[return-value]
 
 
@@ -550,14 +554,14 @@ def take_notation(app: App) -> None:
         NotationError: The text has mistakes.
         AppError: ``notation`` is not the path of a text.
     """
-    given = app.notation
-    if isinstance(given, str | Path):
-        given = app.notation = load_notation(given)
-    if not isinstance(given, Notation):
+    notation = app.notation
+    if isinstance(notation, str | Path):
+        notation = app.notation = load_notation(notation)
+    if not isinstance(notation, Notation):
         raise AppError(
-            f"notation must be the file of a text, or what ddlf.load_notation gives, got {type(given).__name__}"
+            f"notation must be the file of a text, or what ddlf.load_notation gives, got {type(notation).__name__}"
         )
-    for name, value in given.train_block.settings.items():
+    for name, value in notation.train_block.settings.items():
         if not _says(app, name):
             setattr(app, name, value)
 

@@ -35,7 +35,7 @@ def built(model):
     """Return the model of a text, and check that Keras has the same shapes and counts as the text."""
     building = building_of(model, model.form, model.graph, {})
     again = building.model()
-    for node, made in zip(model.graph.nodes, building.made, strict=False):
+    for node, made in zip(model.graph.nodes, building.outputs, strict=False):
         sizes = keras.tree.flatten(made)[0].shape[1:]
         assert node.shape is None or len(node.shape) == len(sizes), node
         assert all(one in (None, other) for one, other in zip(node.shape or (), sizes, strict=False)), node

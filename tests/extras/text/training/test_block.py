@@ -54,8 +54,8 @@ def test_train_block_keeps_its_own_keys_as_values():
         "penalty L2(l2=0.1)",
         "metrics [accuracy, AUC()]",
     )
-    assert found.own["optimizer"] == Word("adam", 0)
-    assert isinstance(found.own["penalty"], Call)
+    assert found.key_values["optimizer"] == Word("adam", 0)
+    assert isinstance(found.key_values["penalty"], Call)
 
 
 WRONG = [
@@ -113,7 +113,7 @@ def test_train_block_reports_two_errors():
 
 
 def test_read_key_checks_a_value_from_outside_the_text():
-    assert read_key("optimizer", "sgd", "-p optimizer").own["optimizer"] == Word("sgd", 0)
+    assert read_key("optimizer", "sgd", "-p optimizer").key_values["optimizer"] == Word("sgd", 0)
     with pytest.raises(ConfigError, match=r"^-p optimizer: optimizer must be .*did you mean 'SGD'"):
         read_key("optimizer", "sdg", "-p optimizer")
 

@@ -198,7 +198,7 @@ def test_penalty_applies_to_weights_but_not_biases():
 
 def test_written_initializer_draws_the_first_weights():
     found = settled(OPEN + "train:initial he_normal;")
-    assert found.own("initial") == Word("he_normal", 0)
+    assert found.key_value("initial") == Word("he_normal", 0)
     first, bias, *_ = found.keras.get_weights()
     assert np.abs(first).max() > np.sqrt(6 / 64)  # uniform values cannot exceed this limit
     assert not bias.any()
@@ -396,7 +396,7 @@ def test_optimizer_keeps_its_place_without_a_new_value():
     found = Notation("\n" + DIGITS + "train:optimizer SGD(momentum=9);", "model.nnm").having(
         {("train", "patience"): "3"}
     )
-    assert found.place("optimizer").startswith(f"model.nnm:{DIGITS.count(chr(10)) + 2}:")
+    assert found.position_of("optimizer").startswith(f"model.nnm:{DIGITS.count(chr(10)) + 2}:")
 
 
 def test_command_values_override_the_text():
