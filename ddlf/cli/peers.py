@@ -277,7 +277,7 @@ def list_peers(options: argparse.Namespace) -> int:
     from ddlf.peers import training_folders
     from ddlf.peers.serving import ask, running
 
-    trainings = training_folders.found() if options.port is None else []
+    trainings = training_folders.folders() if options.port is None else []
     for path in trainings:
         run = training_folders.run_of(path)
         print(f"training  {path}  {'new' if run is None else run.name}")

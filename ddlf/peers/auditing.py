@@ -30,18 +30,18 @@ def audit_rounds(plan: Plan, *, runs: int = RUNS) -> Finding:
     assert mechanism is not None
     canary = Canary(mechanism.clip)
     base, trainable = canary.zeros, [True] * len(canary.zeros)
-    others = [[-one for one in canary.update]] * max(1, mechanism.least - 1)
+    other_updates = [[-array for array in canary.update]] * max(1, mechanism.least - 1)
 
     def posted(update: Weights) -> Weights:
         leaves = mechanism.protected(update, trainable) if mechanism.trust == "nobody" else update
         return difference(base, leaves)
 
     def draw(is_in: bool) -> Vector:
-        updates = [canary.update if is_in else canary.zeros, *others]
+        updates = [canary.update if is_in else canary.zeros, *other_updates]
         parts = {
             number: Part(read=partial(posted, update), trainings=1, samples=1) for number, update in enumerate(updates)
         }
         after, _, _ = next_base(plan, base, base, parts, [], trainable)
-        return canary.seen_in([np.asarray(one, np.float64) for one in difference(base, after)])
+        return canary.seen_in([np.asarray(array, np.float64) for array in difference(base, after)])
 
     return audit(draw, Noise(multiplier=mechanism.noise), runs=runs, delta=DELTA if plan.delta is None else plan.delta)

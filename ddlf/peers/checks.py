@@ -48,7 +48,7 @@ import numpy as np
 
 from ddlf.algorithms.set_merge import SET_MERGE
 from ddlf.peers.entries import NO_SET, Posted, Strike
-from ddlf.peers.ledger import Held
+from ddlf.peers.ledger import LedgerSet
 from ddlf.peers.plan import Plan
 from ddlf.peers.sketches import WIDTH, Sketch, Vector, is_finite, length
 
@@ -99,14 +99,14 @@ class Finding:
     """The result of a check of a post.
 
     Args:
-        why: Why the set is rejected; empty if it is accepted.
+        reason: Why the set is rejected; empty if it is accepted.
         strike: Whether this is a strike.
         length: Length of its training; 0 if it is unknown.
         moved: Length of the move of its weights that are not trained.
         share: Share of its training that counts in a round, in (0, 1].
     """
 
-    why: str = ""
+    reason: str = ""
     strike: Strike = "no"
     length: float = 0.0
     moved: float = 0.0
@@ -121,7 +121,7 @@ class Course:
         posted: Sketch of its last accepted post, or of the set that it began with.
         trainings: Trainings that this set went through.
         accuracy: Accuracy of its training.
-        given: Number of the set that it was given since; ``NO_SET`` without one.
+        handed: Number of the set that it was given since; ``NO_SET`` without one.
         merged: Sketch of its weights if it has taken that set.
         training: Its training that was judged last.
     """
@@ -129,13 +129,13 @@ class Course:
     posted: Sketch
     trainings: int = 0
     accuracy: float = float("nan")
-    given: int = NO_SET
+    handed: int = NO_SET
     merged: Sketch | None = None
     training: Vector | None = None
 
     def begin(self, contains: int) -> Sketch:
         """Return the sketch of the weights that its next training begins with, if its post contains a set."""
-        return self.posted if self.merged is None or contains != self.given else self.merged
+        return self.posted if self.merged is None or contains != self.handed else self.merged
 
 
 class Usual:
@@ -168,8 +168,8 @@ class Usual:
         """Return the medians of the lengths, the updates and the moves of the other peers; None if too few have posted."""
         if len(self._last) > MANY:  # then its own training makes no difference
             return self._of_all()
-        others = [last for number, last in self._last.items() if number != peer]
-        return medians(others) if len(others) >= LEAST_OTHERS else None
+        trainings = [last for number, last in self._last.items() if number != peer]
+        return medians(trainings) if len(trainings) >= LEAST_OTHERS else None
 
     def of_itself(self, peer: int) -> float:
         """Return the length of the last training of a peer; infinite before."""
@@ -259,9 +259,9 @@ class SetCheck:
     def replaced(self, peer: int, number: int) -> None:
         """Take that a peer was given a set that replaces its weights."""
         if (course := self._courses.get(peer)) is not None and number in self._sets:
-            course.given, course.merged = number, self._sets[number]
+            course.handed, course.merged = number, self._sets[number]
 
-    def step(self, peer: int, number: int, held: Held, *, validated: bool) -> float:
+    def step(self, peer: int, number: int, ledger_set: LedgerSet, *, validated: bool) -> float:
         """Take that a peer is given a set to merge, and return how much of the difference it may get.
 
         A step is at most ``longest`` times as long as a usual training. The rest of the difference stays away, unless a
@@ -270,24 +270,24 @@ class SetCheck:
         Args:
             peer: The peer, which has posted.
             number: The set.
-            held: The set in the ledger.
+            ledger_set: The set in the ledger.
             validated: Whether it is the last validated set.
 
         Returns:
             1, or the share of the difference between its post and this set.
         """
-        course, theirs = self._courses.get(peer), self._sets.get(number)
-        if course is None or theirs is None or self._rule is None:
+        course, sketch = self._courses.get(peer), self._sets.get(number)
+        if course is None or sketch is None or self._rule is None:
             return 1.0
-        way = self._rule.share(course, held)
-        difference = theirs[0] - course.posted[0]
-        far = abs(way) * length(difference)
-        most = (self._longest if held.share == 1 else COUNTED) * self._usual.of_all()
+        merge_share = self._rule.share(course, ledger_set)
+        difference = sketch[0] - course.posted[0]
+        far = abs(merge_share) * length(difference)
+        most = (self._longest if ledger_set.share == 1 else COUNTED) * self._usual.of_all()
         share = most / far if 0 < most < far and not validated else 1.0
-        trained, others = course.posted[0] + share * way * difference, course.posted[1]
-        if others.size:
-            others = others + share * way * (theirs[1] - others)
-        course.given, course.merged = number, (trained, others)
+        trained, untrained = course.posted[0] + share * merge_share * difference, course.posted[1]
+        if untrained.size:
+            untrained = untrained + share * merge_share * (sketch[1] - untrained)
+        course.handed, course.merged = number, (trained, untrained)
         return share
 
     # -- verdicts -----------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class SetCheck:
             base: In rounds, the base that it began with.
         """
         if not is_finite(sketch):
-            return Finding(why="its values are not finite, or too large", strike="again")
+            return Finding(reason="its values are not finite, or too large", strike="again")
         if self._in_rounds and base not in self._sets:  # the ledger refuses it, since its round is over
             return Finding()
         begin = self._begin(peer, sketch, contains, base)
@@ -313,44 +313,44 @@ class SetCheck:
             course.training = training
         if not self._longest:
             return Finding(length=long, moved=moved)
-        return self._found(peer, training, updates, begin, Finding(length=long, moved=moved))
+        return self._judge_length(peer, training, updates, begin, Finding(length=long, moved=moved))
 
-    def is_long(self, held: Held) -> bool:
+    def is_long(self, ledger_set: LedgerSet) -> bool:
         """Return whether the training of a set is long, also if it was accepted before enough peers had posted."""
-        return self._usual.is_known and 0 < self._longest * self._usual.of_all() < held.length
+        return self._usual.is_known and 0 < self._longest * self._usual.of_all() < ledger_set.length
 
-    def _found(self, peer: int, training: Vector, updates: int, begin: Sketch, found: Finding) -> Finding:
+    def _judge_length(self, peer: int, training: Vector, updates: int, begin: Sketch, finding: Finding) -> Finding:
         """Return the finding about a training, from one that has its length only."""
         usual = self._usual.of_others(peer)
         if usual is None:
             weights = length(begin[0])
-            if weights and found.length > FIRST * weights:
-                why = f"its training is {found.length / weights:,.0f} times as long as the weights themselves"
-                return replace(found, why=why, strike="yes")
-            return found
+            if weights and finding.length > FIRST * weights:
+                reason = f"its training is {finding.length / weights:,.0f} times as long as the weights themselves"
+                return replace(finding, reason=reason, strike="yes")
+            return finding
         lengths, their_updates, moves = usual
         believed = self._usual.believed(updates) / max(their_updates, 1)
         share = max(1.0, believed)
-        if moves and found.moved > OUTRIGHT * moves * share:
-            why = f"its statistics moved {found.moved / moves:,.0f} times as far as is usual"
-            return replace(found, why=why, strike="yes")
+        if moves and finding.moved > OUTRIGHT * moves * share:
+            reason = f"its statistics moved {finding.moved / moves:,.0f} times as far as is usual"
+            return replace(finding, reason=reason, strike="yes")
         if not lengths:
-            return found
-        times = found.length / lengths
+            return finding
+        times = finding.length / lengths
         if times > OUTRIGHT * share:
-            return replace(found, why=f"its training is {times:,.0f} times as long as is usual", strike="yes")
-        if found.length < SHORTEST * min(1.0, believed) * min(lengths, self._usual.of_itself(peer)):
-            return replace(found, why="it has trained nothing: these are the weights that it had before")
-        cosine = self._cosine(training, found.length) if times > self._longest / 2 * share else 0.0
+            return replace(finding, reason=f"its training is {times:,.0f} times as long as is usual", strike="yes")
+        if finding.length < SHORTEST * min(1.0, believed) * min(lengths, self._usual.of_itself(peer)):
+            return replace(finding, reason="it has trained nothing: these are the weights that it had before")
+        cosine = self._cosine(training, finding.length) if times > self._longest / 2 * share else 0.0
         if cosine >= -OPPOSITE and times <= self._longest * share:
             self._long.pop(peer, None)
-            return found
+            return finding
         self._long[peer] = self._long.get(peer, 0) + 1
         if self._in_rounds or self._long[peer] <= LONG_POSTS:
-            return replace(found, share=COUNTED / times)
+            return replace(finding, share=COUNTED / times)
         opposite = f" (cosine with the others {cosine:.2f})" if cosine < -OPPOSITE else ""
-        why = f"its training is {times:,.1f} times as long as is usual, and the one before was long, too{opposite}"
-        return replace(found, why=why)
+        reason = f"its training is {times:,.1f} times as long as is usual, and the one before was long, too{opposite}"
+        return replace(finding, reason=reason)
 
     def _cosine(self, training: Vector, long: float) -> float:
         """Return the cosine of a training with the mean direction of the others; 0 if they do not agree."""
@@ -363,6 +363,6 @@ class SetCheck:
             return self._sets.get(base, sketch)
         course = self._courses.get(peer)
         if course is None:  # an earlier server knew it: its last post is probably one of the sets
-            near = [(length(sketch[0] - one[0]), one) for one in self._sets.values()]
-            return min(near, key=lambda pair: pair[0])[1] if near else sketch
+            distances = [(length(sketch[0] - candidate[0]), candidate) for candidate in self._sets.values()]
+            return min(distances, key=lambda pair: pair[0])[1] if distances else sketch
         return course.begin(contains)

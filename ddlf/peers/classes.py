@@ -34,16 +34,16 @@ def numbered(arrays: Mapping[str, Any], classes: Sequence[str], source: str) -> 
                 f"{source} has texts as labels in {name}, and the server has agreed on no names of classes",
                 hint="ask its owner to add --classes cat,dog to ddlf peers serve, or save the labels as numbers",
             )
-        numbers = {one: number for number, one in enumerate(classes)}
-        values, places = np.unique(labels, return_inverse=True)
+        numbers = {name_of_class: number for number, name_of_class in enumerate(classes)}
+        values, indices = np.unique(labels, return_inverse=True)
         if unknown := [str(value) for value in values if str(value) not in numbers]:
-            near = difflib.get_close_matches(unknown[0], classes, 1)
-            known = f"{', '.join(classes[:10])}{', ...' * (len(classes) > 10)}"
+            similar = difflib.get_close_matches(unknown[0], classes, 1)
+            names = f"{', '.join(classes[:10])}{', ...' * (len(classes) > 10)}"
             raise DatasetError(
                 f"{source} has the label {unknown[0]!r} in {name}, and this model has no such class",
-                hint=f"did you mean {near[0]!r}?" if near else f"the classes are {known}",
+                hint=f"did you mean {similar[0]!r}?" if similar else f"the classes are {names}",
             )
-        result[name] = np.array([numbers[str(value)] for value in values], np.int32)[places].reshape(labels.shape)
+        result[name] = np.array([numbers[str(value)] for value in values], np.int32)[indices].reshape(labels.shape)
     return result
 
 

@@ -33,7 +33,7 @@ from ddlf.extras import provided
 from ddlf.peers.entries import NO_SET
 from ddlf.peers.frames import Bye, End, Post
 from ddlf.peers.link import Offer
-from ddlf.peers.model import MOST_TESTED, PART, accuracy_of, taken, trained_tensors
+from ddlf.peers.model import MOST_TESTED, PART, accuracy_of, rows_of, trained_tensors
 from ddlf.peers.peer import Peer
 from ddlf.peers.sets import Layout, layout_of
 from ddlf.privacy import contradictions
@@ -68,32 +68,32 @@ class LiveWeights:
     def __init__(self, app: App, progress: Progress, evaluate: Callable[..., dict[str, float]]) -> None:
         self._app, self._progress, self._evaluate = app, progress, evaluate
         variables = provided("named_weights", PART)(getattr(app.model, "inner", app.model))
-        places = {id(variable): place for place, variable in enumerate(app.model.weights)}
-        self._places = [places[id(variable)] for variable in variables.values()]
-        if len(self._places) != len(places):
+        indices = {id(variable): index for index, variable in enumerate(app.model.weights)}
+        self._indices = [indices[id(variable)] for variable in variables.values()]
+        if len(self._indices) != len(indices):
             raise AppError("some weights of the model belong to no layer, so peers cannot exchange them")
-        self.layout: Layout = layout_of({name: np.asarray(one) for name, one in variables.items()})
+        self.layout: Layout = layout_of({name: np.asarray(variable) for name, variable in variables.items()})
         self.trainable = trained_tensors(app.model, variables)
         self.current: Weights = []
         self.samples = progress.samples
-        self._told = len(progress.records)
+        self._reported = len(progress.records)
         self._random = np.random.default_rng()
 
     def weights(self) -> Weights:
         """Return the live weights, which nobody changes in place."""
-        return [self.current[place] for place in self._places]
+        return [self.current[index] for index in self._indices]
 
     def assign(self, weights: Weights) -> None:
         """Replace the live weights."""
-        found = list(self.current) or [np.empty(0)] * len(self._places)
-        for place, array in zip(self._places, weights, strict=True):
-            found[place] = array
-        self.current = found
+        weights_in_order = list(self.current) or [np.empty(0)] * len(self._indices)
+        for index, array in zip(self._indices, weights, strict=True):
+            weights_in_order[index] = array
+        self.current = weights_in_order
 
     def means(self) -> dict[str, float]:
         """Return the mean metrics of the commits since the last call."""
-        records = self._progress.records[self._told :]
-        self._told = len(self._progress.records)
+        records = self._progress.records[self._reported :]
+        self._reported = len(self._progress.records)
         return merged_metrics(records) if records else {}
 
     def test(self, weights: Weights) -> tuple[float, float, int]:
@@ -111,10 +111,10 @@ class LiveWeights:
         rows = np.arange(len(first))
         if len(rows) > MOST_TESTED:
             rows = np.sort(self._random.choice(rows, MOST_TESTED, replace=False))
-        in_order: Weights = [np.empty(0)] * len(self._places)
-        for place, array in zip(self._places, weights, strict=True):
-            in_order[place] = array
-        logs = self._evaluate(in_order, taken(x, rows), taken(y, rows))
+        in_order: Weights = [np.empty(0)] * len(self._indices)
+        for index, array in zip(self._indices, weights, strict=True):
+            in_order[index] = array
+        logs = self._evaluate(in_order, rows_of(x, rows), rows_of(y, rows))
         return accuracy_of(logs), float(logs["loss"]), len(rows)
 
     def set_rate(self, rate: float) -> None:
@@ -158,11 +158,11 @@ class Posting(Peer):
         if self._keeps:
             self._trainings = trainings
         else:
-            first, self._base, self.taken = self._first_set(welcome), welcome.set_number, welcome.set_number
+            first, self._base, self.last_set = self._first_set(welcome), welcome.set_number, welcome.set_number
             if state and self.plan.way == "swap":
-                mine = WeightSet(weights=self.trained.weights(), trainings=trainings)
-                theirs = WeightSet(weights=first, trainings=welcome.trainings)
-                first = self._rule.merge(mine, theirs).weights
+                own_set = WeightSet(weights=self.trained.weights(), trainings=trainings)
+                server_set = WeightSet(weights=first, trainings=welcome.trainings)
+                first = self._rule.merge(own_set, server_set).weights
             self._load(first)
         ends_round = self._keeps and self.plan.way == "rounds" and 0 < posted == welcome.number and not self._since
         self._ready(welcome)
@@ -280,17 +280,17 @@ class ClusterPeer:
         self._loop = asyncio.get_running_loop()
 
         def test(*args: Any) -> dict[str, float]:
-            found: dict[str, float] = asyncio.run_coroutine_threadsafe(evaluate(*args), self._loop).result()
-            return found
+            logs: dict[str, float] = asyncio.run_coroutine_threadsafe(evaluate(*args), self._loop).result()
+            return logs
 
         self._live = LiveWeights(app, progress, test)
-        self._peer = Posting(link, self._made, name=type(app).__name__, say=self._say)
-        self._gone = ""
+        self._peer = Posting(link, self._model_for, name=type(app).__name__, say=self._say)
+        self._failure = ""
 
     @property
     def needs_weights(self) -> bool:
         """Whether the next commit will probably post or take a set."""
-        return not self._gone and (self._peer.has_news or self._peer.is_due(self._peer.plan.updates, more=1))
+        return not self._failure and (self._peer.has_news or self._peer.is_due(self._peer.plan.updates, more=1))
 
     @property
     def over(self) -> str:
@@ -301,11 +301,11 @@ class ClusterPeer:
         """Connect, and put the weights that the run begins with into its progress."""
         state = self._progress.group(STATE)
         current = local(self._progress.weights)
-        known = [] if state is None else local(state)
+        saved = [] if state is None else local(state)
         self._progress.drop(STATE)
         self._live.current = list(current)
         try:
-            await asyncio.to_thread(self._peer.join_with, self._live, known, self._check)
+            await asyncio.to_thread(self._peer.join_with, self._live, saved, self._check)
         except BaseException:
             self._peer.close()  # another run of this program may use the key of the link
             raise
@@ -315,7 +315,7 @@ class ClusterPeer:
 
     async def exchanged(self, weights: Weights | None) -> Weights | None:
         """Count a commit, post its weights if it is time, and take what the server has sent."""
-        if self._gone:
+        if self._failure:
             return weights
         peer = self._peer
         peer.count()
@@ -325,13 +325,13 @@ class ClusterPeer:
             try:
                 await asyncio.to_thread(peer.exchange)
             except DDLFError as error:
-                self._gone = str(error)
+                self._failure = str(error)
                 self._tell("alone", f"the run continues without peers: {error}")
             if peer.posts > posts:
                 self._app.run_context.emit(SetPosted(version=self._progress.version, number=peer.posts))
             if peer.takes > takes:
                 how: Literal["merge", "replace"] = "merge" if peer.merges > merges else "replace"
-                self._app.run_context.emit(SetTaken(version=self._progress.version, set=peer.taken, how=how))
+                self._app.run_context.emit(SetTaken(version=self._progress.version, set=peer.last_set, how=how))
             if self._live.current is not before:
                 weights = self._live.current
         self._keep()
@@ -339,7 +339,7 @@ class ClusterPeer:
 
     async def leave(self, weights: Weights) -> bool:
         """Say goodbye after a last post."""
-        if self._gone:
+        if self._failure:
             return False
         if self.over:
             self._tell_summary()
@@ -360,7 +360,7 @@ class ClusterPeer:
         """End the connection."""
         await asyncio.to_thread(self._peer.close)
 
-    def _made(self, offer: Offer) -> LiveWeights:
+    def _model_for(self, offer: Offer) -> LiveWeights:
         return self._live
 
     def _check(self) -> None:
@@ -395,32 +395,34 @@ class ClusterPeer:
         rounds = len(progress.starts) - 1 - progress.reached
         commits = rounds if self._spec.train.in_rounds else rounds * progress.slots_in(progress.reached)
         if 0 < commits < plan.updates and not plan.seconds:
-            why = f"the server's plan posts after {plan.updates:,} commits, and this run has {commits:,}"
-            self._tell("rarely", f"{why}: it posts at its end only; ddlf peers serve --updates {max(1, commits // 5)}")
+            reason = f"the server's plan posts after {plan.updates:,} commits, and this run has {commits:,}"
+            self._tell(
+                "rarely", f"{reason}: it posts at its end only; ddlf peers serve --updates {max(1, commits // 5)}"
+            )
 
     def _tell_summary(self) -> None:
         """Say how much this run has given and taken."""
         posts, merged, loaded = self._peer.posts, self._peer.merges, self._peer.takes - self._peer.merges
-        taken = f"{merged:,} set{'s' * (merged != 1)} of others merged" + f", {loaded:,} loaded" * bool(loaded)
-        self._tell("left", f"the peers' training after {posts:,} post{'s' * (posts != 1)}: {taken}")
+        received = f"{merged:,} set{'s' * (merged != 1)} of others merged" + f", {loaded:,} loaded" * bool(loaded)
+        self._tell("left", f"the peers' training after {posts:,} post{'s' * (posts != 1)}: {received}")
 
-    def _take_over(self, before: Weights) -> None:
-        after = self._live.current
-        if any(one is not other for one, other in zip(after, before, strict=True)):
-            self._progress.weights = after
+    def _take_over(self, former: Weights) -> None:
+        current = self._live.current
+        if any(new is not old for new, old in zip(current, former, strict=True)):
+            self._progress.weights = current
             if self._progress.version:
-                why = f"the run continues from set {self._peer.taken} of the server"
-                self._tell("replaced", why)
+                reason = f"the run continues from set {self._peer.last_set} of the server"
+                self._tell("replaced", reason)
 
     def _keep(self) -> None:
         self._progress.keep(STATE, self._peer.state())
 
     def _say(self, line: str) -> None:
-        what, _, why = line.partition(" ")
-        if what == "posted":  # it has its own event
+        kind, _, text = line.partition(" ")
+        if kind == "posted":  # it has its own event
             return
         with suppress(RuntimeError):  # the program ends
-            self._loop.call_soon_threadsafe(self._tell, what, why.strip())
+            self._loop.call_soon_threadsafe(self._tell, kind, text.strip())
 
-    def _tell(self, what: str, why: str) -> None:
-        self._app.run_context.emit(PeersTold(what=what, why=why))
+    def _tell(self, kind: str, text: str) -> None:
+        self._app.run_context.emit(PeersTold(what=kind, why=text))

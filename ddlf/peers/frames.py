@@ -409,22 +409,22 @@ def decode(data: bytes, of: tuple[type[Message], ...], set_bytes: int) -> Messag
         content = from_json(data[PREFIX.size : PREFIX.size + length])
     except ValueError as error:
         raise ProtocolError(f"the text of a frame is not JSON: {error}") from None
-    return _made(kind, content, set)
+    return _message_of(kind, content, set)
 
 
-def _made(kind: type[Message], content: Any, set: bytes) -> Message:
+def _message_of(kind: type[Message], content: Any, set: bytes) -> Message:
     if not isinstance(content, dict):
         raise ProtocolError(f"the text of {kind.__name__} is not a table")
     fields = FIELDS[kind]
     for name, value in content.items():
-        wanted = fields.get(name)
-        if wanted is None:
+        expected = fields.get(name)
+        if expected is None:
             raise ProtocolError(f"{kind.__name__} has no {name!r:.40}")
-        if wanted is float and type(value) is int and abs(value) < 2**53:
+        if expected is float and type(value) is int and abs(value) < 2**53:
             content[name] = value = float(value)
-        if type(value) is not wanted or (wanted is float and not isfinite(value)):
+        if type(value) is not expected or (expected is float and not isfinite(value)):
             raise ProtocolError(f"{name} of {kind.__name__} is {value!s:.40}")
-        if wanted is int and not 0 <= value < 2**53:
+        if expected is int and not 0 <= value < 2**53:
             raise ProtocolError(f"{name} of {kind.__name__} must be from 0 to 2^53, got {value!s:.40}")
     if kind.has_set is not False:
         content["set"] = set

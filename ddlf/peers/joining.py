@@ -80,15 +80,15 @@ def _as_arrays(data: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         DatasetError: Names the part that is not an array.
     """
-    found = {}
-    for name, one in data.items():
+    arrays = {}
+    for name, value in data.items():
         try:
-            found[name] = np.asarray(one)
+            arrays[name] = np.asarray(value)
         except ValueError:  # rows of several lengths
             raise DatasetError(
                 f"the data has {name}, which is not an array", hint="give all samples one shape"
             ) from None
-    return found
+    return arrays
 
 
 def peer_of_shard(link: str, *, name: str = "", seed: int = 0, say: Callable[[str], None] = print) -> Peer:
@@ -115,13 +115,13 @@ class _ShardPeer(Peer):
     _meanwhile = "training waits"
 
     def __init__(self, link: str, name: str, seed: int, say: Callable[[str], None]) -> None:
-        super().__init__(link, self._made, name=name, say=say)
+        super().__init__(link, self._model_for, name=name, say=say)
         self._seed = seed
         self._shard = NO_SHARD
         self._offer: Offer
 
     @property
-    def _told_samples(self) -> int:
+    def _reported_samples(self) -> int:
         return 0  # this asks for a shard
 
     def _prepare(self, offer: Offer) -> None:
@@ -135,8 +135,8 @@ class _ShardPeer(Peer):
         self._take_model(self._make(self._offer), self._offer)
         super()._begin(welcome)
 
-    def _made(self, offer: Offer) -> Trained:
-        arrays = self._given_shard(self._connection.welcome)
+    def _model_for(self, offer: Offer) -> Trained:
+        arrays = self._fetch_shard(self._connection.welcome)
         return trained_from_text(offer.model, arrays, f"shard {self._shard}", self._say, self._seed)
 
     def _about(self, welcome: Welcome) -> str:
@@ -148,24 +148,24 @@ class _ShardPeer(Peer):
         welcome = self._connection.welcome
         if welcome.shard != self._shard:  # it was away for longer than its lease
             try:
-                self.trained.take(self._given_shard(welcome))
+                self.trained.take(self._fetch_shard(welcome))
             except ConnectError:  # lost again: the next welcome says which shard it has
                 self._shard = NO_SHARD
                 return False
             self._say(f"shard     {self._about(welcome)}")
         return True
 
-    def _given_shard(self, welcome: Welcome) -> dict[str, Any]:
+    def _fetch_shard(self, welcome: Welcome) -> dict[str, Any]:
         content = self._connection.shard(welcome.shard)
         self._shard = welcome.shard
         try:
             with np.load(BytesIO(content), allow_pickle=False) as archive:
-                found = {name: archive[name] for name in archive.files}
+                arrays = {name: archive[name] for name in archive.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise ProtocolError(f"the server's shard {welcome.shard} cannot be read: {error}") from None
-        if not {"x_train", "y_train"} <= found.keys():
+        if not {"x_train", "y_train"} <= arrays.keys():
             raise ProtocolError(f"the server's shard {welcome.shard} has no x_train and y_train")
-        return found
+        return arrays
 
 
 def peer_of_app(
@@ -193,21 +193,21 @@ def peer_of_app(
     Raises:
         AppError: The app has no data or no compiled model.
     """
-    made = app()
+    created = app()
     if _is_in_loop():  # as in a notebook
         with ThreadPoolExecutor(1, "ddlf-peer-load") as thread:
-            thread.submit(asyncio.run, _load(made)).result()
+            thread.submit(asyncio.run, _load(created)).result()
     else:
-        asyncio.run(_load(made))
-    data = {part: one for part in PARTS if (one := getattr(made, part, None)) is not None}
+        asyncio.run(_load(created))
+    data = {part: value for part in PARTS if (value := getattr(created, part, None)) is not None}
     if not {"x_train", "y_train"} <= data.keys():
         raise AppError(f"{app.__name__}.load_dataset sets no x_train and y_train", hint="set both, as arrays")
-    if not getattr(made.model, "compiled", False):
+    if not getattr(created.model, "compiled", False):
         raise AppError(f"{app.__name__}.create_model sets no compiled model", hint="set self.model and compile it")
     return _peer(
         sample_noise,
         link,
-        lambda offer: Trained(made.model, data, seed),
+        lambda offer: Trained(created.model, data, seed),
         name=name,
         say=say,
         secure_aggregation=secure_aggregation,

@@ -58,7 +58,7 @@ NO_ENTRIES = tuple(f'{{"kind":"{kind}"'.encode() for kind in (SNAPSHOT, KEPT))
 """The beginnings of their texts."""
 
 
-class Place(NamedTuple):
+class Extent(NamedTuple):
     """The place of a set: number of the file, offset and length in bytes."""
 
     file: int
@@ -67,18 +67,18 @@ class Place(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Found:
+class Content:
     """The content of the files of a journal.
 
     Attributes:
         snapshot: The state of the ledger at the beginning of the newest complete file; None in an empty folder.
         entries: The entries since then.
-        places: The place of each set.
+        extents: Where each set is.
     """
 
     snapshot: dict[str, Any] | None = None
     entries: list[Entry] = field(default_factory=list)
-    places: dict[int, Place] = field(default_factory=dict)
+    extents: dict[int, Extent] = field(default_factory=dict)
 
 
 class Journal:
@@ -88,16 +88,16 @@ class Journal:
         folder: The folder of the run.
         number: Number of the newest file; 0 if there is none.
         size: Its size in bytes.
-        places: The place of each set.
+        extents: Where each set is.
     """
 
-    def __init__(self, folder: Path, number: int, size: int, places: Mapping[int, Place]) -> None:
+    def __init__(self, folder: Path, number: int, size: int, extents: Mapping[int, Extent]) -> None:
         self.folder = folder
         self.syncs = 0
         self._number = number
         self._size = size
-        self._places = dict(places)
-        self._sets = sum(place.file == number for place in places.values())
+        self._extents = dict(extents)
+        self._sets = sum(extent.file == number for extent in extents.values())
         self._unused: list[int] = []
         self._file = -1
         if number:
@@ -123,16 +123,16 @@ class Journal:
             None of them is in the journal.
         """
         parts, at = list[bytes](), self._size
-        places = {}
-        for (entry, data), known in zip(entries, heads or [b""] * len(entries), strict=True):
-            head = known or head_of(entry, data)
+        extents = {}
+        for (entry, data), prepared in zip(entries, heads or [b""] * len(entries), strict=True):
+            head = prepared or head_of(entry, data)
             if isinstance(entry, WITH_SET):
-                places[entry.set] = Place(self._number, at + len(head), len(data))
+                extents[entry.set] = Extent(self._number, at + len(head), len(data))
             parts += (head, data)
             at += len(head) + len(data)
         self._write(parts, at)
-        self._places |= places
-        self._sets += len(places)
+        self._extents |= extents
+        self._sets += len(extents)
 
     @property
     def is_long(self) -> bool:
@@ -153,12 +153,12 @@ class Journal:
             The journal continues in the old file.
         """
         number = self._number + 1
-        parts, places = list[bytes](), {}
+        parts, extents = list[bytes](), {}
         parts.append(_head({"kind": SNAPSHOT, "state": state}, b""))
         at = len(parts[0])
         for set, data in self._to_copy(needed).items():
             head = _head({"kind": KEPT, "set": set}, data)
-            places[set] = Place(number, at + len(head), len(data))
+            extents[set] = Extent(number, at + len(head), len(data))
             parts += (head, data)
             at += len(head) + len(data)
         path = self._path(number)
@@ -172,9 +172,9 @@ class Journal:
                 raise
             self.close()
             self._file, self._number, self._size = file, number, at
-            self._places = {set: place for set, place in self._places.items() if set in needed} | places
-            self._sets = len(places)
-            used = {place.file for place in self._places.values()} | {number}
+            self._extents = {set: extent for set, extent in self._extents.items() if set in needed} | extents
+            self._sets = len(extents)
+            used = {extent.file for extent in self._extents.values()} | {number}
             self._unused = [old for old in _numbers(self.folder) if old not in used]
 
     def archive(self) -> None:
@@ -190,21 +190,21 @@ class Journal:
 
     def read(self, set: int) -> bytes:
         """Return the bytes of a set."""
-        place = self._places[set]
-        with open(self._path(place.file), "rb") as file:
-            file.seek(place.offset)
-            return file.read(place.length)
+        extent = self._extents[set]
+        with open(self._path(extent.file), "rb") as file:
+            file.seek(extent.offset)
+            return file.read(extent.length)
 
     def _to_copy(self, needed: Mapping[int, bytes]) -> dict[int, bytes]:
         """Return the needed sets of old files, if these files have become too large for their needed sets."""
         sizes = {number: self._path(number).stat().st_size for number in _numbers(self.folder)}
-        kept = sum(map(len, needed.values()))
-        excess = sum(sizes.values()) - GROWTH * kept - GROWTH * LEAST_FILE_BYTES
+        needed_bytes = sum(map(len, needed.values()))
+        excess = sum(sizes.values()) - GROWTH * needed_bytes - GROWTH * LEAST_FILE_BYTES
         result: dict[int, bytes] = {}
         for number, size in sizes.items():
             if excess <= 0:
                 break
-            result |= {set: data for set, data in needed.items() if self._places[set].file == number}
+            result |= {set: data for set, data in needed.items() if self._extents[set].file == number}
             excess -= size
         return result
 
@@ -224,34 +224,34 @@ class Journal:
         return self.folder / f"journal-{number:06d}"
 
 
-def open_journal(folder: Path) -> tuple[Journal, Found]:
+def open_journal(folder: Path) -> tuple[Journal, Content]:
     """Open the journal in a folder, which may be empty. Remove an incomplete end.
 
     Raises:
         CheckpointCorrupt: The files are damaged in another way.
     """
-    found, size, number = Found(), 0, 0
+    content, size, number = Content(), 0, 0
     numbers = _numbers(folder)
     for number in numbers:
         path = folder / f"journal-{number:06d}"
         is_last = number == numbers[-1]
         size = 0
-        for data, place, end in _records(path, number):
+        for data, extent, end in _records(path, number):
             if size == 0 and data["kind"] != SNAPSHOT:
                 raise damaged(path, "a snapshot at its beginning", str(data["kind"]))
             size = end
             if data["kind"] == SNAPSHOT:
-                found.snapshot, found.entries = data["state"], []
+                content.snapshot, content.entries = data["state"], []
             elif data["kind"] == KEPT:
-                found.places[data["set"]] = place
+                content.extents[data["set"]] = extent
             else:
                 try:
                     entry = entry_from_data(data)
                 except ValueError as error:
                     raise damaged(path, "entries of this version", str(error)) from error
-                found.entries.append(entry)
+                content.entries.append(entry)
                 if isinstance(entry, WITH_SET):
-                    found.places[entry.set] = place
+                    content.extents[entry.set] = extent
         if size < path.stat().st_size:
             if not is_last:
                 raise damaged(path, f"{path.stat().st_size:,} bytes of records", f"{size:,}")
@@ -265,7 +265,7 @@ def open_journal(folder: Path) -> tuple[Journal, Found]:
     if numbers and not size:
         (folder / f"journal-{number:06d}").unlink()
         return open_journal(folder)
-    return Journal(folder, number, size, found.places), found
+    return Journal(folder, number, size, content.extents), content
 
 
 def history(folder: Path) -> Iterator[Entry]:
@@ -285,9 +285,9 @@ def _to_history(folder: Path, number: int) -> None:
     """Delete a file of the journal, but keep its entries as text. Its sets, which are most of it, are not read."""
     path = folder / f"journal-{number:06d}"
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        texts = [data[begin:end].rstrip() for _, begin, end, _ in _places(data)]
-    kept = [text for text in texts if not text.startswith(NO_ENTRIES)]
-    replace(folder / f"history-{number:06d}.jsonl", b"".join(line + b"\n" for line in kept))
+        texts = [data[begin:end].rstrip() for _, begin, end, _ in _complete_records(data)]
+    entries = [text for text in texts if not text.startswith(NO_ENTRIES)]
+    replace(folder / f"history-{number:06d}.jsonl", b"".join(line + b"\n" for line in entries))
     path.unlink()
 
 
@@ -321,19 +321,19 @@ def _write_at(descriptor: int, parts: Sequence[bytes], at: int) -> None:
                 rest = rest[os.pwrite(descriptor, rest, at - len(rest)) :]
 
 
-def _records(path: Path, number: int) -> Iterator[tuple[dict[str, Any], Place, int]]:
-    """Yield the complete records of a file: its JSON data, the place of its set, and the offset of its end."""
+def _records(path: Path, number: int) -> Iterator[tuple[dict[str, Any], Extent, int]]:
+    """Yield the complete records of a file: its JSON data, the extent of its set, and the offset of its end."""
     if not path.stat().st_size:
         return
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for crc, begin, set, end in _places(data):
+        for crc, begin, set, end in _complete_records(data):
             with memoryview(data) as view, view[begin - PREFIX.size + 8 : end] as covered:
                 if zlib.crc32(covered) != crc:
                     return
-            yield from_json(data[begin:set]), Place(number, set, end - set), end
+            yield from_json(data[begin:set]), Extent(number, set, end - set), end
 
 
-def _places(data: mmap.mmap) -> Iterator[tuple[int, int, int, int]]:
+def _complete_records(data: mmap.mmap) -> Iterator[tuple[int, int, int, int]]:
     """Yield for each complete record of a file its CRC, and the offsets of its text, of its set, and of its end."""
     at = 0
     while at + PREFIX.size <= len(data):

@@ -27,11 +27,11 @@ class OwnKey:
 
     Attributes:
         key: The key; empty if the code of the link is to be used.
-        others: Other programs of this user here that are peers of this link now.
+        other_programs: Number of other programs of this user here that are peers of this link now.
     """
 
     def __init__(self, link: Link) -> None:
-        self.key, self.others = "", 0
+        self.key, self.other_programs = "", 0
         self._link = link
         self._file: BinaryIO | None = None
         for number in count(1):
@@ -43,13 +43,13 @@ class OwnKey:
                 self._file, self.key = file, str(json.load(file)["key"])
                 return
             file.close()
-            self.others += 1
+            self.other_programs += 1
 
     def keep(self, facts: Mapping[str, object]) -> None:
         """Keep the key in the server's answer to the code of the link, and hold it."""
         self.key = str(facts["key"])
         content = json.dumps({"origin": self._link.origin, **facts}).encode()
-        for number in count(self.others + 1):
+        for number in count(self.other_programs + 1):
             path = _path(self._link, number)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError):

@@ -84,14 +84,14 @@ class Reply:
             but keep the training since the post; ``"validate"`` this set, which the peer has posted; or
             ``"rejected"``: the post does not count, and the peer begins again with this set.
         set: The set, or ``NO_SET``.
-        why: The reason, if the post is rejected.
+        reason: Why the post is rejected; else empty.
     """
 
     peer: int
     number: int
     answer: Answer
     set: int = NO_SET
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +126,14 @@ class Fate:
 class Over:
     """The training is over, and all sets are merged: send the base to all peers."""
 
-    why: str
+    reason: str
 
 
 Instruction = Reply | Mean | Fate | Over
 
 
 @dataclass(kw_only=True)
-class Held:
+class LedgerSet:
     """A set in the ledger.
 
     Attributes:
@@ -271,7 +271,7 @@ class WeightLedger(ABC):
         self.invitations: dict[str, float] = {}
         self.places: dict[str, int] = {}  # peers that may still join, of codes for several
         self.members: dict[int, Member] = {}
-        self.sets: dict[int, Held] = {}
+        self.sets: dict[int, LedgerSet] = {}
         self.free_shards = list(range(1, plan.shards + 1))  # without a peer, the next one first
         self._states: dict[State, dict[int, None]] = {state: {} for state in get_args(State)}
         self.validations: list[Validation] = []  # the last ones only
@@ -286,11 +286,11 @@ class WeightLedger(ABC):
             Unfit: The entry does not fit the ledger. ``admit`` refuses such entries before they are written.
         """
         self.admit(entry)
-        made: list[Instruction] = []
+        instructions: list[Instruction] = []
         match entry:
             case Began():
                 self.run = entry.run
-                self._take(entry.set, Held(state="base", base=entry.set))
+                self._take(entry.set, LedgerSet(state="base", base=entry.set))
                 self.base = entry.set
                 self._validate_as(entry.set)
             case Invited():
@@ -298,19 +298,19 @@ class WeightLedger(ABC):
                 if entry.peers > 1:
                     self.places[entry.code] = entry.peers
             case Joined():
-                left = self.places.pop(entry.code, 1) - 1
-                if left:
-                    self.places[entry.code] = left
+                remaining = self.places.pop(entry.code, 1) - 1
+                if remaining:
+                    self.places[entry.code] = remaining
                 else:
                     del self.invitations[entry.code]
                 self.members[entry.peer] = Member(key=entry.key)
             case Arrived():
-                made = self._arrived(entry)
+                instructions = self._arrived(entry)
             case Posted():
                 member = self.members[entry.peer]
                 self._count("posts")
                 member.count_post(entry.number, entry.updates, entry.at)
-                made = self._posted(entry, member)
+                instructions = self._posted(entry, member)
                 if entry.set in self.sets:
                     member.length, member.moved, member.trained = entry.length, entry.moved, entry.updates
                     member.longest = max(member.longest, entry.length)
@@ -320,36 +320,36 @@ class WeightLedger(ABC):
                 self._count("rejected")
                 member.number = entry.number
                 member.was_rejected(entry.strike, entry.at)
-                made = self._refused(entry.peer)
-                made += [*self._lost(entry.peer), self._begin_again(entry.peer, "rejected", entry.why)]
+                instructions = self._refused(entry.peer)
+                instructions += [*self._lost(entry.peer), self._begin_again(entry.peer, "rejected", entry.why)]
             case Lost():
                 self._count("lost")
-                made = [*self._lost(entry.peer), self._begin_again(entry.peer, "replace", entry.why)]
+                instructions = [*self._lost(entry.peer), self._begin_again(entry.peer, "replace", entry.why)]
             case Left():
                 member = self.members[entry.peer]
                 if member.present and member.shard:
                     self.free_shards.append(member.shard)
                 member.present, member.removed = False, entry.removed
-                made = self._left(entry.peer)
+                instructions = self._left(entry.peer)
             case Validated():
                 self._validated(entry)
             case Ended():
                 self.ended = entry.why
-                made = self._merge_asked()
+                instructions = self._merge_asked()
             case MergeAsked():
-                made = self._merge_asked()
+                instructions = self._merge_asked()
             case Merged():
                 self.releases = entry.releases
-                made = self._merged(entry)
+                instructions = self._merged(entry)
             case Closed():
-                made = self._closed(entry)
+                instructions = self._closed(entry)
             case Summed():
-                made = self._summed(entry)
-        made += self._further()
+                instructions = self._summed(entry)
+        instructions += self._further()
         if self.ended and not self.over and self.pending() is None:
             self.over = True
-            made.append(Over(why=self.ended))
-        return made
+            instructions.append(Over(reason=self.ended))
+        return instructions
 
     def pending(self) -> Mean | None:
         """Return the mean that the server is to compute now; None if there is none."""
@@ -394,8 +394,8 @@ class WeightLedger(ABC):
                 if entry.samples > 0:
                     hint = "train on a part of your data"
                 raise Unfit(f"a peer needs 1 to {MOST_SAMPLES:,} samples, got {entry.samples:,}", hint=hint)
-            held = member.present and entry.shard == member.shard
-            if self.plan.shards and not held and entry.shard not in self.free_shards:
+            has_shard = member.present and entry.shard == member.shard
+            if self.plan.shards and not has_shard and entry.shard not in self.free_shards:
                 raise Unfit(f"shard {entry.shard} is with another peer", hint="connect again")
             if member.number and not entry.shard and member.samples != entry.samples:
                 raise Unfit(
@@ -452,22 +452,22 @@ class WeightLedger(ABC):
             return self._reply(peer, "continue")
         return self._reply(peer, "merge" if member.how == "merge" else "replace", member.handed)
 
-    def due(self, now: float, seen: Mapping[int, float]) -> list[Entry]:
+    def due(self, now: float, last_signs: Mapping[int, float]) -> list[Entry]:
         """Return the entries that time alone brings.
 
         Args:
             now: Time in seconds since 1970.
-            seen: Time of the last sign of life of each connected peer.
+            last_signs: Time of the last sign of life of each connected peer.
         """
         if self.ended and not self.over:
             return []
         since = now - self.first_at if self.first_at else None
-        if not self.ended and (why := why_over(self.plan, self.validations, since)):
-            return [Ended(at=now, why=why)]
+        if not self.ended and (reason := why_over(self.plan, self.validations, since)):
+            return [Ended(at=now, why=reason)]
         return [
             Left(at=now, peer=peer, why=f"no sign of life for {member.lease_s:.0f} s")
             for peer, member in self.members.items()
-            if member.present and now - seen.get(peer, 0.0) > member.lease_s
+            if member.present and now - last_signs.get(peer, 0.0) > member.lease_s
         ]
 
     @property
@@ -506,8 +506,10 @@ class WeightLedger(ABC):
 
     def state(self) -> dict[str, Any]:
         """Return the whole ledger as JSON data."""
-        apart = ("plan", "members", "sets", "validations")
-        facts = {name: value for name, value in vars(self).items() if name not in apart and not name.startswith("_")}
+        converted = ("plan", "members", "sets", "validations")
+        facts = {
+            name: value for name, value in vars(self).items() if name not in converted and not name.startswith("_")
+        }
         data: dict[str, Any] = to_data(
             {**facts, "members": self.members, "sets": self.sets, "validations": self.validations}
         )
@@ -515,12 +517,12 @@ class WeightLedger(ABC):
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over a state that ``state`` has returned."""
-        members = {int(peer): from_data(Member, one) for peer, one in data["members"].items()}
-        sets = {int(number): from_data(Held, one) for number, one in data["sets"].items()}
-        validations = [from_data(Validation, one) for one in data["validations"]]
+        members = {int(peer): from_data(Member, item) for peer, item in data["members"].items()}
+        sets = {int(number): from_data(LedgerSet, item) for number, item in data["sets"].items()}
+        validations = [from_data(Validation, item) for item in data["validations"]]
         vars(self).update(data | {"members": members, "sets": sets, "validations": validations})
-        for number, held in sets.items():
-            self._states[held.state][number] = None
+        for number, ledger_set in sets.items():
+            self._states[ledger_set.state][number] = None
 
     # -- parts of swaps and rounds ------------------------------------------------------------------------------------
 
@@ -576,37 +578,37 @@ class WeightLedger(ABC):
         self.first_at = self.first_at or entry.at
         if entry.keeps:
             return []
-        made = self._lost(entry.peer)
+        instructions = self._lost(entry.peer)
         start = self.sets[self.start()]
         member.trainings, member.base = start.trainings, start.base
-        return made
+        return instructions
 
-    def _begin_again(self, peer: int, answer: Answer, why: str) -> Reply:
+    def _begin_again(self, peer: int, answer: Answer, reason: str) -> Reply:
         """Replace the weights of a peer by the last validated set."""
         member = self.members[peer]
         self._replace_by(self.validated)
         member.handed, member.how = self.validated, "replace"
         member.trainings, member.base = self.validated_trainings, self.validated_base
-        return self._reply(peer, answer, self.validated, why)
+        return self._reply(peer, answer, self.validated, reason)
 
-    def _give_base(self, peer: int, answer: Answer, why: str = "") -> Reply:
+    def _give_base(self, peer: int, answer: Answer, reason: str = "") -> Reply:
         """Let a peer replace its weights by the base."""
         member = self.members[peer]
         self._replace_by(self.base)
         member.handed, member.how, member.base = self.base, "replace", self.base
         member.trainings = self.sets[self.base].trainings
-        return self._reply(peer, answer, self.base, why)
+        return self._reply(peer, answer, self.base, reason)
 
     def _replace_by(self, number: int) -> None:
         """Remember that a set was given to replace weights, and forget the sets that nobody takes in any more."""
         if number not in self.replacements:
             handed = {member.handed for member in self.members.values()}
-            self.replacements = [one for one in self.replacements if one in handed] + [number]
+            self.replacements = [replacement for replacement in self.replacements if replacement in handed] + [number]
 
     def _validate_as(self, number: int) -> None:
         """Remember a set as the last validated one."""
-        held = self.sets[number]
-        self.validated, self.validated_trainings, self.validated_base = number, held.trainings, held.base
+        ledger_set = self.sets[number]
+        self.validated, self.validated_trainings, self.validated_base = number, ledger_set.trainings, ledger_set.base
 
     def _validated(self, entry: Validated) -> None:
         if entry.set in self.sets:
@@ -627,21 +629,21 @@ class WeightLedger(ABC):
         self.asked, self.asked_at = peer, at
         return True
 
-    def _reply(self, peer: int, answer: Answer, set: int = NO_SET, why: str = "") -> Reply:
-        return Reply(peer=peer, number=self.members[peer].number, answer=answer, set=set, why=why)
+    def _reply(self, peer: int, answer: Answer, set: int = NO_SET, reason: str = "") -> Reply:
+        return Reply(peer=peer, number=self.members[peer].number, answer=answer, set=set, reason=reason)
 
-    def _take(self, number: int, held: Held) -> None:
+    def _take(self, number: int, ledger_set: LedgerSet) -> None:
         if number < self.next_set:
             raise Unfit(f"set {self.next_set} must come next, got set {number}")
         self.next_set = number + 1
-        self.sets[number] = held
-        self._states[held.state][number] = None
+        self.sets[number] = ledger_set
+        self._states[ledger_set.state][number] = None
 
     def _move(self, number: int, state: State, peer: int) -> None:
         """Change the state of a set, and the peer that it belongs to."""
-        held = self.sets[number]
-        del self._states[held.state][number]
-        held.state, held.peer = state, peer
+        ledger_set = self.sets[number]
+        del self._states[ledger_set.state][number]
+        ledger_set.state, ledger_set.peer = state, peer
         self._states[state][number] = None
 
     def _end_of(self, number: int, state: Literal["contained", "merged", "rejected"], into: int) -> Fate:
@@ -659,5 +661,5 @@ class WeightLedger(ABC):
         """Return the sets in a state, the oldest first. A restored ledger has the same order."""
         return sorted(self._states[state])
 
-    def _count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def _count(self, outcome: str) -> None:
+        self.counts[outcome] = self.counts.get(outcome, 0) + 1

@@ -111,7 +111,7 @@ class Connection:
         self._retry_s = retry_s
         self._code, _, self._pin = link.code.partition(PIN)
         self._tls = _pinned(link, self._pin) if link.scheme == "https" else None
-        self._own = OwnKey(link)
+        self._own_key = OwnKey(link)
         self._set_bytes = 0
         self._inbox: queue.Queue[Message | DDLFError] = queue.Queue()
         self._open_post: Post | Masked | None = None
@@ -133,7 +133,8 @@ class Connection:
             ProtocolError: The server's plan cannot be read.
         """
         facts = self._ask(
-            "/model", {"Authorization": f"Bearer {self._own.key}"} if self._own.key else {CODE_HEADER: self._code}
+            "/model",
+            {"Authorization": f"Bearer {self._own_key.key}"} if self._own_key.key else {CODE_HEADER: self._code},
         )
         try:
             plan = from_data(Plan, facts["plan"])
@@ -150,16 +151,16 @@ class Connection:
             ConnectError: The server cannot be reached, or its training is over.
             AuthError: The code of the link was used, or has expired.
         """
-        if not self._own.key:
-            self._own.keep(self._ask("/join", {CODE_HEADER: self._code}))
-        self._socket, found = self._connect_first()
-        if isinstance(found, End):
+        if not self._own_key.key:
+            self._own_key.keep(self._ask("/join", {CODE_HEADER: self._code}))
+        self._socket, reply = self._connect_first()
+        if isinstance(reply, End):
             self._socket.close()
             raise ConnectError(
-                f"the training of {self._link.origin} is over: {found.why}", hint="ask for another training"
+                f"the training of {self._link.origin} is over: {reply.why}", hint="ask for another training"
             )
-        self.welcome = found
-        return found
+        self.welcome = reply
+        return reply
 
     def start(self, set_bytes: int) -> None:
         """Begin to receive.
@@ -215,12 +216,12 @@ class Connection:
             DDLFError: The connection has ended for good.
         """
         try:
-            found = self._inbox.get(timeout_s != 0.0, timeout_s or None)
+            message = self._inbox.get(timeout_s != 0.0, timeout_s or None)
         except queue.Empty:
             return None
-        if isinstance(found, DDLFError):
-            raise found
-        return found
+        if isinstance(message, DDLFError):
+            raise message
+        return message
 
     def shard(self, number: int) -> bytes:
         """Return the shard that this peer has, which the server sends in pieces.
@@ -231,16 +232,16 @@ class Connection:
         Raises:
             ConnectError: The server cannot be reached, or gives none.
         """
-        found, size = bytearray(), 1
-        while len(found) < size:
-            headers = {"Authorization": f"Bearer {self._own.key}", "Range": f"bytes={len(found)}-"}
+        shard, size = bytearray(), 1
+        while len(shard) < size:
+            headers = {"Authorization": f"Bearer {self._own_key.key}", "Range": f"bytes={len(shard)}-"}
             status, content, facts = _got(self._link, f"/shard/{number}", headers, self._tls, None)
             if status != http.HTTPStatus.PARTIAL_CONTENT:
-                why = content[:1000].decode(errors="replace").strip()
-                raise ConnectError(f"{self._link.origin} gives no shard: {why}")
+                reason = content[:1000].decode(errors="replace").strip()
+                raise ConnectError(f"{self._link.origin} gives no shard: {reason}")
             size = int(facts["Content-Range"].rpartition("/")[2])
-            found += content
-        return bytes(found)
+            shard += content
+        return bytes(shard)
 
     def close(self) -> None:
         """End the connection. Safe to call again."""
@@ -249,7 +250,7 @@ class Connection:
             self._socket.close()
         if self._sender is not None:
             self._sender.shutdown(wait=False, cancel_futures=True)
-        self._own.release()
+        self._own_key.release()
 
     # -- session --------------------------------------------------------------------------------------------------------
 
@@ -257,11 +258,11 @@ class Connection:
         status, body = request(self._link, path, headers, self._tls)
         if status == http.HTTPStatus.OK:
             return dict(json.loads(body))
-        if status == http.HTTPStatus.UNAUTHORIZED and self._own.key:
+        if status == http.HTTPStatus.UNAUTHORIZED and self._own_key.key:
             raise AuthError(f"{self._link.origin} refuses this peer: {body}", hint="ask for a new link")
         if status == http.HTTPStatus.FORBIDDEN:
-            here = " (another program of yours here is its peer now)" * (self._own.others > 0)
-            raise AuthError(f"{self._link.origin} refuses the link{here}: {body}")  # the server says what to do
+            also = " (another program of yours here is its peer now)" * (self._own_key.other_programs > 0)
+            raise AuthError(f"{self._link.origin} refuses the link{also}: {body}")  # the server says what to do
         if status in (429, 503, 507):
             raise ConnectError(f"{self._link.origin} takes no peer now: {body}", hint="the link stays unused")
         raise ConnectError(
@@ -296,7 +297,7 @@ class Connection:
             opening = connect(
                 address,
                 ssl=self._tls,
-                additional_headers={"Authorization": f"Bearer {self._own.key}"},
+                additional_headers={"Authorization": f"Bearer {self._own_key.key}"},
                 compression=None,
                 open_timeout=OPEN_S,
                 max_size=None if not self._set_bytes else self._set_bytes + frames.MOST_WELCOME_BYTES + 64,
@@ -333,8 +334,8 @@ class Connection:
             try:
                 message = frames.decode(_bytes(self._socket.recv()), frames.FROM_SERVER, self._set_bytes)
             except ConnectionClosed as closed:
-                why = closed.rcvd.reason if closed.rcvd is not None and closed.rcvd.code == AGAIN else ""
-                if not self._closed.is_set() and not self._come_back(why):
+                reason = closed.rcvd.reason if closed.rcvd is not None and closed.rcvd.code == AGAIN else ""
+                if not self._closed.is_set() and not self._come_back(reason):
                     return
                 continue
             except ProtocolError as error:
@@ -348,23 +349,23 @@ class Connection:
             if isinstance(message, End):
                 return
 
-    def _come_back(self, why: str) -> bool:
+    def _come_back(self, reason: str) -> bool:
         """Connect again as the same peer, and repeat an open post. Return whether it worked.
 
         Args:
-            why: Why the server has ended the connection; empty if it has not said so.
+            reason: Why the server has ended the connection; empty if it has not said so.
         """
         waited, wait, shown = 0.0, FIRST_WAIT_S, False
         self._open.clear()
         while not self._closed.wait(wait):
             if not shown and (waited or time.monotonic() - self._shown_at >= LOST_S):
                 shown, self._shown_at = True, time.monotonic()
-                because = f": {why}" if why else ""
+                because = f": {reason}" if reason else ""
                 self._say(f"lost      the connection to the server{because}; {self._meanwhile}, and it is tried again")
             waited += wait
             wait = min(2 * wait, LONGEST_WAIT_S)
             try:
-                socket, found = self._connect()
+                socket, reply = self._connect()
             except ConnectError as error:
                 if waited >= self._retry_s:
                     self._inbox.put(error)
@@ -373,11 +374,11 @@ class Connection:
             except DDLFError as error:
                 self._inbox.put(error)
                 return False
-            if isinstance(found, End):
-                self._inbox.put(found)
+            if isinstance(reply, End):
+                self._inbox.put(reply)
                 socket.close()
                 return False
-            self.welcome = found
+            self.welcome = reply
             with self._lock:
                 self._socket = socket
                 if self._closed.is_set():  # closed meanwhile
@@ -424,15 +425,15 @@ def _got(
 
 def _unreached(link: Link, error: Exception) -> ConnectError:
     """Return the error for a server that does not answer."""
-    why, hint = str(error), GONE
+    cause, hint = str(error), GONE
     if isinstance(error, ssl.SSLCertVerificationError):
-        why = f"its certificate is not trusted here, and the link does not name it: {error.verify_message}"
+        cause = f"its certificate is not trusted here, and the link does not name it: {error.verify_message}"
         hint = "copy the whole link, or name the file with the certificate of its authority in SSL_CERT_FILE"
     elif isinstance(error, ssl.SSLError) and (isinstance(error, ssl.SSLEOFError) or "WRONG_VERSION" in str(error)):
-        why, hint = "it does not answer to https", f"copy the whole link, which may begin with http://; {GONE}"
+        cause, hint = "it does not answer to https", f"copy the whole link, which may begin with http://; {GONE}"
     elif isinstance(error, ConnectionResetError) and link.scheme == "http":
-        why, hint = "it has ended the connection", f"copy the whole link, which may begin with https://; {GONE}"
-    return ConnectError(f"{link.origin} cannot be reached: {why}", hint=hint)
+        cause, hint = "it has ended the connection", f"copy the whole link, which may begin with https://; {GONE}"
+    return ConnectError(f"{link.origin} cannot be reached: {cause}", hint=hint)
 
 
 def _pinned(link: Link, pin: str) -> ssl.SSLContext:

@@ -56,17 +56,17 @@ def mean_of_swaps(parts: Sequence[Part]) -> Weights:
     """
     counted = [part for part in parts if part.trainings] or list(parts)
     like = counted[0].read()
-    sums: Weights = [np.zeros(one.shape, np.float64) if is_float(one) else one for one in like]
+    sums: Weights = [np.zeros(array.shape, np.float64) if is_float(array) else array for array in like]
     for part in counted:
-        for place, one in enumerate(part.read()):
-            if is_float(one):
-                sums[place] += (part.trainings or 1) * np.asarray(one, np.float64)
+        for index, array in enumerate(part.read()):
+            if is_float(array):
+                sums[index] += (part.trainings or 1) * np.asarray(array, np.float64)
             else:
-                sums[place] = np.maximum(sums[place], one)
+                sums[index] = np.maximum(sums[index], array)
     total = sum(part.trainings or 1 for part in counted)
     return [
-        np.asarray(summed / total, one.dtype) if is_float(one) else np.asarray(summed)
-        for summed, one in zip(sums, like, strict=True)
+        np.asarray(summed / total, array.dtype) if is_float(array) else np.asarray(summed)
+        for summed, array in zip(sums, like, strict=True)
     ]
 
 
@@ -77,7 +77,7 @@ def state_layout(plan: Plan, base: Weights) -> Layout | None:
 
 
 def next_base(
-    plan: Plan, base: Weights, given: Weights, parts: Mapping[int, Part], state: Weights, trainable: Sequence[bool]
+    plan: Plan, base: Weights, received: Weights, parts: Mapping[int, Part], state: Weights, trainable: Sequence[bool]
 ) -> tuple[Weights, Weights, list[str]]:
     """Return the base of the next round.
 
@@ -89,7 +89,7 @@ def next_base(
     Args:
         plan: The plan.
         base: The base of the round.
-        given: The base as the peers got it.
+        received: The base as the peers got it.
         parts: The posted sets, by the number of the set.
         state: State of the outer optimizer; empty at first.
         trainable: Per tensor, whether it is trained.
@@ -99,12 +99,12 @@ def next_base(
     """
     outer = OUTER.read(plan.outer)
     if (mechanism := plan.mechanism) is not None:
-        step, lines = released_step(mechanism, base, given, parts, trainable)
+        step, lines = released_step(mechanism, base, received, parts, trainable)
         if step is None:
             return base, state, lines
         new_state, weights = outer.update(state or outer.init(base), base, step, trainable)
         return weights, new_state, lines
-    updates = {slot: difference(given, part.read()) for slot, part in enumerate(parts.values())}
+    updates = {slot: difference(received, part.read()) for slot, part in enumerate(parts.values())}
     samples = {slot: part.samples for slot, part in enumerate(parts.values())}
     verdicts = judge(
         {slot: (update, samples[slot]) for slot, update in updates.items()},
@@ -114,7 +114,7 @@ def next_base(
     )
     merge = MERGE.read(plan.merge).start(len(updates), base)
     lines = []
-    taken = 0
+    accepted = 0
     for slot, (number, update) in enumerate(zip(parts, updates.values(), strict=True)):
         verdict = verdicts[slot]
         if verdict.action != "accept":
@@ -122,17 +122,17 @@ def next_base(
         if verdict.action == "reject":
             merge.leave_out(slot)
             continue
-        taken += 1
+        accepted += 1
         scaled = update if verdict.factor == 1 else [(u * verdict.factor).astype(u.dtype) for u in update]
         merge.add(slot, scaled, samples[slot], checked=True)
-    if not taken:
+    if not accepted:
         return base, state, lines
     new_state, weights = outer.update(state or outer.init(base), base, merge.result(), trainable)
     return weights, new_state, lines
 
 
 def released_step(
-    mechanism: Mechanism, base: Weights, given: Weights, parts: Mapping[int, Part], trainable: Sequence[bool]
+    mechanism: Mechanism, base: Weights, received: Weights, parts: Mapping[int, Part], trainable: Sequence[bool]
 ) -> tuple[Weights | None, list[str]]:
     """Return the release of a round's updates, and a line for each unusable one.
 
@@ -144,7 +144,7 @@ def released_step(
     for slot, (number, part) in enumerate(parts.items()):
         try:
             with np.errstate(over="ignore"):  # then it is not finite, and refused
-                update = difference(given, part.read())
+                update = difference(received, part.read())
             release.add(slot, update, part.samples)
         except BadUpdate as error:
             lines.append(f"set {number}: {error.message}")
@@ -153,15 +153,15 @@ def released_step(
     return (release.result() if release.count >= mechanism.least else None), lines
 
 
-def too_long(mechanism: Mechanism, given: Weights, posted: Weights, trainable: Sequence[bool]) -> str:
+def too_long(mechanism: Mechanism, received: Weights, posted: Weights, trainable: Sequence[bool]) -> str:
     """Return why a posted set cannot come from a peer that clips and adds its share of the noise; empty if it can.
 
     If the server itself clips, it accepts any length.
     """
-    places = released(given, trainable)
-    most = mechanism.longest(sum(given[place].size for place in places))
+    indices = released(received, trainable)
+    most = mechanism.longest(sum(received[index].size for index in indices))
     with np.errstate(over="ignore"):
-        update = [np.subtract(given[place], posted[place], dtype=np.float64) for place in places]
+        update = [np.subtract(received[index], posted[index], dtype=np.float64) for index in indices]
     length = norm_of(update) if most < inf else 0.0
     return (
         f"its update has the norm {length:,.4g}, and clip and noise give {most:,.4g} at most" if length > most else ""

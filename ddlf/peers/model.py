@@ -59,7 +59,7 @@ class Trained:
         self.model = model
         self._data: Mapping[str, Any] = {}
         self._variables = provided("named_weights", PART)(getattr(model, "inner", model))
-        self.layout: Layout = layout_of({name: np.asarray(one) for name, one in self._variables.items()})
+        self.layout: Layout = layout_of({name: np.asarray(variable) for name, variable in self._variables.items()})
         self.trainable = trained_tensors(model, self._variables)
         self._random = np.random.default_rng(seed)
         self.take(data)
@@ -91,7 +91,7 @@ class Trained:
         if len(self._order) == 0:
             self._order = self._random.permutation(self.samples)
         rows, self._order = self._order[:size], self._order[size:]
-        x, y = taken(self._data["x_train"], rows), taken(self._data["y_train"], rows)
+        x, y = rows_of(self._data["x_train"], rows), rows_of(self._data["y_train"], rows)
         logs = self.model.train_on_batch(x, y, return_dict=True)
         self.model.reset_metrics()
         for name, value in logs.items():
@@ -106,7 +106,7 @@ class Trained:
 
     def weights(self) -> Weights:
         """Return copies of the live weights."""
-        return [np.array(one) for one in self._variables.values()]
+        return [np.array(variable) for variable in self._variables.values()]
 
     def assign(self, weights: Weights) -> None:
         """Replace the live weights. The optimizer keeps its state."""
@@ -128,7 +128,7 @@ class Trained:
         live = self.weights()
         self.assign(weights)
         try:
-            logs = self.model.evaluate(taken(x, rows), taken(y, rows), verbose=0, return_dict=True)
+            logs = self.model.evaluate(rows_of(x, rows), rows_of(y, rows), verbose=0, return_dict=True)
         finally:
             self.assign(live)
         self.model.reset_metrics()
@@ -151,21 +151,21 @@ class Trained:
 def _takes_pictures(model: Any) -> bool:
     """Return whether a model takes pictures in grey or in colour, and does not scale bytes itself."""
     inner = getattr(model, "inner", model)
-    shapes = [tuple(one.shape) for one in inner.inputs]
+    shapes = [tuple(tensor.shape) for tensor in inner.inputs]
     scales = any(type(layer).__name__ == "Rescaling" for layer in inner.layers)
     return len(shapes) == 1 and len(shapes[0]) == 4 and shapes[0][-1] in (1, 3) and not scales
 
 
 def trained_tensors(model: Any, variables: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return per variable of a Keras model whether it is trained."""
-    learns = {id(one) for one in model.trainable_weights}
-    return tuple(id(one) in learns for one in variables.values())
+    learns = {id(variable) for variable in model.trainable_weights}
+    return tuple(id(variable) in learns for variable in variables.values())
 
 
 def accuracy_of(logs: Mapping[str, float]) -> float:
     """Return the accuracy among the metrics of a training; NaN without one."""
-    found = [float(value) for name, value in logs.items() if name.endswith(ACCURACY)]
-    return found[0] if found else float("nan")
+    accuracies = [float(value) for name, value in logs.items() if name.endswith(ACCURACY)]
+    return accuracies[0] if accuracies else float("nan")
 
 
 def trained_from_text(
@@ -195,10 +195,12 @@ def trained_from_text(
         numbered(arrays, classes, source), source, notation.parsed, notation.loss, 0.0
     )
     _check_finite(data, source)
-    given = next((np.shape(arrays[name])[1:] for name in ("x_train", "x") if name in arrays), None)
-    fitted = np.shape(_first(data["x_train"]))[1:]
-    if given is not None and [size for size in given if size != 1] != [size for size in fitted if size != 1]:
-        notes.append(f"samples of the shape {list(given)} become {list(fitted)}")
+    own_shape = next((np.shape(arrays[name])[1:] for name in ("x_train", "x") if name in arrays), None)
+    fitted_shape = np.shape(_first(data["x_train"]))[1:]
+    if own_shape is not None and [size for size in own_shape if size != 1] != [
+        size for size in fitted_shape if size != 1
+    ]:
+        notes.append(f"samples of the shape {list(own_shape)} become {list(fitted_shape)}")
     for note in notes:
         say(f"data      {note}")
     return Trained(notation.compiled(), data, seed)
@@ -210,9 +212,9 @@ def _check_finite(data: Mapping[str, Any], source: str) -> None:
     Raises:
         DatasetError: Names the part.
     """
-    for part, given in data.items():
-        for one in given.values() if isinstance(given, dict) else (given,):
-            if np.issubdtype(one.dtype, np.inexact) and not np.isfinite(one).all():
+    for part, arrays in data.items():
+        for array in arrays.values() if isinstance(arrays, dict) else (arrays,):
+            if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
                 raise DatasetError(
                     f"{source} has values in {part} that are not finite", hint="replace NaN and infinite values"
                 )
@@ -272,24 +274,24 @@ def metrics_of(model: Any) -> tuple[list[str], list[str]]:
     """
     import keras
 
-    found: tuple[list[str], list[str]] = [], []
+    names: tuple[list[str], list[str]] = [], []
     for metric in _leaves((model.get_compile_config() or {}).get("metrics")):
-        name, own = metric, False
+        name, is_custom = metric, False
         if isinstance(metric, dict):  # as Keras writes a function or an object
             config = metric.get("config")
             name = str(config.get("name", metric["class_name"]) if isinstance(config, dict) else config)
-            own = not (hasattr(keras.metrics, name) or str(metric.get("module")).startswith("keras"))
-        found[own or not name.endswith(ACCURACY)].append(name)
-    return found
+            is_custom = not (hasattr(keras.metrics, name) or str(metric.get("module")).startswith("keras"))
+        names[is_custom or not name.endswith(ACCURACY)].append(name)
+    return names
 
 
-def _leaves(given: Any) -> list[Any]:
+def _leaves(metrics: Any) -> list[Any]:
     """Return the metrics in a list, or in a list for each output, by number or by name."""
-    if isinstance(given, dict) and "class_name" not in given:
-        given = list(given.values())
-    if isinstance(given, list | tuple):
-        return [leaf for one in given for leaf in _leaves(one)]
-    return [] if given is None else [given]
+    if isinstance(metrics, dict) and "class_name" not in metrics:
+        metrics = list(metrics.values())
+    if isinstance(metrics, list | tuple):
+        return [leaf for item in metrics for leaf in _leaves(item)]
+    return [] if metrics is None else [metrics]
 
 
 def _has_code_of(kind: Any, *packages: str) -> bool:
@@ -341,9 +343,9 @@ def _optimizer_of(model: Any) -> str:
     if not isinstance(config["learning_rate"], float):
         raise ConfigError("peers cannot train with a schedule of the learning rate", hint="give a number")
     usual = type(optimizer)().get_config()
-    given = {"learning_rate": config["learning_rate"]}
-    given |= {key: value for key, value in config.items() if key not in LEFT_OUT and value != usual.get(key)}
-    return f"{name}({', '.join(f'{key}={_spelled(value)}' for key, value in given.items())})"
+    arguments = {"learning_rate": config["learning_rate"]}
+    arguments |= {key: value for key, value in config.items() if key not in LEFT_OUT and value != usual.get(key)}
+    return f"{name}({', '.join(f'{key}={_spelled(value)}' for key, value in arguments.items())})"
 
 
 def _spelled(value: Any) -> str:
@@ -358,9 +360,9 @@ def _first(x: Any) -> Any:
     return next(iter(x.values())) if isinstance(x, dict) else x
 
 
-def taken(x: Any, rows: Any) -> Any:
+def rows_of(x: Any, rows: Any) -> Any:
     """Return some samples of an array, or of a dict of arrays."""
-    return {name: one[rows] for name, one in x.items()} if isinstance(x, dict) else x[rows]
+    return {name: array[rows] for name, array in x.items()} if isinstance(x, dict) else x[rows]
 
 
 def arrays_of(source: str) -> Mapping[str, Any]:
@@ -372,16 +374,16 @@ def arrays_of(source: str) -> Mapping[str, Any]:
         ConfigError: There is no such data.
         DatasetError: The file cannot be read.
     """
-    found: Mapping[str, Any] = provided("DataSource", PART)(source).arrays()
+    arrays: Mapping[str, Any] = provided("DataSource", PART)(source).arrays()
     if source in PICTURES:
-        return {name: array + np.float32(0.5) if name.startswith("x_") else array for name, array in found.items()}
-    return found
+        return {name: array + np.float32(0.5) if name.startswith("x_") else array for name, array in arrays.items()}
+    return arrays
 
 
 def samples_of(arrays: Mapping[str, Any]) -> int:
     """Return the number of training samples in the arrays of a file."""
-    found = next((_rows(arrays[key]) for key in ("x_train", "x", "data") if key in arrays), 0)
-    return found or max(map(_rows, arrays.values()), default=0)
+    samples = next((_rows(arrays[key]) for key in ("x_train", "x", "data") if key in arrays), 0)
+    return samples or max(map(_rows, arrays.values()), default=0)
 
 
 def _rows(array: Any) -> int:
@@ -403,8 +405,8 @@ def read_text(path: Path, rate: float | None = None) -> str:
         ConfigError: It is not in UTF-8.
     """
     read = provided("text_of_file", PART)
-    found: bytes | str = read(path) if rate is None else read(path, rate)
+    text: bytes | str = read(path) if rate is None else read(path, rate)
     try:
-        return found if isinstance(found, str) else found.decode()
+        return text if isinstance(text, str) else text.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None

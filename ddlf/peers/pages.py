@@ -39,11 +39,11 @@ def files() -> Mapping[str, File]:
 
     They are read once, so a path in a request never reaches the disk.
     """
-    found = {f"engine/{name}": File(assets.KIND, content) for name, content in assets.assets().items()}
+    files_by_path = {f"engine/{name}": File(assets.KIND, content) for name, content in assets.assets().items()}
     for path in sorted(PAGE.rglob("*")):
         if path.suffix in KINDS:
-            found[f"page/{path.relative_to(PAGE).as_posix()}"] = File(KINDS[path.suffix], path.read_bytes())
-    return found | ({"": found[INDEX]} if INDEX in found else {})
+            files_by_path[f"page/{path.relative_to(PAGE).as_posix()}"] = File(KINDS[path.suffix], path.read_bytes())
+    return files_by_path | ({"": files_by_path[INDEX]} if INDEX in files_by_path else {})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,7 @@ class Peer:
         posts: Posts so far.
         merges: Sets of others that were merged.
         takes: Sets that were merged or loaded after the first one.
-        taken: Number of the last one.
+        last_set: Number of the last one.
         why_over: Why the training was over; empty while it is not.
     """
 
@@ -112,7 +112,7 @@ class Peer:
         self._contains = NO_SET
         self._base = NO_SET
         self._posted: Weights = []
-        self._given: Weights = []  # the set that the training began with, if the peer clips its own update
+        self._start: Weights = []  # the set that the training began with, if the peer clips its own update
         self._since = 0
         self._posted_at = 0.0
         self._accuracy = float("nan")
@@ -127,7 +127,7 @@ class Peer:
         self.posts = 0
         self.merges = 0
         self.takes = 0
-        self.taken = NO_SET
+        self.last_set = NO_SET
         self.why_over = ""
 
     def run(self, *, most_updates: int | None = None) -> Trained:
@@ -201,14 +201,14 @@ class Peer:
         return self._since == 0
 
     @property
-    def _told_samples(self) -> int:
+    def _reported_samples(self) -> int:
         """The samples that this peer trains on, which are its weight in a round. Held-out ones do not count."""
         return self.trained.samples
 
     def _hello(self) -> Hello:
         return Hello(
             name=self._name,
-            samples=self._told_samples,
+            samples=self._reported_samples,
             layout=self._digest,
             run=self._run,
             keeps=self._keeps,
@@ -262,7 +262,7 @@ class Peer:
             self._secure = SecurePeer(self.plan, welcome.run, welcome.peer, self.trained.samples, self._say, self._text)
             self._secure.begin(welcome.set_number, first, welcome.set)
         self._load(first)
-        self._base = self.taken = welcome.set_number
+        self._base = self.last_set = welcome.set_number
         self._ready(welcome)
 
     def _read(self, welcome: Welcome) -> None:
@@ -270,18 +270,18 @@ class Peer:
         self._set_rate(welcome.rate)
 
     def _first_set(self, welcome: Welcome) -> Weights:
-        if why := self._wire.fault(welcome.set):
-            raise ProtocolError(f"the server's first set cannot be used: {why}")
-        return self._began_with(self._wire.decode(welcome.set))
+        if fault := self._wire.fault(welcome.set):
+            raise ProtocolError(f"the server's first set cannot be used: {fault}")
+        return self._start_from(self._wire.decode(welcome.set))
 
     @property
     def _hides(self) -> bool:
         """Whether the peer itself clips its updates and adds noise, because it trusts nobody."""
         return self._mechanism is not None and self._mechanism.trust == "nobody"
 
-    def _began_with(self, given: Weights) -> Weights:
-        self._given = given if self._hides else []
-        return given
+    def _start_from(self, weights: Weights) -> Weights:
+        self._start = weights if self._hides else []
+        return weights
 
     def _hidden(self, weights: Weights) -> Weights:
         """Return weights as they may leave this machine: with the clipped and noised update, if nobody is trusted.
@@ -291,9 +291,9 @@ class Peer:
         if self._mechanism is None or not self._hides:
             return weights
         with np.errstate(over="ignore"):  # then it is not finite, and refused
-            change = difference(self._given, weights)
+            change = difference(self._start, weights)
         update = self._mechanism.protected(change, self.trained.trainable)
-        return [g - u if is_float(g) else g for g, u in zip(self._given, update, strict=True)]
+        return [g - u if is_float(g) else g for g, u in zip(self._start, update, strict=True)]
 
     def _ready(self, welcome: Welcome) -> None:
         """Begin to receive."""
@@ -379,7 +379,7 @@ class Peer:
         self._accuracy = accuracy_of(means)
         loss = means.get("loss", float("nan"))
         try:
-            post = self._made_post(weights, loss)
+            post = self._next_post(weights, loss)
         except BadUpdate as error:
             self._break(f"after training: {error.message}", error.hint)
             return
@@ -387,15 +387,15 @@ class Peer:
         self._trainings += 1
         self._since, self._posted_at, self.posts = 0, time.monotonic(), self.posts + 1
         self._connection.send(post)
-        self._unshown = f"posted    set {self.posts} after {self.updates:,} batches: {self._told(loss)}"
+        self._unshown = f"posted    set {self.posts} after {self.updates:,} batches: {self._training_facts(loss)}"
         if time.monotonic() - self._shown_at >= SHOWN_S:
             self._show_last_post()
 
-    def _told(self, loss: float) -> str:
+    def _training_facts(self, loss: float) -> str:
         """Return what the line about a post tells about its training."""
         return f"loss {loss:.4f}, accuracy {self._accuracy:.4f}"
 
-    def _made_post(self, weights: Weights, loss: float) -> Post | Masked:
+    def _next_post(self, weights: Weights, loss: float) -> Post | Masked:
         """Return the next post: with a set, or with a masked update.
 
         Raises:
@@ -404,8 +404,8 @@ class Peer:
         if self._secure is not None:
             self._posted = []  # it waits for the base, and trains nothing meanwhile
             return self._secure.masked(weights, self._number + 1, self._since)
-        if why := self._wire.unfit(weights):
-            raise BadUpdate(why)
+        if problem := self._wire.unfit(weights):
+            raise BadUpdate(problem)
         data = self._wire.encode(self._hidden(weights))
         self._posted = self._wire.decode(data)  # as the server has them
         return Post(
@@ -424,16 +424,16 @@ class Peer:
             self._say(self._unshown)
             self._unshown, self._shown_at = "", time.monotonic()
 
-    def _break(self, why: str, hint: str = "") -> None:
+    def _break(self, reason: str, hint: str = "") -> None:
         if time.monotonic() - self._broken_at >= BROKEN_S:
             self._broken_at = time.monotonic()
-            self._say(f"broken    {why}; beginning again from the last validated set{hint and f'; {hint}'}")
+            self._say(f"broken    {reason}; beginning again from the last validated set{hint and f'; {hint}'}")
         self._since = 0
-        told = None
+        notified = None
         while True:  # earlier answers belong to the broken weights
-            if self._connection.welcome is not told:  # not yet, or the message was lost with its connection
-                told = self._connection.welcome
-                self._connection.send(Broken(why=why[:500]))
+            if self._connection.welcome is not notified:  # not yet, or the message was lost with its connection
+                notified = self._connection.welcome
+                self._connection.send(Broken(why=reason[:500]))
             message = self._connection.take(1.0)
             if message is None and not self._connection.is_open:  # nobody can help: continue as before
                 return
@@ -455,27 +455,27 @@ class Peer:
         if answer.answer == "validate":
             self._validate(answer.set_number, self._posted)
             return
-        if why := self._wire.fault(answer.set):
-            raise ProtocolError(f"the server's set {answer.set_number} cannot be used: {why}")
-        given = self._wire.decode(answer.set)
+        if fault := self._wire.fault(answer.set):
+            raise ProtocolError(f"the server's set {answer.set_number} cannot be used: {fault}")
+        weights = self._wire.decode(answer.set)
         if answer.answer == "merge":
-            self._merge(answer, given)
+            self._merge(answer, weights)
             return
-        self._began_with(given)
+        self._start_from(weights)
         if self._secure is not None:
-            self._secure.begin(answer.set_number, given, answer.set)
+            self._secure.begin(answer.set_number, weights, answer.set)
         if answer.answer == "replace" and self._posted and not self._hides:
             # keep the training since the post, and what its rounding has lost
-            given = [
+            weights = [
                 g + (live - posted) if is_float(g) else g
-                for g, live, posted in zip(given, self.trained.weights(), self._posted, strict=True)
+                for g, live, posted in zip(weights, self.trained.weights(), self._posted, strict=True)
             ]
         if answer.answer == "rejected":
             if answer.why:
                 self._say(f"rejected  {answer.why}; beginning again from set {answer.set_number}")
             self._since = 0
-        self._load(given)
-        self._contains = self._base = self.taken = answer.set_number
+        self._load(weights)
+        self._contains = self._base = self.last_set = answer.set_number
         self._trainings = answer.trainings
         self.takes += 1
 
@@ -487,17 +487,17 @@ class Peer:
             tested = Score(set_number=number, accuracy=_to_wire(accuracy), loss=max(loss, 0.0), samples=samples)
             self._connection.send(tested)
 
-    def _merge(self, answer: Answer, given: Weights) -> None:
-        mine = WeightSet(weights=self.trained.weights(), trainings=self._trainings, accuracy=self._accuracy)
-        theirs = WeightSet(weights=given, trainings=answer.trainings, accuracy=_from_wire(answer.accuracy))
-        merged = self._rule.merge(mine, theirs)
-        if why := self.trained.layout.not_finite(merged.weights):
-            self._break(f"merging set {answer.set_number}: {why}")
+    def _merge(self, answer: Answer, weights: Weights) -> None:
+        own_set = WeightSet(weights=self.trained.weights(), trainings=self._trainings, accuracy=self._accuracy)
+        received_set = WeightSet(weights=weights, trainings=answer.trainings, accuracy=_from_wire(answer.accuracy))
+        merged = self._rule.merge(own_set, received_set)
+        if problem := self.trained.layout.not_finite(merged.weights):
+            self._break(f"merging set {answer.set_number}: {problem}")
             return
-        if merged is not mine:
+        if merged is not own_set:
             self._load(merged.weights)
         self._trainings, self._contains = merged.trainings, answer.set_number
-        self.taken = answer.set_number
+        self.last_set = answer.set_number
         self.takes += 1
         self.merges += 1
 
@@ -511,7 +511,7 @@ class Peer:
         self._say(f"over      {end.why}")
 
     def _load(self, weights: Weights) -> None:
-        self.trained.assign([np.asarray(one) for one in weights])
+        self.trained.assign([np.asarray(array) for array in weights])
 
     def _set_rate(self, rate: float) -> None:
         if self.plan.decay and rate and rate != self._rate:

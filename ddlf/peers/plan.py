@@ -252,7 +252,7 @@ def why_over(plan: Plan, validations: Sequence[Validation], since_first_peer_s: 
         over = since_first_peer_s is not None and since_first_peer_s >= plan.end
         return f"the first peer came {plan.end:g} s ago" if over else ""
     if plan.end > 0 and len(validations) >= LAST:
-        mean = fmean(one.accuracy for one in validations[-LAST:])
+        mean = fmean(validation.accuracy for validation in validations[-LAST:])
         if mean >= plan.end:
             return f"the mean of the last {LAST} accuracies is {mean:.4f}"
     return ""
@@ -289,8 +289,8 @@ def decayed(plan: Plan, rate: float, validations: Sequence[Validation], count: i
     """
     if not plan.decay or len(validations) < LAST:
         return rate
-    accuracy = fmean(one.accuracy for one in validations[-LAST:])
-    loss = fmean(one.loss for one in validations[-LAST:])
+    accuracy = fmean(validation.accuracy for validation in validations[-LAST:])
+    loss = fmean(validation.loss for validation in validations[-LAST:])
     candidate = candidate_rate(plan.rate, accuracy, loss, count)
     return candidate if 0 < candidate < rate else rate
 

@@ -84,14 +84,14 @@ class Quotas:
 def counted_as(address: str) -> str:
     """Return the address or network whose quotas an address uses."""
     try:
-        one = ipaddress.ip_address(address.partition("%")[0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(one, ipaddress.IPv4Address):
-        return str(one)
-    if one.ipv4_mapped is not None:
-        return str(one.ipv4_mapped)
-    return str(ipaddress.IPv6Address(int(one) >> 64 << 64))
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(ip) >> 64 << 64))
 
 
 def reading_s(size: int) -> float:

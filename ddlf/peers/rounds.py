@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddlf.peers.entries import NO_SET, Closed, Entry, Merged, Posted
-from ddlf.peers.ledger import Answer, Fate, Held, Instruction, Mean, Member, Reply, WeightLedger
+from ddlf.peers.ledger import Answer, Fate, Instruction, LedgerSet, Mean, Member, Reply, WeightLedger
 from ddlf.peers.plan import Plan
 
 
@@ -34,13 +34,13 @@ class RoundLedger(WeightLedger):
         self.closed = False
         self.refused: list[int] = []
 
-    def due(self, now: float, seen: Mapping[int, float]) -> list[Entry]:
-        made = super().due(now, seen)
+    def due(self, now: float, last_signs: Mapping[int, float]) -> list[Entry]:
+        entries = super().due(now, last_signs)
         waiting = self._in("waiting")
         late = waiting and now - self.began_at >= self.plan.deadline_s
         if not self.ended and late and not self.closed and len(waiting) >= self.plan.quorum:
-            made.append(Closed(at=now, base=self.base))
-        return made
+            entries.append(Closed(at=now, base=self.base))
+        return entries
 
     @property
     def posts(self) -> int:
@@ -62,11 +62,11 @@ class RoundLedger(WeightLedger):
         It is the newest base, even if the peer was gone when its round closed: with an older one its next post would be
         rejected.
         """
-        is_open = any(held.peer == peer and held.state != "base" for held in self.sets.values())
+        is_open = any(ledger_set.peer == peer and ledger_set.state != "base" for ledger_set in self.sets.values())
         return None if is_open else self._reply(peer, "replace", self.base)
 
-    def _begin_again(self, peer: int, answer: Answer, why: str) -> Reply:
-        return self._give_base(peer, answer, why)
+    def _begin_again(self, peer: int, answer: Answer, reason: str) -> Reply:
+        return self._give_base(peer, answer, reason)
 
     def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
         peer = entry.peer
@@ -79,11 +79,11 @@ class RoundLedger(WeightLedger):
             return [fate, self._begin_again(peer, "rejected", "its round is over")]
         member.trainings += entry.updates > 0
         earlier = [number for number in self._in("waiting") if self.sets[number].peer == peer]
-        made: list[Instruction] = [
+        instructions: list[Instruction] = [
             self._end_of(number, "contained" if self.sets[number].base == self.base else "rejected", entry.set)
             for number in earlier
         ]
-        held = Held(
+        ledger_set = LedgerSet(
             state="waiting",
             peer=peer,
             trainings=member.trainings,
@@ -93,9 +93,9 @@ class RoundLedger(WeightLedger):
             length=entry.length,
             share=entry.share,
         )
-        self._take(entry.set, held)
+        self._take(entry.set, ledger_set)
         self.began_at = self.began_at or entry.at
-        return made
+        return instructions
 
     def _left(self, peer: int) -> list[Instruction]:
         self.members[peer].handed = NO_SET
@@ -135,10 +135,10 @@ class RoundLedger(WeightLedger):
     def _merged(self, entry: Merged) -> list[Instruction]:
         posted = [self.sets[number].peer for number in entry.of]
         trainings = max(self.sets[number].trainings for number in entry.of)
-        self._take(entry.set, Held(state="base", trainings=trainings, base=entry.set))
-        made = self._ends_of(entry)
-        made.append(self._end_of(self.base, "contained", entry.set))
+        self._take(entry.set, LedgerSet(state="base", trainings=trainings, base=entry.set))
+        instructions = self._ends_of(entry)
+        instructions.append(self._end_of(self.base, "contained", entry.set))
         self.base, self.round, self.began_at, self.closed = entry.set, self.round + 1, 0.0, False
         self.refused = [peer for peer in self.present if self.members[peer].out_until > entry.at]
         present = [peer for peer in posted if self.members[peer].present and not self.ended]
-        return [*made, *(self._give_base(peer, "replace") for peer in present)]
+        return [*instructions, *(self._give_base(peer, "replace") for peer in present)]

@@ -104,9 +104,9 @@ class Teller:
                 }
                 self._tell(e.SetValidated(**facts))
 
-    def told(self, what: str, why: str) -> None:
+    def report(self, kind: str, text: str) -> None:
         """Tell something that the terminal has shown, too."""
-        self._tell(e.PeersTold(what=what, why=why))
+        self._tell(e.PeersTold(what=kind, why=text))
 
     def sent(self, bytes: int) -> None:
         """Take the length of a set that was sent to a peer."""
@@ -121,28 +121,28 @@ class Teller:
         if not posts:
             return None
         ledger, batch = self._ledger, self._ledger.plan.batch_size
-        for peer, one in posts.items():
+        for peer, counts in posts.items():
             self._tell(
                 e.PeerPosted(
                     peer=peer,
                     name=self._name(peer),
                     posts=ledger.members[peer].number,
-                    new=one.new,
-                    batches=one.batches,
-                    samples=one.batches * batch,
+                    new=counts.new,
+                    batches=counts.batches,
+                    samples=counts.batches * batch,
                     seconds=seconds,
-                    accuracy=one.accuracy,
-                    loss=one.loss,
-                    bytes_back=one.new * self._set_bytes,
+                    accuracy=counts.accuracy,
+                    loss=counts.loss,
+                    bytes_back=counts.new * self._set_bytes,
                 )
             )
         test = {}
         if ledger.validations and ledger.validation_count != self._validated:
             self._validated = ledger.validation_count
             last = ledger.validations[-LAST:]
-            test = _known({name: fmean(getattr(one, name) for one in last) for name in ("accuracy", "loss")})
-        metrics = {name: [getattr(one, name) for one in posts.values()] for name in ("accuracy", "loss")}
-        new = sum(one.new for one in posts.values())
+            test = _finite({name: fmean(getattr(counts, name) for counts in last) for name in ("accuracy", "loss")})
+        metrics = {name: [getattr(counts, name) for counts in posts.values()] for name in ("accuracy", "loss")}
+        new = sum(counts.new for counts in posts.values())
         epsilons = self.epsilons()
         largest = {"epsilon": max(epsilons.values())} if epsilons else {}
         record = RoundRecord(
@@ -151,7 +151,7 @@ class Teller:
             slot=max(posts),
             version=ledger.counts.get("posts", 0),
             epochs=1,
-            samples=batch * sum(one.batches for one in posts.values()),
+            samples=batch * sum(counts.batches for counts in posts.values()),
             seconds=seconds,
             compute_s=0.0,
             transfer_s=0.0,
@@ -159,8 +159,8 @@ class Teller:
             bytes_out=self._sent_bytes,
             bytes_back=new * self._set_bytes,
             slots=len(ledger.present),
-            metrics=_known(
-                {name: fmean(known) for name, one in metrics.items() if (known := [v for v in one if v == v])}
+            metrics=_finite(
+                {name: fmean(finite) for name, counts in metrics.items() if (finite := [v for v in counts if v == v])}
             )
             | largest,
             epsilons={str(peer): epsilon for peer, epsilon in epsilons.items()},
@@ -170,15 +170,15 @@ class Teller:
         self._tell(e.Committed(record=record))
         return record
 
-    def end(self, how: e.How, why: str) -> None:
+    def end(self, how: e.How, reason: str) -> None:
         """Tell that the run has ended."""
-        self._tell(e.RunEnded(run=self._ledger.run, how=how, version=self._ledger.counts.get("posts", 0), why=why))
+        self._tell(e.RunEnded(run=self._ledger.run, how=how, version=self._ledger.counts.get("posts", 0), why=reason))
 
     def _name(self, peer: int) -> str:
         return self._ledger.members[peer].name or f"peer {peer}"
 
 
-def _known(metrics: dict[str, float]) -> dict[str, float]:
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if value == value}
 
 

@@ -110,9 +110,9 @@ class SamplePeer(Peer):
         super().__init__(*args, **named)
         self.how = how
         self._account: ReleaseAccount | None = None
-        self._held: BinaryIO | None = None  # the lock of the account
+        self._lock_file: BinaryIO | None = None  # the lock of the account
         self._left: int | None = None  # steps that the budget allows; None without
-        self._told_at = 0.0
+        self._shown_epsilon_at = 0.0
 
     @property
     def account(self) -> ReleaseAccount:
@@ -146,8 +146,8 @@ class SamplePeer(Peer):
         folder = account_folder(self._link)
         with explained(folder, "begin the account of releases in"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._held = (folder / LOCK).open("ab")
-        if not holds(self._held):
+            self._lock_file = (folder / LOCK).open("ab")
+        if not holds(self._lock_file):
             raise ConfigError(
                 "another program here trains with this link and --privacy-unit sample, and an account is for one of them",
                 hint="wait until it has ended, or ask for another link",
@@ -198,9 +198,9 @@ class SamplePeer(Peer):
         self._count()
         super()._post()
 
-    def _break(self, why: str, hint: str = "") -> None:
+    def _break(self, reason: str, hint: str = "") -> None:
         self._count()  # it tells about weights that have not been posted
-        super()._break(why, hint)
+        super()._break(reason, hint)
 
     def _count(self) -> None:
         if steps := self.trained.counted():
@@ -209,24 +209,24 @@ class SamplePeer(Peer):
     def _validate(self, number: int, weights: Any) -> None:
         """Do nothing: a metric would tell without noise."""
 
-    def _told(self, loss: float) -> str:
+    def _training_facts(self, loss: float) -> str:
         return f"clip {self.how.clip:g}, noise {self.how.noise:g}"
 
     def _show_last_post(self) -> None:
         super()._show_last_post()
-        if self._told_at + EPSILON_S <= time.monotonic():
+        if self._shown_epsilon_at + EPSILON_S <= time.monotonic():
             self._tell()
 
     def _tell(self) -> None:
-        self._told_at = time.monotonic()
+        self._shown_epsilon_at = time.monotonic()
         if self._account is not None and (epsilon := self._account.accountant.epsilon(ME)):
             delta = self.how.delta
             self._say(f"epsilon   {epsilon:.4g} at delta {delta:g}, of a single sample, by all posts with this link")
 
     def close(self) -> None:
         """End the connection, and say the epsilon of a sample."""
-        self._told_at = math.inf  # once is enough
+        self._shown_epsilon_at = math.inf  # once is enough
         super().close()
         self._tell()
-        if self._held is not None:
-            self._held.close()
+        if self._lock_file is not None:
+            self._lock_file.close()

@@ -7,7 +7,7 @@ next base. So a server that was killed knows the last base and the posts in it. 
 from __future__ import annotations
 
 from ddlf.peers.entries import Summed
-from ddlf.peers.ledger import Held, Instruction, Unfit
+from ddlf.peers.ledger import Instruction, LedgerSet, Unfit
 from ddlf.peers.rounds import RoundLedger
 
 
@@ -25,7 +25,10 @@ class SecureLedger(RoundLedger):
             self._count("merged")
             self.members[peer].count_post(number, updates, entry.at)
         trainings = self.sets[self.base].trainings + 1
-        self._take(entry.set, Held(state="base", trainings=trainings, base=entry.set))
-        made: list[Instruction] = [self._end_of(self.base, "contained", entry.set)]
+        self._take(entry.set, LedgerSet(state="base", trainings=trainings, base=entry.set))
+        instructions: list[Instruction] = [self._end_of(self.base, "contained", entry.set)]
         self.base, self.round = entry.set, self.round + 1
-        return [*made, *(self._give_base(peer, "replace") for peer in entry.peers if self.members[peer].present)]
+        return [
+            *instructions,
+            *(self._give_base(peer, "replace") for peer in entry.peers if self.members[peer].present),
+        ]

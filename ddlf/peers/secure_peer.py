@@ -76,8 +76,8 @@ class SecurePeer:
                 named = [_number(part) for part in message.members.split(",")]
                 return Signed(attempt=share.attempt, signature=share.sign(named).hex())
             case Signatures():
-                given = message.signatures.items()
-                answer = share.answer({_number(name): _bytes(one) for name, one in given})
+                signatures = message.signatures.items()
+                answer = share.answer({_number(name): _bytes(text) for name, text in signatures})
                 lost = b"".join(secret for _, secret in sorted(answer.secrets.items()))
                 return Unmask(attempt=share.attempt, seed=answer.seed.hex(), secrets=lost.hex())
         return None

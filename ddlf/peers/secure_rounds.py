@@ -121,16 +121,16 @@ class SecureRounds:
                 del self._offers[peer]
             else:
                 self._lost.add(peer)
-        made: list[Do] = []
+        instructions: list[Do] = []
         if self.phase == "offers" and peer not in self._offers:
-            made.append(self._asked(peer))
+            instructions.append(self._attempt_for(peer))
         if self.phase not in ("idle", "offers") and peer in self._offers.keys() - self._lost:
-            made.append(Tell(peer=peer, message=self._members()))
+            instructions.append(Tell(peer=peer, message=self._members()))
             if peer in self._survivors:
-                made.append(Tell(peer=peer, message=self._named()))
+                instructions.append(Tell(peer=peer, message=self._named()))
                 if self.phase != "signing":
-                    made.append(Tell(peer=peer, message=self._all_signed()))
-        return made
+                    instructions.append(Tell(peer=peer, message=self._all_signed()))
+        return instructions
 
     def received(self, peer: int, message: Message, now: float) -> list[Do]:
         """Take a message of a peer.
@@ -139,12 +139,12 @@ class SecureRounds:
             ProtocolError: The message cannot be used, and the peer must go.
             Unfit: The peer cannot take part.
         """
-        made: list[Do] = []
+        instructions: list[Do] = []
         match message:
             case Offered():
-                made = self._offered(peer, message, now)
+                instructions = self._offered(peer, message, now)
             case Masked():
-                made = self._masked(peer, message, now)
+                instructions = self._masked(peer, message, now)
             case Signed() if message.attempt == self.attempt and self.phase == "signing" and peer in self._survivors:
                 signature = _bytes(message.signature, SIGNATURE_BYTES, "signature")
                 if not secure_sum.has_signed(self._roster, self.attempt, self._terms, peer, self._survivors, signature):
@@ -154,7 +154,7 @@ class SecureRounds:
                 self._answers[peer] = self._answer(message)
             case _:
                 pass  # a message of an attempt that is void
-        return made + self.step(now)
+        return instructions + self.step(now)
 
     def step(self, now: float) -> list[Do]:
         """Return the next instructions."""
@@ -163,7 +163,7 @@ class SecureRounds:
             return []
         if ledger.ended:
             return self.ended()
-        made: list[Do] = []
+        instructions: list[Do] = []
         present = set(ledger.present)
         if self.phase == "offers":
             for peer in self._offers.keys() - present:
@@ -172,32 +172,32 @@ class SecureRounds:
             self._lost |= self._offers.keys() - present
         is_late = self._since > 0 and now - self._since >= ledger.plan.deadline_s
         if self.phase == "idle":
-            made += self._begin()
+            instructions += self._begin()
         if self.phase == "offers":
             enough = len(self._offers) >= self._least
             if enough and (is_late or self._offers.keys() >= present):
                 self._close_offers()
-                made += [Tell(peer=peer, message=self._members()) for peer in self._offers]
+                instructions += [Tell(peer=peer, message=self._members()) for peer in self._offers]
         if self.phase == "posts":
             able = self._offers.keys() - self._lost
             posted = able & self._posts.keys()
             if len(able) < self._least:
-                return made + self._void(f"{len(able)} of {len(self._offers)} members are left", now)
+                return instructions + self._void(f"{len(able)} of {len(self._offers)} members are left", now)
             if posted == able or (is_late and len(posted) >= self._least):
                 self._survivors, self.phase, self._since = sorted(posted), "signing", now
-                made += [Tell(peer=peer, message=self._named()) for peer in self._survivors]
+                instructions += [Tell(peer=peer, message=self._named()) for peer in self._survivors]
         if self.phase in ("signing", "unmasking"):
-            waits_for = [one for one in self._survivors if one not in self._come]
-            if gone := [one for one in waits_for if one in self._lost]:
-                return made + self._void(f"peer {gone[0]} has left between its post and the sum", now)
-            if waits_for and now - self._since >= max(ledger.plan.deadline_s, ANSWER_S):
-                return made + self._void(f"peer {waits_for[0]} has not answered in time", now)
+            unanswered = [member for member in self._survivors if member not in self._come]
+            if absent := [member for member in unanswered if member in self._lost]:
+                return instructions + self._void(f"peer {absent[0]} has left between its post and the sum", now)
+            if unanswered and now - self._since >= max(ledger.plan.deadline_s, ANSWER_S):
+                return instructions + self._void(f"peer {unanswered[0]} has not answered in time", now)
         if self.phase == "signing" and self._signatures.keys() >= set(self._survivors):
             self.phase, self._since = "unmasking", now
-            made += [Tell(peer=peer, message=self._all_signed()) for peer in self._survivors]
+            instructions += [Tell(peer=peer, message=self._all_signed()) for peer in self._survivors]
         if self.phase == "unmasking" and self._answers.keys() >= set(self._survivors):
             self.phase = "adding"
-            made.append(
+            instructions.append(
                 AddUp(
                     base=ledger.base,
                     posts={peer: self._posts[peer] for peer in self._survivors},
@@ -205,30 +205,30 @@ class SecureRounds:
                     shares={peer: share_of(ledger.members[peer].samples, self._most) for peer in self._survivors},
                 )
             )
-        return made
+        return instructions
 
     def added(self, now: float) -> list[Do]:
         """Begin the next round, after the ledger has taken the sum. Peers that are not in the sum begin again."""
-        made: list[Do] = []
+        instructions: list[Do] = []
         for peer in self._ledger.present:
             if peer not in self._survivors:
                 post = self._posts.get(peer)
                 number = self._late.get(peer, post.number if post else self._ledger.members[peer].number)
-                made.append(self._rejected(peer, number))
+                instructions.append(self._rejected(peer, number))
         self._clear()
-        return made + self.step(now)
+        return instructions + self.step(now)
 
     def ended(self) -> list[Do]:
         """Give up the open round, because the training has ended."""
         posts = len(self._posts)
         self._clear()
-        why = "the training has ended in an open round"
-        are = "1 masked post is" if posts == 1 else f"{posts} masked posts are"
-        return [Line(text=f"void      {why}, so {are} in no sum")] if posts else []
+        reason = "the training has ended in an open round"
+        subject = "1 masked post is" if posts == 1 else f"{posts} masked posts are"
+        return [Line(text=f"void      {reason}, so {subject} in no sum")] if posts else []
 
-    def wrong(self, why: str, now: float) -> list[Do]:
+    def wrong(self, reason: str, now: float) -> list[Do]:
         """Give up a sum that was unmasked and cannot be right."""
-        return self._void(why, now)
+        return self._void(reason, now)
 
     # -- parts ------------------------------------------------------------------------------------------------------------
 
@@ -251,16 +251,16 @@ class SecureRounds:
             return [Line(text=f"waits     a secure sum needs {self._least} peers; here: {len(present)}")]
         self._said_waiting = False
         self.attempt, self.phase = secrets.token_hex(8), "offers"
-        return [self._asked(peer) for peer in present]
+        return [self._attempt_for(peer) for peer in present]
 
-    def _asked(self, peer: int) -> Tell:
+    def _attempt_for(self, peer: int) -> Tell:
         return Tell(peer=peer, message=Attempt(attempt=self.attempt, base=self._ledger.base))
 
     def _offered(self, peer: int, message: Offered, now: float) -> list[Do]:
         if message.attempt != self.attempt or self.phase != "offers":
             return []
         if message.base != self._ledger.base:  # it was away when the base came
-            return [self._rejected(peer, self._ledger.members[peer].number), self._asked(peer)]
+            return [self._rejected(peer, self._ledger.members[peer].number), self._attempt_for(peer)]
         offer = Offer(
             member=peer,
             identity=_bytes(message.identity, SECRET_BYTES, "identity"),
@@ -310,43 +310,45 @@ class SecureRounds:
         return []
 
     def _rejected(self, peer: int, number: int) -> Reply:
-        return Reply(peer=peer, number=number, answer="rejected", set=self._ledger.base, why=LATE)
+        return Reply(peer=peer, number=number, answer="rejected", set=self._ledger.base, reason=LATE)
 
     def _answer(self, message: Unmask) -> secure_sum.Answer:
         lost = sorted(self._offers.keys() - set(self._survivors))
         data = _bytes(message.secrets, SECRET_BYTES * len(lost), "list of secrets")
-        found = {one: data[SECRET_BYTES * at : SECRET_BYTES * (at + 1)] for at, one in enumerate(lost)}
-        return secure_sum.Answer(seed=_bytes(message.seed, SECRET_BYTES, "seed"), secrets=found)
+        pair_secrets = {
+            peer: data[SECRET_BYTES * index : SECRET_BYTES * (index + 1)] for index, peer in enumerate(lost)
+        }
+        return secure_sum.Answer(seed=_bytes(message.seed, SECRET_BYTES, "seed"), secrets=pair_secrets)
 
-    def _void(self, why: str, now: float) -> list[Do]:
+    def _void(self, reason: str, now: float) -> list[Do]:
         numbers = self._late | {peer: post.number for peer, post in self._posts.items()}
-        made: list[Do] = [Line(text=f"void      the round begins again with new keys: {why}")]
-        made += [Reply(peer=peer, number=number, answer="continue") for peer, number in numbers.items()]
+        instructions: list[Do] = [Line(text=f"void      the round begins again with new keys: {reason}")]
+        instructions += [Reply(peer=peer, number=number, answer="continue") for peer, number in numbers.items()]
         self._clear()
-        return made + self.step(now)
+        return instructions + self.step(now)
 
     def _members(self) -> Members:
-        offers = {str(one.member): (one.identity + one.key + one.signature).hex() for one in self._roster}
+        offers = {str(offer.member): (offer.identity + offer.key + offer.signature).hex() for offer in self._roster}
         return Members(attempt=self.attempt, samples=self._most, offers=offers)
 
     def _named(self) -> Survivors:
         return Survivors(attempt=self.attempt, members=",".join(map(str, self._survivors)))
 
     def _all_signed(self) -> Signatures:
-        signatures = {str(peer): one.hex() for peer, one in sorted(self._signatures.items())}
+        signatures = {str(peer): signature.hex() for peer, signature in sorted(self._signatures.items())}
         return Signatures(attempt=self.attempt, signatures=signatures)
 
 
-def _bytes(text: str, length: int, what: str) -> bytes:
+def _bytes(text: str, length: int, label: str) -> bytes:
     """Return the bytes of a hexadecimal text.
 
     Raises:
         ProtocolError: It is another text, or has another length.
     """
     try:
-        found = bytes.fromhex(text)
+        data = bytes.fromhex(text)
     except ValueError:
-        found = b""
-    if len(found) != length:
-        raise ProtocolError(f"a {what} has {2 * length} hexadecimal digits, got {text[:20]!r} of {len(text)}")
-    return found
+        data = b""
+    if len(data) != length:
+        raise ProtocolError(f"a {label} has {2 * length} hexadecimal digits, got {text[:20]!r} of {len(text)}")
+    return data

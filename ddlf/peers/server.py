@@ -226,16 +226,16 @@ class Line:
         await self.socket.send_alive(frames.pieces(message))
         self.read_by = inf
 
-    def answer(self, reply: Reply, share: float = 1.0, near: bytes = b"") -> None:
+    def answer(self, reply: Reply, share: float = 1.0, start: bytes = b"") -> None:
         """Send an answer, after the earlier ones. The listening task sends it if it works on a message.
 
         Args:
             reply: The answer.
-            share: Share of the difference between the set ``near`` and that of the answer that the peer gets.
-            near: The set of the peer's post, if the share is below 1.
+            share: Share of the difference between the set ``start`` and that of the answer that the peer gets.
+            start: The set of the peer's post, if the share is below 1.
         """
         self.answered = reply.number
-        self._put((reply, share, near))
+        self._put((reply, share, start))
 
     def tell(self, message: Message) -> None:
         """Send a message, after the earlier ones."""
@@ -288,7 +288,7 @@ class PeerServer:
     ) -> None:
         self.plan = plan
         self.quotas = quotas or Quotas()
-        self._asked: dict[int, int] = {}  # by peer: the set that it was asked to validate
+        self._validation_requests: dict[int, int] = {}  # by peer: the set that it was asked to validate
         self._paced_shown: dict[int, Rarely] = {}
         self.model = model
         self.ledger: WeightLedger = SwapLedger(plan) if plan.way == "swap" else RoundLedger(plan)
@@ -316,7 +316,7 @@ class PeerServer:
         self._proxied = proxied
         self._secure = self._has_tls = False
         self._lines: dict[int, Line] = {}
-        self._seen: dict[int, float] = {}
+        self._last_signs: dict[int, float] = {}
         self._returning: set[int] = set()  # peers of an earlier server, which have not come back yet
         self._connections = 0
         self._refusing = 0
@@ -335,7 +335,7 @@ class PeerServer:
         self._alone_said = False
         self._short = NO_SET  # the base of the last round whose missing posts the server has named
         self._shown = Rarely(time.time())
-        self._told_epsilon = Rarely(time.time())
+        self._epsilon_shown = Rarely(time.time())
         self._counting = asyncio.Lock()
         self._errors_shown: dict[str, Rarely] = {}
         self._back_shown: dict[int, Rarely] = {}
@@ -360,18 +360,18 @@ class PeerServer:
         Raises:
             CheckpointError: The journal cannot be read or written.
         """
-        self._journal, found = open_journal(self._folder)
+        self._journal, content = open_journal(self._folder)
         if self.plan.mechanism is not None:
-            self._spending = Spending(self.plan, self._folder, continues=found.snapshot is not None)
+            self._spending = Spending(self.plan, self._folder, continues=content.snapshot is not None)
             self._teller.epsilons = self._spending.epsilons
-        made: list[Instruction] = []
-        if found.snapshot is not None:
-            self.ledger.restore(found.snapshot)
+        instructions: list[Instruction] = []
+        if content.snapshot is not None:
+            self.ledger.restore(content.snapshot)
         else:
             self._journal.begin_file(self.ledger.state(), {})
-        for entry in found.entries:
+        for entry in content.entries:
             with contextlib.suppress(Unfit):  # it did not fit then, either
-                made += self.ledger.apply(entry)
+                instructions += self.ledger.apply(entry)
         if self._spending is not None:
             self._spending.check_complete(self.ledger.releases, self.ledger.counts.get("posts", 0))
             self._spent = self._spending.spent_by_post()
@@ -383,17 +383,21 @@ class PeerServer:
         else:
             self._outer = self._stepped = self._read_sets()
             posts, peers = self.ledger.counts.get("posts", 0), len(self.ledger.members)
-            of = f"{peers:,} peer{'s' * (peers != 1)}"
-            self._say(f"resumed   {posts:,} post{'s' * (posts != 1)} of {of} in the journal")
+            peers_text = f"{peers:,} peer{'s' * (peers != 1)}"
+            self._say(f"resumed   {posts:,} post{'s' * (posts != 1)} of {peers_text} in the journal")
         members = self.ledger.members.items()
         self.check.recall(
-            {peer: Last(one.length, one.trained, one.moved, one.longest) for peer, one in members if one.length}
+            {
+                peer: Last(member.length, member.trained, member.moved, member.longest)
+                for peer, member in members
+                if member.length
+            }
         )
         self._next_set = self.ledger.next_set
         self._next_peer = max(self.ledger.members, default=0) + 1
         now = time.time()
-        self._seen = dict.fromkeys(self.ledger.present, now)
-        self._returning = set(self._seen)
+        self._last_signs = dict.fromkeys(self.ledger.present, now)
+        self._returning = set(self._last_signs)
 
     def tell_begin(self, name: str) -> None:
         """Tell that the run begins, or continues. Call it after ``recover``."""
@@ -405,23 +409,23 @@ class PeerServer:
 
     def _read_sets(self) -> Weights:
         """Read the needed sets, and return the state of the outer optimizer, which follows the base in the journal."""
-        base, rest = self.ledger.base, b""
+        base, state = self.ledger.base, b""
         for number, data in needed_sets(self._journal, self.ledger.pinned).items():
             size = self.wire.length(data)
-            rest = data[size:] if number == base else rest
+            state = data[size:] if number == base else state
             self._keep(number, data[:size], self.wire.travelling(data[:size]))
-        if not rest:
+        if not state:
             return []
         layout = state_layout(self.plan, self.wire.decode(self._bytes(base)))
-        if layout is None or (why := layout.fault(rest)):
-            raise CheckpointMismatch(f"the state of the outer optimizer in {self._folder} cannot be used: {why}")
-        return layout.decode(rest)
+        if layout is None or (fault := layout.fault(state)):
+            raise CheckpointMismatch(f"the state of the outer optimizer in {self._folder} cannot be used: {fault}")
+        return layout.decode(state)
 
     def _for_file(self) -> dict[int, bytes]:
         """Return the bytes of all needed sets in the form of the journal."""
         base = self.ledger.base
-        kept = self.sets | self._exact
-        return {number: data + state_bytes(self._outer) * (number == base) for number, data in kept.items()}
+        needed = self.sets | self._exact
+        return {number: data + state_bytes(self._outer) * (number == base) for number, data in needed.items()}
 
     def _keep(self, number: int, data: bytes, travelling: bytes) -> None:
         """Keep a set of the journal. Without ``travelling``, it travels as it is."""
@@ -534,9 +538,9 @@ class PeerServer:
         return self.model.layout.encode(mean)
 
     def _part(self, number: int) -> Part:
-        held = self.ledger.sets[number]
+        ledger_set = self.ledger.sets[number]
         read = partial(self.wire.decode, self._bytes(number))
-        return Part(read=read, trainings=held.trainings, samples=held.samples)
+        return Part(read=read, trainings=ledger_set.trainings, samples=ledger_set.samples)
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:
@@ -598,16 +602,16 @@ class PeerServer:
 
     async def _write(self, batch: list[Waiting]) -> None:
         """Write entries with one sync. A disk that refuses fails the entries, and not the server."""
-        entries, heads = [(one.entry, one.data) for one in batch], [one.head for one in batch]
+        entries, heads = [(waiting.entry, waiting.data) for waiting in batch], [waiting.head for waiting in batch]
         try:
             await asyncio.to_thread(self._journal.append, entries, heads)
         except DDLFError as error:
             self._say_error("entries", error)
-            for one in batch:
-                _set_exception(one.done, error)
+            for waiting in batch:
+                _set_exception(waiting.done, error)
             return
-        for one in batch:
-            self._take(one)
+        for waiting in batch:
+            self._take(waiting)
         if self._journal.is_long:
             try:
                 await asyncio.to_thread(self._journal.begin_file, self.ledger.state(), self._for_file())
@@ -634,21 +638,21 @@ class PeerServer:
         if isinstance(entry, WITH_SET):
             self._keep(entry.set, data[: self.wire.length(data)], travelling)
         try:
-            made = self.ledger.apply(entry)
+            instructions = self.ledger.apply(entry)
         except Unfit as error:  # something in the same batch came first
             if isinstance(entry, WITH_SET):
                 self._drop(entry.set)
             _set_exception(done, error)
             return
-        if isinstance(entry, Posted) and (held := self.ledger.sets.get(entry.set)) is not None:
-            self.check.accepted(entry, held.trainings)
+        if isinstance(entry, Posted) and (ledger_set := self.ledger.sets.get(entry.set)) is not None:
+            self.check.accepted(entry, ledger_set.trainings)
         if isinstance(entry, (Merged, Summed)):
             self._outer = self._stepped
         if isinstance(entry, Left) and entry.why != HAS_END:
             without = ", so it has not received the last set" * self.ledger.over
             self._say(f"left      {self._name(entry.peer)}: {entry.why}{without}")
         self._teller.took(entry)
-        for instruction in made:
+        for instruction in instructions:
             self._carry_out(instruction)
         self._forget([validated] if validated != self.ledger.validated else [])
         if self.ledger.over and not self.ledger.present:
@@ -665,7 +669,7 @@ class PeerServer:
             case Mean():
                 self._begin(self._merge(instruction))
             case Over():
-                self._begin(self._end(instruction.why))
+                self._begin(self._end(instruction.reason))
 
     def _answer(self, reply: Reply) -> None:
         """Send an answer to a peer. If it has a set to merge, the step towards this set is bounded.
@@ -675,21 +679,23 @@ class PeerServer:
         if spent := self._spent.get(reply.peer):
             self._begin(self._end_spent(spent))
             return
-        line, share, near = self._lines.get(reply.peer), 1.0, b""
-        if reply.answer == "merge" and (held := self.ledger.sets.get(reply.set)) is not None:
+        line, share, start = self._lines.get(reply.peer), 1.0, b""
+        if reply.answer == "merge" and (ledger_set := self.ledger.sets.get(reply.set)) is not None:
             validated = reply.set == self.ledger.validated
-            share = self.check.step(reply.peer, reply.set, held, validated=validated)
+            share = self.check.step(reply.peer, reply.set, ledger_set, validated=validated)
         elif reply.set != NO_SET and reply.answer != "validate":
             self.check.replaced(reply.peer, reply.set)
         if share < 1:
-            own = [
-                number for number, one in self.ledger.sets.items() if one.peer == reply.peer and one.state == "waiting"
+            waiting = [
+                number
+                for number, ledger_set in self.ledger.sets.items()
+                if ledger_set.peer == reply.peer and ledger_set.state == "waiting"
             ]
-            near = self.sets[max(own, default=self.ledger.validated)]
+            start = self.sets[max(waiting, default=self.ledger.validated)]
         if reply.answer == "validate":
-            self._asked[reply.peer] = reply.set
+            self._validation_requests[reply.peer] = reply.set
         if line is not None:
-            line.answer(reply, share, near)
+            line.answer(reply, share, start)
 
     def _forget(self, sets: Sequence[int]) -> None:
         for number in sets:
@@ -713,12 +719,12 @@ class PeerServer:
             weights = await asyncio.to_thread(mean_of_swaps, list(parts.values()))
         else:
             base = self.wire.decode(self._bytes(mean.base))
-            given = await asyncio.to_thread(self.wire.decode, self.sets[mean.base])
+            received = await asyncio.to_thread(self.wire.decode, self.sets[mean.base])
             samples = median_low(part.samples for part in parts.values())
-            parts = {number: self._counted(number, part, given, samples) for number, part in parts.items()}
+            parts = {number: self._counted(number, part, received, samples) for number, part in parts.items()}
             parts = self._capped(parts)
             weights, outer, lines = await asyncio.to_thread(
-                next_base, self.plan, base, given, parts, self._outer, self.model.trainable
+                next_base, self.plan, base, received, parts, self._outer, self.model.trainable
             )
             if self._spending is not None and not self._spending.is_by_post and weights is not base:
                 try:
@@ -730,8 +736,8 @@ class PeerServer:
             self._stepped = [np.asarray(array) for array in outer]
         data = await asyncio.to_thread(self.model.layout.encode, weights)
         travelling = await asyncio.to_thread(self.wire.travelling, data)
-        if travelling and (why := await asyncio.to_thread(self.wire.beyond, weights)):
-            lines.append(why)
+        if travelling and (problem := await asyncio.to_thread(self.wire.beyond, weights)):
+            lines.append(problem)
         for line in lines:
             self._say(f"suspect   {line}")
         sketch = await asyncio.to_thread(self._sketcher.sketch, travelling or data)
@@ -764,10 +770,10 @@ class PeerServer:
                     raise _unwritten_end(error) from error
                 await asyncio.sleep(AGAIN_S)
 
-    async def _end_spent(self, why: str) -> None:
+    async def _end_spent(self, reason: str) -> None:
         """End the training, because another release would exceed the privacy budget."""
         with contextlib.suppress(Unfit):  # it has ended already
-            await self._end_training(why)
+            await self._end_training(reason)
 
     async def _count(self, spending: Spending, *peers: int) -> str:
         """Count a release of some peers before it leaves. Return why they cannot be in another one; empty if they can.
@@ -786,16 +792,16 @@ class PeerServer:
                 if self.ledger.ended:
                     raise _unwritten_end(error) from error
                 await asyncio.sleep(AGAIN_S)
-        if self._told_epsilon.is_due(time.time()):
+        if self._epsilon_shown.is_due(time.time()):
             self._say(f"privacy   {spending.line()}")
         return spent
 
-    def _counted(self, number: int, part: Part, given: Weights, usual_samples: int) -> Part:
+    def _counted(self, number: int, part: Part, received: Weights, usual_samples: int) -> Part:
         """Return a set of a round with the share of its training that counts. Then it has at most the usual samples."""
         if (share := self.ledger.sets[number].share) == 1:
             return part
         samples = min(part.samples, usual_samples)
-        return replace(part, read=lambda: towards(given, part.read(), share), samples=samples)
+        return replace(part, read=lambda: towards(received, part.read(), share), samples=samples)
 
     def _capped(self, parts: dict[int, Part]) -> dict[int, Part]:
         """Return the sets of a round without numbers of samples that would outweigh all other peers."""
@@ -805,33 +811,33 @@ class PeerServer:
         for number in (number for number, part in parts.items() if part.samples > most):
             peer = self.ledger.sets[number].peer
             if self._capped_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
-                said = f"{self._name(peer)} says that it has {parts[number].samples:,} samples"
-                self._say(f"capped    {said}, and counts with {most:,}: {HEAVIEST} times as many as is usual here")
+                claim = f"{self._name(peer)} says that it has {parts[number].samples:,} samples"
+                self._say(f"capped    {claim}, and counts with {most:,}: {HEAVIEST} times as many as is usual here")
         return {number: replace(part, samples=min(part.samples, most)) for number, part in parts.items()}
 
     def _long(self, of: Sequence[int]) -> tuple[int, ...]:
         """Return the sets of a mean that do not count in it, since their training is long. One always stays."""
-        found = tuple(number for number in of if self.check.is_long(self.ledger.sets[number]))
-        return found if len(found) < len(of) else ()
+        long = tuple(number for number in of if self.check.is_long(self.ledger.sets[number]))
+        return long if len(long) < len(of) else ()
 
     # -- secure sums ------------------------------------------------------------------------------------------------------
 
     def _terms(self, plan: Plan, text: str, base: int, samples: int) -> str:
         return terms_of(plan, samples, text, self.sets[base])
 
-    def _follow(self, made: Sequence[Do]) -> None:
+    def _follow(self, instructions: Sequence[Do]) -> None:
         """Carry out what a secure sum needs."""
-        for one in made:
-            match one:
+        for instruction in instructions:
+            match instruction:
                 case Tell():
-                    if (line := self._lines.get(one.peer)) is not None:
-                        line.tell(one.message)
+                    if (line := self._lines.get(instruction.peer)) is not None:
+                        line.tell(instruction.message)
                 case Reply():
-                    self._carry_out(one)
+                    self._carry_out(instruction)
                 case AddUp():
-                    self._begin(self._add_up(one))
+                    self._begin(self._add_up(instruction))
                 case _:
-                    self._say(one.text)
+                    self._say(instruction.text)
 
     async def _add_up(self, work: AddUp) -> None:
         """Unmask a sum, and write the next base."""
@@ -863,7 +869,7 @@ class PeerServer:
         else:
             self._follow(self._sums.added(time.time()))
 
-    async def _end_training(self, why: str) -> None:
+    async def _end_training(self, reason: str) -> None:
         """End the training. If the disk refuses the end, end the server: a later one continues the training.
 
         Raises:
@@ -871,7 +877,7 @@ class PeerServer:
             CheckpointError: The disk refuses, and the server ends.
         """
         try:
-            await self.commit(Ended(at=time.time(), why=why))
+            await self.commit(Ended(at=time.time(), why=reason))
         except CheckpointError as error:
             self._failure = self._failure or _unwritten_end(error)
             self.done.set()
@@ -895,11 +901,11 @@ class PeerServer:
             record = self._teller.tick(now)
             if record is not None and self._converged is not None and not self.ledger.ended:
                 await self._ask_whether_converged(self._converged, record)
-            seen = self._seen | {peer: self._heard(peer, line) for peer, line in self._lines.items()}
-            for entry in self.ledger.due(now, seen):
+            last_signs = self._last_signs | {peer: self._heard(peer, line) for peer, line in self._lines.items()}
+            for entry in self.ledger.due(now, last_signs):
                 if isinstance(entry, Ended) and self._waits_for_peers(now):
                     continue
-                if isinstance(entry, Left) and self._seen.get(entry.peer, 0.0) >= now:
+                if isinstance(entry, Left) and self._last_signs.get(entry.peer, 0.0) >= now:
                     continue  # it came back while an earlier entry was written
                 try:
                     await (self._end_training(entry.why) if isinstance(entry, Ended) else self.commit(entry))
@@ -919,13 +925,15 @@ class PeerServer:
         missing, base = self.ledger.missing_posts, self.ledger.base
         if missing and base != self._short:
             self._short = base
-            why = f"the round needs {missing:,} more post{'s' * (missing > 1)}, and all peers that are here have posted"
-            self._say(f"quorum    {why}")
-            self._teller.told("quorum", why)
+            reason = (
+                f"the round needs {missing:,} more post{'s' * (missing > 1)}, and all peers that are here have posted"
+            )
+            self._say(f"quorum    {reason}")
+            self._teller.report("quorum", reason)
 
     def _waits_for_peers(self, now: float) -> bool:
         """Return whether peers of an earlier server are about to come back. Only connected peers get the last set."""
-        return any(now - self._seen[peer] <= self.ledger.members[peer].lease_s for peer in self._returning)
+        return any(now - self._last_signs[peer] <= self.ledger.members[peer].lease_s for peer in self._returning)
 
     async def _ask_whether_converged(self, converged: Callable[[RoundRecord], bool], record: RoundRecord) -> None:
         try:
@@ -953,9 +961,9 @@ class PeerServer:
         finally:
             self._testing = False
 
-    async def _end(self, why: str) -> None:
-        self._say(f"over      {why}")
-        posts = sum(one.state == "waiting" for one in self.ledger.sets.values())
+    async def _end(self, reason: str) -> None:
+        self._say(f"over      {reason}")
+        posts = sum(ledger_set.state == "waiting" for ledger_set in self.ledger.sets.values())
         if 0 < posts < self.plan.least_posts:
             self._say(
                 f"left out  {posts:,} of {self.plan.quorum:,} posts of the last round, whose noise would be too small"
@@ -987,7 +995,7 @@ class PeerServer:
         try:
             host, origin = headers.get("Host", ""), headers.get("Origin")
             code, cookies = headers.get(sessions.CODE_HEADER, ""), headers.get("Cookie", "")
-            authorization, wanted = headers.get("Authorization", ""), headers.get("Range", "")
+            authorization, byte_range = headers.get("Authorization", ""), headers.get("Range", "")
         except LookupError:
             return response(400, "the request has a header twice")
         address, now = self._address(connection, headers), time.time()
@@ -1026,7 +1034,7 @@ class PeerServer:
                     return response(409, str(error))
             case path if path.startswith("/shard/"):
                 peer = self._peer_of(sessions.key_in(self.port, cookies, authorization))
-                return self._shard(connection, peer, path.removeprefix("/shard/"), wanted)
+                return self._shard(connection, peer, path.removeprefix("/shard/"), byte_range)
             case path if (file := files().get(path.removeprefix("/"))) is not None:
                 return file_response(file)
         return response(404, "there is no such page")
@@ -1065,24 +1073,24 @@ class PeerServer:
             return response(409, browser.refusal)
         return response(200, browser.facts(self.plan, self.ledger.run, peer))
 
-    def _shard(self, connection: ServerConnection, peer: int, number: str, wanted: str) -> Response:
+    def _shard(self, connection: ServerConnection, peer: int, number: str, byte_range: str) -> Response:
         """Answer a peer with a piece of the shard that it has. A peer gets one piece at a time."""
         if not peer:
             return response(401, "you have no session here: join with a link first")
         member, shards = self.ledger.members[peer], self.model.shards
         if shards is None or not member.present or str(member.shard) != number:
             return response(409, f"you do not have shard {number[:20]} here: connect first, without own data")
-        asked = re.fullmatch(r"bytes=(\d{1,15})-", wanted or "bytes=0-")
-        begin = int(asked[1]) if asked else -1
-        piece, size = shards.piece(member.shard, begin) if asked else (b"", 0)
+        match = re.fullmatch(r"bytes=(\d{1,15})-", byte_range or "bytes=0-")
+        begin = int(match[1]) if match else -1
+        piece, size = shards.piece(member.shard, begin) if match else (b"", 0)
         if not piece:
             return response(416, "a piece of a shard is asked for with the header Range: bytes=FIRST-")
         if (earlier := self._lending.get(peer)) is not None:
             earlier.transport.abort()
         self._lending[peer] = connection
-        found = file_response(File("application/octet-stream", piece), 206)
-        found.headers["Content-Range"] = f"bytes {begin}-{begin + len(piece) - 1}/{size}"
-        return found
+        answer = file_response(File("application/octet-stream", piece), 206)
+        answer.headers["Content-Range"] = f"bytes {begin}-{begin + len(piece) - 1}/{size}"
+        return answer
 
     def _address(self, connection: ServerConnection, headers: Headers) -> str:
         """Return the address of a request; if a proxy is in front, the one that the proxy names."""
@@ -1108,9 +1116,9 @@ class PeerServer:
             return await self._wrong_code(error, address)
         except CheckpointError:
             return response(507, f"{FULL}: try again later")
-        found = response(200, json.dumps({"peer": peer, "key": key, "run": self.ledger.run}))
-        found.headers["Set-Cookie"] = sessions.cookie(self.port, key, secure=self._secure)
-        return found
+        answer = response(200, json.dumps({"peer": peer, "key": key, "run": self.ledger.run}))
+        answer.headers["Set-Cookie"] = sessions.cookie(self.port, key, secure=self._secure)
+        return answer
 
     async def _wrong_code(self, error: Unfit, address: str) -> Response:
         """Answer a code that cannot be used, after some time."""
@@ -1130,8 +1138,8 @@ class PeerServer:
         if not key:
             return 0
         digest = sessions.hashed(key)
-        found = [peer for peer, one in self.ledger.members.items() if one.key == digest and not one.removed]
-        return found[0] if found else 0
+        peers = [peer for peer, member in self.ledger.members.items() if member.key == digest and not member.removed]
+        return peers[0] if peers else 0
 
     async def invite(self, count: int = 1, peers: int = 1) -> list[str]:
         """Return new codes, each for a number of peers."""
@@ -1143,10 +1151,10 @@ class PeerServer:
         return codes
 
     async def _command(self, name: str, query: str) -> dict[str, Any]:
-        asked = {key: values[0] for key, values in parse_qs(query).items()}
+        arguments = {key: values[0] for key, values in parse_qs(query).items()}
         match name:
             case "invite":
-                count, peers = (min(max(int(asked.get(name, "1")), 1), 1_000) for name in ("count", "peers"))
+                count, peers = (min(max(int(arguments.get(name, "1")), 1), 1_000) for name in ("count", "peers"))
                 return {"codes": await self.invite(min(count, 100), peers)}
             case "list":
                 return self.overview()
@@ -1155,7 +1163,7 @@ class PeerServer:
                     raise Unfit("in rounds with secure aggregation, the server has no sets to merge")
                 if (
                     self.plan.least_posts
-                    > len([one for one in self.ledger.sets.values() if one.state == "waiting"])
+                    > len([ledger_set for ledger_set in self.ledger.sets.values() if ledger_set.state == "waiting"])
                     > 0
                 ):
                     raise Unfit(
@@ -1168,11 +1176,11 @@ class PeerServer:
                 await self._end_training("stopped by ddlf peers stop")
                 return {"secure": self._sums is not None}
             case "kick":
-                peer = int(asked["peer"])
+                peer = int(arguments["peer"])
                 member = self.ledger.members.get(peer)
                 if member is None or member.removed:
-                    why = f"there is no peer {peer}" if member is None else f"peer {peer} is removed already"
-                    raise Unfit(why, hint="ddlf peers list shows the peers")
+                    reason = f"there is no peer {peer}" if member is None else f"peer {peer} is removed already"
+                    raise Unfit(reason, hint="ddlf peers list shows the peers")
                 await self.commit(Left(at=time.time(), peer=peer, why="removed", removed=True))
                 if (line := self._lines.get(peer)) is not None:
                     self._begin(self._refuse(line.socket, "you were removed", "ask for a new link"))
@@ -1184,8 +1192,8 @@ class PeerServer:
         ledger, now = self.ledger, time.time()
         epsilons = {} if self._spending is None else self._spending.epsilons()
         states: dict[str, int] = {}
-        for held in ledger.sets.values():
-            states[held.state] = states.get(held.state, 0) + 1
+        for ledger_set in ledger.sets.values():
+            states[ledger_set.state] = states.get(ledger_set.state, 0) + 1
         return {
             "run": ledger.run,
             "way": self.plan.way,
@@ -1201,22 +1209,22 @@ class PeerServer:
             "peers": [
                 {
                     "peer": peer,
-                    "name": one.name,
+                    "name": member.name,
                     "connected": peer in self._lines,
-                    "present": one.present,
-                    "removed": one.removed,
-                    "samples": one.samples,
-                    "shard": one.shard if one.present else NO_SHARD,
-                    "posts": one.number,
-                    "trainings": one.trainings,
-                    "updates": one.updates,
-                    "strikes": one.strikes,
+                    "present": member.present,
+                    "removed": member.removed,
+                    "samples": member.samples,
+                    "shard": member.shard if member.present else NO_SHARD,
+                    "posts": member.number,
+                    "trainings": member.trainings,
+                    "updates": member.updates,
+                    "strikes": member.strikes,
                     "out_s": ledger.out_s(peer, now),
-                    "posted_s_ago": round(now - one.posted_at, 1) if one.posted_at else None,
+                    "posted_s_ago": round(now - member.posted_at, 1) if member.posted_at else None,
                     "epsilon": epsilons.get(peer),
                 }
-                for peer, one in sorted(ledger.members.items())
-                if one.samples  # a member that has never arrived has used its code only
+                for peer, member in sorted(ledger.members.items())
+                if member.samples  # a member that has never arrived has used its code only
             ],
         }
 
@@ -1259,7 +1267,7 @@ class PeerServer:
         name = "".join(letter for letter in hello.name if letter.isprintable())[: frames.MOST_NAME]
         if (earlier := self._lines.get(peer)) is not None:
             await self._refuse(earlier.socket, "the same peer has connected again", "close other windows and programs")
-        self._seen[peer] = time.time()  # before it arrives: its lease begins at once
+        self._last_signs[peer] = time.time()  # before it arrives: its lease begins at once
         waits = keeps and ledger.repeat(peer) is None  # its post is in the open round
         if (spent := self._spent.get(peer)) and not waits:
             await self._end_spent(spent)
@@ -1346,7 +1354,7 @@ class PeerServer:
                 if not self.ledger.ended:  # otherwise the end is on its way to the peer
                     raise
             finally:
-                line.works, self._seen[peer] = False, time.time()
+                line.works, self._last_signs[peer] = False, time.time()
             self._turns.end(line.socket)
             size, is_bye = len(getattr(message, "set", b"")), isinstance(message, Bye)
             del message  # its set is no longer needed while the peer receives its answer, and trains
@@ -1367,7 +1375,7 @@ class PeerServer:
                 async with asyncio.timeout(wait_s):
                     await line.socket.wait_closed()
         finally:
-            line.rests, self._seen[peer] = False, time.time()
+            line.rests, self._last_signs[peer] = False, time.time()
             line.socket.transport.resume_reading()
 
     async def _received(self, peer: int, line: Line, message: Message) -> None:
@@ -1384,10 +1392,10 @@ class PeerServer:
             case _ if self._sums is not None and isinstance(message, SECURE_FROM_PEER):
                 self._follow(self._sums.received(peer, message, time.time()))
             case Broken():
-                why = message.why[: frames.MOST_TEXT_BYTES]
+                reason = message.why[: frames.MOST_TEXT_BYTES]
                 if self._rejected_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
-                    self._say(f"again     {self._name(peer)} begins again: {why}")
-                await self.commit(Lost(at=time.time(), peer=peer, why=why))
+                    self._say(f"again     {self._name(peer)} begins again: {reason}")
+                await self.commit(Lost(at=time.time(), peer=peer, why=reason))
             case Bye():
                 await self.commit(Left(at=time.time(), peer=peer, why="it said goodbye"))
 
@@ -1409,24 +1417,26 @@ class PeerServer:
                 self._spent[peer] = spent
                 self._say(f"budget    the open round is the last one: {spent}")
         if out_s := ledger.out_s(peer, time.time()):
-            await self._reject(peer, post, Finding(why=f"after {STRIKES} strikes, posts count again in {out_s:.0f} s"))
+            await self._reject(
+                peer, post, Finding(reason=f"after {STRIKES} strikes, posts count again in {out_s:.0f} s")
+            )
             return
-        if why := self.wire.fault(post.set):
-            await self._reject(peer, post, Finding(why=why, strike="again"))
+        if reason := self.wire.fault(post.set):
+            await self._reject(peer, post, Finding(reason=reason, strike="again"))
             return
         inline = len(post.set) <= INLINE_BYTES
         sketch = self._sketcher.sketch(post.set) if inline else await asyncio.to_thread(self._sketcher.sketch, post.set)
-        found = self.check.judge(peer, sketch, post.updates, post.contains, post.base)
-        if found.why and not is_finite(sketch):
-            why = self.model.layout.not_finite(self.wire.decode(post.set))
-            found = replace(found, why=why or found.why)
-        if self.plan.mechanism is not None and not found.why:
-            why = self._beyond_clip(post) if inline else await asyncio.to_thread(self._beyond_clip, post)
-            found = replace(found, why=why, strike="yes" if why else "no")
-        if self.plan.trial and not found.why:
-            found = replace(found, why=await self._tried(post.set))
-        if found.why:
-            await self._reject(peer, post, found)
+        finding = self.check.judge(peer, sketch, post.updates, post.contains, post.base)
+        if finding.reason and not is_finite(sketch):
+            reason = self.model.layout.not_finite(self.wire.decode(post.set))
+            finding = replace(finding, reason=reason or finding.reason)
+        if self.plan.mechanism is not None and not finding.reason:
+            reason = self._beyond_clip(post) if inline else await asyncio.to_thread(self._beyond_clip, post)
+            finding = replace(finding, reason=reason, strike="yes" if reason else "no")
+        if self.plan.trial and not finding.reason:
+            finding = replace(finding, reason=await self._tried(post.set))
+        if finding.reason:
+            await self._reject(peer, post, finding)
             return
         entry = Posted(
             at=time.time(),
@@ -1438,9 +1448,9 @@ class PeerServer:
             base=post.base,
             accuracy=_from_wire(post.accuracy),
             loss=_from_wire(post.loss),
-            length=found.length,
-            moved=found.moved,
-            share=found.share,
+            length=finding.length,
+            moved=finding.moved,
+            share=finding.share,
         )
         self.check.keep(entry.set, sketch)
         try:
@@ -1451,37 +1461,37 @@ class PeerServer:
 
     def _beyond_clip(self, post: Post) -> str:
         """Return why a set cannot come from a peer that clips its update; empty if it can."""
-        given, mechanism = self.sets.get(post.base), self.plan.mechanism
-        if given is None or mechanism is None:
+        received, mechanism = self.sets.get(post.base), self.plan.mechanism
+        if received is None or mechanism is None:
             return ""
-        return too_long(mechanism, self.wire.decode(given), self.wire.decode(post.set), self.model.trainable)
+        return too_long(mechanism, self.wire.decode(received), self.wire.decode(post.set), self.model.trainable)
 
     async def _tried(self, data: bytes) -> str:
         """Test a set on the server's data, and return why it is rejected; empty if it is not."""
-        known = [one.accuracy for one in self.ledger.validations]
-        if self._test is None or not known:
+        accuracies = [validation.accuracy for validation in self.ledger.validations]
+        if self._test is None or not accuracies:
             return ""
         weights = await asyncio.to_thread(self.wire.decode, data)
         accuracy, _, _ = await asyncio.to_thread(self._test, weights)
-        usual = fmean(known)
+        usual = fmean(accuracies)
         if accuracy >= usual - self.plan.trial:
             return ""
         return f"its accuracy on the server's data is {accuracy:.4f}, and that of the last validations {usual:.4f}"
 
-    async def _reject(self, peer: int, post: Post, found: Finding) -> None:
+    async def _reject(self, peer: int, post: Post, finding: Finding) -> None:
         """Write that a post is rejected, and why."""
-        if found.strike != "no" or self._rejected_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
-            self._say(f"rejected  post {post.number} of {self._name(peer)}: {found.why}")
+        if finding.strike != "no" or self._rejected_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
+            self._say(f"rejected  post {post.number} of {self._name(peer)}: {finding.reason}")
         entry = Rejected(
             at=time.time(),
             peer=peer,
             number=post.number,
             contains=post.contains,
-            why=found.why,
-            strike=found.strike,
+            why=finding.reason,
+            strike=finding.strike,
         )
         await self.commit(entry)
-        if found.strike != "no" and (out_s := self.ledger.out_s(peer, entry.at)):
+        if finding.strike != "no" and (out_s := self.ledger.out_s(peer, entry.at)):
             self._say(f"out       {self._name(peer)}: its posts count again in {out_s:.0f} s")
 
     async def _was_tested(self, peer: int, tested: Score) -> None:
@@ -1494,7 +1504,7 @@ class PeerServer:
             peer=peer,
         )
         self.ledger.admit(entry)
-        if self._asked.pop(peer, NO_SET) != entry.set:  # a peer that is not asked could end the training
+        if self._validation_requests.pop(peer, NO_SET) != entry.set:  # a peer that is not asked could end the training
             self._say(f"ignored   a validation of {self._name(peer)} that it was not asked for")
             return
         await self.commit(entry)
@@ -1516,15 +1526,15 @@ class PeerServer:
             if isinstance(waiting, Message):
                 await line.socket.send(frames.encode(waiting))
                 continue
-            reply, share, near = waiting
+            reply, share, start = waiting
             if share == 1:
                 await self._send_answer(peer, line, reply)
                 continue
-            async with self._copies.turn(len(near)):
-                await self._send_answer(peer, line, reply, share, near)
+            async with self._copies.turn(len(start)):
+                await self._send_answer(peer, line, reply, share, start)
         line.sends = False
 
-    async def _send_answer(self, peer: int, line: Line, reply: Reply, share: float = 1.0, near: bytes = b"") -> None:
+    async def _send_answer(self, peer: int, line: Line, reply: Reply, share: float = 1.0, start: bytes = b"") -> None:
         """Send an answer, with its set or with a set that is a share of the way to it from the set of the peer's post."""
         has_set = reply.set != NO_SET and reply.answer != "validate"
         if has_set and reply.set not in self.sets:  # a merge-all or a later round has taken it back meanwhile
@@ -1532,26 +1542,26 @@ class PeerServer:
                 reply, has_set = replace(reply, answer="continue", set=NO_SET), False
             else:
                 reply = replace(reply, set=self.ledger.base)
-        held = self.ledger.sets.get(reply.set)
+        ledger_set = self.ledger.sets.get(reply.set)
         data = self.sets[reply.set] if has_set else b""
         answer = Answer(
             number=reply.number,
             answer=reply.answer,
             set_number=reply.set,
-            trainings=held.trainings if held is not None else 0,
-            accuracy=_to_wire(held.accuracy) if held is not None else -1.0,
+            trainings=ledger_set.trainings if ledger_set is not None else 0,
+            accuracy=_to_wire(ledger_set.accuracy) if ledger_set is not None else -1.0,
             rate=self.ledger.rate,
-            why=reply.why,
+            why=reply.reason,
             epsilon=-1.0 if self._spending is None else self._spending.epsilon(peer),
-            set=data if share == 1 or not has_set else await asyncio.to_thread(self._between, near, data, share),
+            set=data if share == 1 or not has_set else await asyncio.to_thread(self._between, start, data, share),
         )
         line.posted = 0
         await line.send(answer)
         self._teller.sent(len(answer.set))
 
-    def _between(self, near: bytes, far: bytes, share: float) -> bytes:
+    def _between(self, start: bytes, end: bytes, share: float) -> bytes:
         """Return a set that is a share of the way from one set to another."""
-        return self.wire.encode(towards(self.wire.decode(near), self.wire.decode(far), share))
+        return self.wire.encode(towards(self.wire.decode(start), self.wire.decode(end), share))
 
     def _cut_slow_readers(self, now: float) -> None:
         """End the connections of peers that read their answers too slowly."""
@@ -1568,12 +1578,12 @@ class PeerServer:
             return time.time()
         if time.time() - line.socket.heard_at > PING_S:
             line.socket.note_acknowledged()
-        return max(self._seen.get(peer, 0.0), line.socket.heard_at)
+        return max(self._last_signs.get(peer, 0.0), line.socket.heard_at)
 
     def _extend_leases(self, late_s: float, now: float) -> None:
         """Add the time in which the server itself was held up, so that it could hear nobody, to all leases and limits."""
-        for peer, at in self._seen.items():
-            self._seen[peer] = min(at + late_s, now)
+        for peer, at in self._last_signs.items():
+            self._last_signs[peer] = min(at + late_s, now)
         for line in self._lines.values():
             line.socket.heard_at = min(line.socket.heard_at + late_s, now)
             line.read_by += late_s
@@ -1596,7 +1606,7 @@ class PeerServer:
                     line.socket.transport.abort()
                     return
                 continue  # the answer to the ping follows its message
-            self._seen[peer] = time.time()
+            self._last_signs[peer] = time.time()
 
     async def _receive(self, socket: ServerConnection, of: tuple[type[Message], ...]) -> Message:
         data = await socket.recv()
@@ -1604,15 +1614,15 @@ class PeerServer:
             raise ProtocolError("a frame is a binary message, got text")
         return frames.decode(data, of, self.wire.bytes if Post in of else 0)
 
-    async def _send_away(self, socket: ServerConnection, why: str) -> None:
+    async def _send_away(self, socket: ServerConnection, reason: str) -> None:
         """End a connection so that the peer connects again by itself."""
         with contextlib.suppress(Exception):
-            await socket.close(1013, why)
+            await socket.close(1013, reason)
 
-    async def _refuse(self, socket: ServerConnection, why: str, hint: str) -> None:
+    async def _refuse(self, socket: ServerConnection, reason: str, hint: str) -> None:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(REFUSE_S):
-                await socket.send(frames.encode(End(why=why[:1000], hint=hint, over=False)))
+                await socket.send(frames.encode(End(why=reason[:1000], hint=hint, over=False)))
                 await socket.close(1008, "refused")
 
 
@@ -1622,12 +1632,12 @@ def response(status: int, body: str) -> Response:
     return file_response(File(kind, f"{body}\n".encode()), status)
 
 
-def too_many(what: str, wait_s: float) -> Response:
+def too_many(label: str, wait_s: float) -> Response:
     """Return the refusal of a request beyond a quota, with the seconds to wait."""
     seconds = ceil(wait_s)
-    found = response(429, f"too many {what}: try again in {seconds} s")
-    found.headers["Retry-After"] = str(seconds)
-    return found
+    answer = response(429, f"too many {label}: try again in {seconds} s")
+    answer.headers["Retry-After"] = str(seconds)
+    return answer
 
 
 def file_response(file: File, status: int = 200) -> Response:

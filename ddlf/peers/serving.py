@@ -189,34 +189,34 @@ def read_model(
     if app_class is not None:
         app = app_class()
         asyncio.run(_created(app))
-        made, converged = app.model, _converged(app)
-        text = settled_text(text_of_model(made), str(path), None).text
-        named = provided("named_weights", "ddlf peers")(made)
-        first = {name: np.array(one) for name, one in named.items()}
-        left_out = tuple(metrics_of(made)[1])
+        app_model, converged = app.model, _converged(app)
+        text = settled_text(text_of_model(app_model), str(path), None).text
+        named = provided("named_weights", "ddlf peers")(app_model)
+        first = {name: np.array(array) for name, array in named.items()}
+        left_out = tuple(metrics_of(app_model)[1])
         says_batch = any("batch_size" in vars(kind) for kind in app_class.__mro__ if kind is not IApp)
         batch_size = int(app.batch_size) if says_batch else 0
         unused = (f"{app_class.__name__}.train",) if app_class.train is not IApp.train else ()
     notation = provided("Notation", "ddlf peers")(text, str(path))
     model = notation.compiled()
-    _check_outputs(classes, [tuple(one.shape) for one in getattr(model, "inner", model).outputs])
+    _check_outputs(classes, [tuple(array.shape) for array in getattr(model, "inner", model).outputs])
     trained = None
     if arrays is not None:
         trained = trained_from_text(text, arrays, data or "", lambda line: None, seed)
     named = provided("named_weights", "ddlf peers")(model)
     if first is None:
-        first = {name: np.array(one) for name, one in named.items()}
+        first = {name: np.array(array) for name, array in named.items()}
     for (name, variable), value in zip(named.items(), first.values(), strict=True):
         if tuple(variable.shape) != value.shape:
             raise ConfigError(f"{path}: the text of the model has another shape of {name!r}: please report this")
         variable.assign(value)
     from ddlf.peers.sets import layout_of
 
-    layout = layout_of({name: np.asarray(one) for name, one in named.items()})
+    layout = layout_of({name: np.asarray(array) for name, array in named.items()})
     served = Model(
         text=text,
         layout=layout,
-        first=layout.encode([np.array(one) for one in named.values()]),
+        first=layout.encode([np.array(array) for array in named.values()]),
         trainable=trained_tensors(model, named),
         browser=browser_model(getattr(model, "inner", model), named),
     )
@@ -262,19 +262,19 @@ def _of_text(path: Path, arrays: Any, source: str, classes: tuple[str, ...] = ()
     """
     text = read_text(path)
     notation = provided("Notation", "ddlf peers")(text, str(path))
-    written = [head.wanted for head in notation.parsed.graph.heads]
-    if all(written):
-        _check_outputs(classes, written)
+    shapes = [head.wanted for head in notation.parsed.graph.heads]
+    if all(shapes):
+        _check_outputs(classes, shapes)
     fitted = None
     if arrays is not None:
         fitted, _ = provided("dataset", "ddlf peers")(dict(arrays), source, notation.parsed, notation.loss, 0.0)
     settings = notation.train_block.settings
-    given = {key for key, value in settings.items() if value is not None and key != "batch_size"}
-    given |= {key for key in OF_DATA if notation.key_value(key) is not None}
+    keys = {key for key, value in settings.items() if value is not None and key != "batch_size"}
+    keys |= {key for key in OF_DATA if notation.key_value(key) is not None}
     return (
         settled_text(text, str(path), fitted).text,
         int(settings.get("batch_size", 0)),
-        tuple(f"train:{key}" for key in sorted(given)),
+        tuple(f"train:{key}" for key in sorted(keys)),
     )
 
 
@@ -295,8 +295,8 @@ def _converged(app: Any) -> Callable[[RoundRecord], bool] | None:
 
 def learning_rate(model: Any) -> float:
     """Return the constant learning rate of a compiled Keras model; 0 if it has a schedule."""
-    given = model.optimizer.get_config().get("learning_rate")
-    return float(given) if isinstance(given, int | float) else 0.0
+    rate = model.optimizer.get_config().get("learning_rate")
+    return float(rate) if isinstance(rate, int | float) else 0.0
 
 
 def check_tests(plan: Plan) -> None:
@@ -351,17 +351,17 @@ def check_sets(plan: Plan, served: Served) -> None:
         raise ConfigError(
             f"the codec {plan.codec} has no effect: the model trains no float32 weights", hint="leave out --codec"
         )
-    if why := wire.beyond(wire.model.decode(served.model.first)):
-        raise ConfigError(why, hint="use bfloat16 or float32")
+    if problem := wire.beyond(wire.model.decode(served.model.first)):
+        raise ConfigError(problem, hint="use bfloat16 or float32")
 
 
 def noise_lines(plan: Plan, model: Model) -> list[str]:
     """Return what the server says about clip and noise: no line without them."""
     if (mechanism := plan.mechanism) is None:
         return []
-    who = "each peer clips its update" if mechanism.trust == "nobody" else "the server clips each update"
+    clipping = "each peer clips its update" if mechanism.trust == "nobody" else "the server clips each update"
     lines = [
-        f"noise     {who} to the norm {mechanism.clip:g}; the sum of a round has noise of {mechanism.std:g}, and is divided by "
+        f"noise     {clipping} to the norm {mechanism.clip:g}; the sum of a round has noise of {mechanism.std:g}, and is divided by "
         f"{mechanism.divisor:,}"
     ]
     if mechanism.trust == "nobody":
@@ -403,10 +403,10 @@ def find_run(out: Path, name: str) -> Path:
     """
     if name != "last":
         return runs.find(out, name)
-    found = next((path for path in runs.runs_in(out) if (path / PLAN).exists()), None)
-    if found is None:
+    path = next((path for path in runs.runs_in(out) if (path / PLAN).exists()), None)
+    if path is None:
         raise ConfigError(f"no run in {str(out)!r} has peers", hint="start one with: ddlf peers serve MODEL")
-    return found
+    return path
 
 
 def read_folder(path: Path) -> tuple[Plan, str, str, int]:
@@ -468,9 +468,9 @@ def listen(host: str, port: int) -> socket.socket:
         sock.listen(512)
     except (OSError, OverflowError) as error:
         sock.close()
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        why = "is in use" if taken else f"cannot be used: {getattr(error, 'strerror', None) or error}"
-        raise ListenError(f"port {port} of {host} {why}", hint="choose another with --port") from None
+        is_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        problem = "is in use" if is_in_use else f"cannot be used: {getattr(error, 'strerror', None) or error}"
+        raise ListenError(f"port {port} of {host} {problem}", hint="choose another with --port") from None
     return sock
 
 
@@ -494,11 +494,11 @@ def protection(host: str, cert: Path | None, key: Path | None, proxy: str) -> tu
         return None, ""
     if cert is None and _is_loopback(host):
         return None, ""
-    own = own_certificate()
+    own_path = own_certificate()
     if cert is None:
-        own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        make_certificate(own)
-    tls = worker_tls(own, Security(tls_cert=cert, tls_key=key or cert))
+        own_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_certificate(own_path)
+    tls = worker_tls(own_path, Security(tls_cert=cert, tls_key=key or cert))
     is_trusted = cert is not None and _is_trusted(tls.context, _in_link(host).strip("[]"))
     return tls.context, "" if is_trusted else tls.certificate.hex()
 
@@ -565,13 +565,13 @@ async def serve(
     continues = has_begun(path)
     writer = PeersWriter(path, plan, name, continues=continues)
     behind = Behind(writer.write, f"the run's folder {path}")
-    told = Events()
-    told.subscribe(behind)
+    events = Events()
+    events.subscribe(behind)
     server = PeerServer(
         path,
         served.model,
         plan,
-        tell=told.emit,
+        tell=events.emit,
         say=say,
         control=control,
         converged=served.converged,
@@ -587,7 +587,7 @@ async def serve(
         raise
     if served.converged is None and runs.read_json(path / PLAN).get("converges"):
         say("converge  is_convergent of the app is not called in a resumed run; end it with: ddlf peers stop")
-    page = Dashboard(_no_workers, follow=(told,), title=name) if dashboard else None
+    page = Dashboard(_no_workers, follow=(events,), title=name) if dashboard else None
     if page is not None:
         await page.open()
         say(f"dashboard {page.url}")
@@ -635,7 +635,7 @@ async def serve(
             await asyncio.gather(*tasks, return_exceptions=True)
         server.tell_end()
         await _save(path, served, server)
-        told.emit(ModelSaved(path=str(path / runs.MODEL)))
+        events.emit(ModelSaved(path=str(path / runs.MODEL)))
     except BaseException as error:
         _write_end(behind, writer, error)
         raise
@@ -652,11 +652,11 @@ async def serve(
 def _write_end(behind: Behind, writer: PeersWriter, failure: BaseException | None = None) -> None:
     """Write the last events and how the run has ended, as far as the disk takes them."""
     behind.close(END_S)
-    how, why = writer.ended or ("stopped", "")
+    how, reason = writer.ended or ("stopped", "")
     if failure is not None:
-        how, why = "failed", f"{type(failure).__name__}: {failure}"
+        how, reason = "failed", f"{type(failure).__name__}: {failure}"
     try:
-        writer.end(how, why, behind.lost)
+        writer.end(how, reason, behind.lost)
     except OSError as error:
         behind.tell(error)
 
@@ -692,8 +692,8 @@ def _in_link(host: str) -> str:
 def place_of(sock: socket.socket, certificate: Path | None) -> dict[str, Any]:
     """Return where commands of this machine reach a server: address, port, and the file of its certificate if it has TLS."""
     address, port = sock.getsockname()[:2]
-    near = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address) or _in_link(address)
-    return {"address": near, "port": port, "certificate": str(certificate.absolute()) if certificate else ""}
+    local_address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address) or _in_link(address)
+    return {"address": local_address, "port": port, "certificate": str(certificate.absolute()) if certificate else ""}
 
 
 @contextlib.contextmanager
@@ -701,9 +701,9 @@ def _announced(path: Path, facts: dict[str, Any]) -> Iterator[None]:
     """Write address and secret of the server, so that other commands of its owner find it. The port stays after the end,
     for a resumed run.
     """
-    place = state_folder() / "peer-servers" / f"{os.getpid()}.json"
+    own_file = state_folder() / "peer-servers" / f"{os.getpid()}.json"
     content = json.dumps(facts).encode()
-    for file in (place, path / SERVER):
+    for file in (own_file, path / SERVER):
         with explained(file.parent, "write the address of the server in", need=len(content)):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace(file, content)
@@ -711,19 +711,19 @@ def _announced(path: Path, facts: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            place.unlink()
+            own_file.unlink()
 
 
 def running() -> list[dict[str, Any]]:
     """Return the servers of this user on this machine, newest first. Entries of killed servers are removed."""
     result = []
-    for place in (state_folder() / "peer-servers").glob("*.json"):
+    for file in (state_folder() / "peer-servers").glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
-            facts = json.loads(place.read_text(encoding="utf-8"))
+            facts = json.loads(file.read_text(encoding="utf-8"))
             if runs.process_started(facts["pid"]) is None:
-                place.unlink()
+                file.unlink()
             else:
-                result.append((place.stat().st_mtime, facts))
+                result.append((file.stat().st_mtime, facts))
     return [facts for _, facts in sorted(result, key=lambda row: row[0], reverse=True)]
 
 

@@ -53,13 +53,13 @@ class Layout:
         self._types = [dtype_of(kind) for _, _, kind in self.tensors]
         widths = [kind.itemsize for kind in self._types]
         table: dict[str, Any] = {}
-        self._places: dict[int, tuple[int, int]] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
         at = 0
         for index in sorted(range(len(self.tensors)), key=lambda index: -widths[index]):
             name, shape, kind = self.tensors[index]
             end = at + widths[index] * prod(shape)
             table[name] = {"dtype": NAMES[kind], "shape": list(shape), "data_offsets": [at, end]}
-            self._places[index] = at, end
+            self._spans[index] = at, end
             at = end
         text = json.dumps(table, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
@@ -74,12 +74,12 @@ class Layout:
     def encode(self, weights: Sequence[Array]) -> bytes:
         """Return weights, in the order of the model, as the bytes of a set."""
         parts: list[bytes | memoryview] = [self.header]
-        for index in self._places:
+        for index in self._spans:
             _, shape, kind = self.tensors[index]
             array = np.asarray(weights[index], order="C")
             if array.shape != shape or array.dtype.name != kind:
-                found = f"{array.dtype} {array.shape}"
-                raise ConfigError(f"the weight {self.names[index]!r} is {found}, and must be {kind} {shape}")
+                actual = f"{array.dtype} {array.shape}"
+                raise ConfigError(f"the weight {self.names[index]!r} is {actual}, and must be {kind} {shape}")
             parts.append(array.tobytes())
         return b"".join(parts)
 
@@ -92,7 +92,7 @@ class Layout:
         begin = len(self.header)
         result = []
         for index, (_, shape, _) in enumerate(self.tensors):
-            at, end = self._places[index]
+            at, end = self._spans[index]
             result.append(np.frombuffer(memoryview(data)[begin + at : begin + end], self._types[index]).reshape(shape))
         return result
 
@@ -131,18 +131,18 @@ class Layout:
             return "the header of the set is not a table"
         if twice := sorted({name for name in names if names.count(name) > 1}):
             return f"the set has {twice[0]!r} twice"
-        wanted = json.loads(self.header[8:])
-        if missing := [name for name in wanted if name not in table]:
+        expected = json.loads(self.header[8:])
+        if missing := [name for name in expected if name not in table]:
             return f"the set has no {missing[0]!r}"
-        if more := [name for name in table if name not in wanted]:
+        if more := [name for name in table if name not in expected]:
             return f"the set has {more[0]!r}, which the model does not have"
-        for name, entry in wanted.items():
-            found = table[name]
-            if not isinstance(found, Mapping):
+        for name, entry in expected.items():
+            actual = table[name]
+            if not isinstance(actual, Mapping):
                 return f"the set says nothing about {name!r}"
-            for what in ("shape", "dtype"):
-                if found.get(what) != entry[what]:
-                    return f"{name!r} has the {what} {found.get(what)!s:.60}, and must have {entry[what]}"
+            for key in ("shape", "dtype"):
+                if actual.get(key) != entry[key]:
+                    return f"{name!r} has the {key} {actual.get(key)!s:.60}, and must have {entry[key]}"
         return "the header of the set is spelled in another way than that of the server"
 
 

@@ -51,15 +51,15 @@ class Shards:
         owners = chosen.owners(len(x), count, seed, labels)
         if owners is None:
             rows = partition(shuffled(len(x), seed, 0), equal_sizes(len(x), count))
-            divided: list[np.ndarray[Any, Any]] = [np.sort(one) for one in rows]
+            divided: list[np.ndarray[Any, Any]] = [np.sort(positions) for positions in rows]
         else:
             divided = [np.flatnonzero(owners == slot) for slot in range(count)]
         self.sizes = tuple(len(rows) for rows in divided)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for array in (x, y, *(rows.astype("<i8") for rows in divided)):
-            found.update(f"{array.dtype.str} {array.shape} ".encode())
-            found.update(np.ascontiguousarray(array).view(np.uint8).data)
-        self.digest = found.hexdigest()
+            digest.update(f"{array.dtype.str} {array.shape} ".encode())
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        self.digest = digest.hexdigest()
         self._files = [_npz(x_train=x[rows], y_train=y[rows]) for rows in divided]
 
     def content(self, shard: int) -> bytes:

@@ -40,8 +40,8 @@ class Stop:
         """Handle Ctrl-C and SIGTERM in this ``with`` block. Before there is work to end, a signal ends the process."""
 
         def came(number: int, _: Any) -> None:
-            for one in SIGNALS:
-                signal.signal(one, signal.SIG_DFL)
+            for signal_number in SIGNALS:
+                signal.signal(signal_number, signal.SIG_DFL)
             if self.gently is None:
                 os.kill(os.getpid(), number)
                 return

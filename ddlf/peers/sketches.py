@@ -58,7 +58,7 @@ class Sketcher:
         longest = max((int(np.prod(shape)) for _, shape, _ in wire.model.tensors), default=0)
         most = min(CHUNK, sum(int(np.prod(shape)) for _, shape, _ in wire.model.tensors) if self._is_flat else longest)
         self._signs = random.choice(np.array([-1, 1], np.float32), -(-max(most, 1) // WIDTH) * WIDTH)
-        self._ones = np.ones(len(self._signs) // WIDTH, np.float32)
+        self._summing = np.ones(len(self._signs) // WIDTH, np.float32)
         self._shifts = random.integers(0, WIDTH, 4096)
         self._free: list[Vector32] = []  # memory for a chunk, used again; several threads may need some
 
@@ -68,8 +68,8 @@ class Sketcher:
             flat = np.frombuffer(data, np.float32, offset=len(self._wire.model.header))
             return self._projected([flat]), NOTHING
         weights = self._wire.decode(data)
-        trained, others = ([weights[index] for index in group] for group in self._groups)
-        return self._projected(trained), self._projected(others) if others else NOTHING
+        trained, untrained = ([weights[index] for index in group] for group in self._groups)
+        return self._projected(trained), self._projected(untrained) if untrained else NOTHING
 
     def _projected(self, weights: Sequence[Array]) -> Vector:
         total = np.zeros(WIDTH)
@@ -78,11 +78,11 @@ class Sketcher:
             for weight in weights:
                 flat = weight.reshape(-1)
                 for begin in range(0, flat.size, CHUNK):
-                    found = self._of_chunk(flat[begin : begin + CHUNK])
+                    sums = self._of_chunk(flat[begin : begin + CHUNK])
                     if chunks:
                         shift = self._shifts[chunks % len(self._shifts)]
-                        found = np.roll(found, shift) * (1 if chunks + shift & 1 else -1)
-                    total += found
+                        sums = np.roll(sums, shift) * (1 if chunks + shift & 1 else -1)
+                    total += sums
                     chunks += 1
         return total
 
@@ -95,9 +95,9 @@ class Sketcher:
         rows = -(-part.size // WIDTH)
         np.multiply(part, self._signs[: part.size], signed[: part.size], dtype=np.float32, casting="unsafe")
         signed[part.size : rows * WIDTH] = 0
-        found: Vector32 = self._ones[:rows].dot(signed[: rows * WIDTH].reshape(rows, WIDTH))
+        sums: Vector32 = self._summing[:rows].dot(signed[: rows * WIDTH].reshape(rows, WIDTH))
         self._free.append(signed)
-        return found
+        return sums
 
 
 def length(vector: Vector) -> float:
@@ -107,5 +107,5 @@ def length(vector: Vector) -> float:
 
 def is_finite(sketch: Sketch) -> bool:
     """Return whether a sketch is finite, and not huge. That of a set with a NaN or an infinite value is not finite."""
-    trained, others = sketch
-    return bool(trained.dot(trained) <= HUGE**2) and (not others.size or bool(others.dot(others) <= HUGE**2))
+    trained, untrained = sketch
+    return bool(trained.dot(trained) <= HUGE**2) and (not untrained.size or bool(untrained.dot(untrained) <= HUGE**2))

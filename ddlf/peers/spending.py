@@ -33,8 +33,8 @@ class Spending:
         self.is_by_post = mechanism.trust == "nobody"
         self._noise = Noise(multiplier=mechanism.noise_of_one if self.is_by_post else mechanism.noise)
         terms = Terms(unit="peer", clip=mechanism.clip, delta=DELTA if plan.delta is None else plan.delta)
-        known = continues or (folder / RELEASES).exists()
-        open_account = ReleaseAccount.resume if known else ReleaseAccount.begin
+        has_account = continues or (folder / RELEASES).exists()
+        open_account = ReleaseAccount.resume if has_account else ReleaseAccount.begin
         self.account = open_account(folder, terms, plan.privacy_budget)
         self.account.check(self._cost(0))  # of a peer that was in no release
 
@@ -67,7 +67,7 @@ class Spending:
     def spent_by_post(self) -> dict[int, str]:
         """Return the peers that must not post again, and why, if each post is a release."""
         peers = self.epsilons() if self.is_by_post else {}
-        return {peer: why for peer in peers if (why := self.account.spent(self._cost(peer)))}
+        return {peer: reason for peer in peers if (reason := self.account.spent(self._cost(peer)))}
 
     def epsilons(self) -> dict[int, float]:
         """Return the epsilon of each peer that was in a release."""
@@ -80,7 +80,7 @@ class Spending:
     def line(self) -> str:
         """Return what the server says after a release."""
         accountant = self.account.accountant
-        largest = max(self.epsilons().items(), key=lambda one: one[1])
+        largest = max(self.epsilons().items(), key=lambda pair: pair[1])
         releases = f"{accountant.releases:,} release{'s' * (accountant.releases != 1)}"
         return f"epsilon {largest[1]:.4g} at delta {accountant.delta:g} after {releases}, the most of a peer ({largest[0]})"
 

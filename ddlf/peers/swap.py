@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from ddlf.algorithms.set_merge import SET_MERGE
 from ddlf.peers.entries import NO_SET, Merged, Posted
-from ddlf.peers.ledger import Held, Instruction, Mean, Member, WeightLedger
+from ddlf.peers.ledger import Instruction, LedgerSet, Mean, Member, WeightLedger
 from ddlf.peers.plan import Plan
 
 
@@ -46,32 +46,32 @@ class SwapLedger(WeightLedger):
         It is the newest waiting set. While the server merges all of them, none waits: it is the newest of these then,
         because the base can be untrained. It is the base if there are no other sets.
         """
-        found = self._in("waiting") or self._in("merging") or self._in("outstanding")
-        return found[-1] if found else self.base
+        candidates = self._in("waiting") or self._in("merging") or self._in("outstanding")
+        return candidates[-1] if candidates else self.base
 
     def all_sets(self) -> list[int]:
-        found = sorted([*self._in("waiting"), *self._in("outstanding"), *self._in("merging")])
-        if not found or all(self.sets[number].base < self.base for number in found):  # nobody has posted since
-            return [self.base, *found]
-        return found
+        numbers = sorted([*self._in("waiting"), *self._in("outstanding"), *self._in("merging")])
+        if not numbers or all(self.sets[number].base < self.base for number in numbers):  # nobody has posted since
+            return [self.base, *numbers]
+        return numbers
 
     def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
         peer = entry.peer
-        made: list[Instruction] = []
-        given = member.handed
-        if given != NO_SET and entry.contains == given:
+        instructions: list[Instruction] = []
+        handed = member.handed
+        if handed != NO_SET and entry.contains == handed:
             if member.how == "merge":
-                member.trainings = self._rule.trainings(member.trainings, self.sets[given].trainings)
-                member.base = max(member.base, self.sets[given].base)
-                made.append(self._end_of(given, "contained", entry.set))
-            member.handed = given = NO_SET
+                member.trainings = self._rule.trainings(member.trainings, self.sets[handed].trainings)
+                member.base = max(member.base, self.sets[handed].base)
+                instructions.append(self._end_of(handed, "contained", entry.set))
+            member.handed = handed = NO_SET
         # A post counts once, whatever the peer says about its updates.
         member.trainings += entry.updates > 0
         # The peer's live weights, and so this set, contain its earlier sets.
-        own = [number for number in self._in("waiting") if self.sets[number].peer == peer]
-        made += [self._end_of(number, "contained", entry.set) for number in own]
-        others = self._in("waiting")
-        mine = Held(
+        earlier = [number for number in self._in("waiting") if self.sets[number].peer == peer]
+        instructions += [self._end_of(number, "contained", entry.set) for number in earlier]
+        waiting = self._in("waiting")
+        ledger_set = LedgerSet(
             state="waiting",
             peer=peer,
             trainings=member.trainings,
@@ -81,23 +81,23 @@ class SwapLedger(WeightLedger):
             length=entry.length,
             share=entry.share,
         )
-        self._take(entry.set, mine)
-        if given != NO_SET:
+        self._take(entry.set, ledger_set)
+        if handed != NO_SET:
             if member.how != "merge":  # the peer will replace its weights, so they will not contain this set
-                mine.peer, mine.base = 0, NO_SET
-            return [*made, self._reply(peer, "merge" if member.how == "merge" else "replace", given)]
+                ledger_set.peer, ledger_set.base = 0, NO_SET
+            return [*instructions, self._reply(peer, "merge" if member.how == "merge" else "replace", handed)]
         if peer in self.owed:
             self.owed.remove(peer)
-            mine.peer = 0
-            return [*made, self._give_base(peer, "replace")]
+            ledger_set.peer = 0
+            return [*instructions, self._give_base(peer, "replace")]
         if self._asks_for_validation(peer, entry.at):
-            return [*made, self._reply(peer, "validate", entry.set)]
-        if others:
-            other = others[0]
-            self._move(other, "outstanding", peer)
-            member.handed, member.how = other, "merge"
-            return [*made, self._reply(peer, "merge", other)]
-        return [*made, self._reply(peer, "continue")]
+            return [*instructions, self._reply(peer, "validate", entry.set)]
+        if waiting:
+            chosen = waiting[0]
+            self._move(chosen, "outstanding", peer)
+            member.handed, member.how = chosen, "merge"
+            return [*instructions, self._reply(peer, "merge", chosen)]
+        return [*instructions, self._reply(peer, "continue")]
 
     def _left(self, peer: int) -> list[Instruction]:
         member = self.members[peer]
@@ -111,9 +111,9 @@ class SwapLedger(WeightLedger):
     def _lost(self, peer: int) -> list[Instruction]:
         self._left(peer)
         self.members[peer].handed = NO_SET
-        for held in self.sets.values():
-            if held.peer == peer:
-                held.peer = 0
+        for ledger_set in self.sets.values():
+            if ledger_set.peer == peer:
+                ledger_set.peer = 0
         return []
 
     def _merge_asked(self) -> list[Instruction]:
@@ -146,16 +146,18 @@ class SwapLedger(WeightLedger):
         parts = [self.sets[number] for number in entry.of if number not in entry.left_out]
         trainings = max(part.trainings for part in parts)
         base = entry.set if self.merging_all else max(part.base for part in parts)
-        self._take(entry.set, Held(state="base" if self.merging_all else "waiting", trainings=trainings, base=base))
-        made = self._ends_of(entry)
+        self._take(
+            entry.set, LedgerSet(state="base" if self.merging_all else "waiting", trainings=trainings, base=base)
+        )
+        instructions = self._ends_of(entry)
         if self.merging_all:
             self.merging_all = False
             if self.base in self.sets:
-                made.append(self._end_of(self.base, "contained", entry.set))
+                instructions.append(self._end_of(self.base, "contained", entry.set))
             for member in self.members.values():
                 if member.handed == self.base:
                     member.handed = NO_SET
             self.base, self.owed = entry.set, self.present
             if self.validated not in self.sets:
                 self._validate_as(entry.set)
-        return made
+        return instructions

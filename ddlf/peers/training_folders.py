@@ -99,7 +99,7 @@ def text_of(file: Path) -> str:
     return text
 
 
-def found() -> list[Path]:
+def folders() -> list[Path]:
     """Return the folders of trainings in the current folder."""
     return sorted(path.parent for path in Path().glob(f"*/{SETTINGS}") if (path.parent / runs.NOTATION).is_file())
 
@@ -114,7 +114,7 @@ def find(name: str) -> Path:
         raise ConfigError(
             f"the training {name!r} has no {SETTINGS}", hint="write one with the fields of the plan, such as {}"
         )
-    if Path(name) not in found():
+    if Path(name) not in folders():
         raise ConfigError(f"there is no training {name!r} in this folder", hint="ddlf peers new NAME makes one")
     return Path(name)
 
@@ -126,27 +126,27 @@ def settings_of(path: Path) -> dict[str, Any]:
         ConfigError: They cannot be read, or one is unknown or invalid.
     """
     try:
-        given = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-        if not isinstance(given, dict):
+        settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
             raise TypeError("it is not a JSON object, such as {}")
-        known = [field.name for field in fields(Plan) if field.name not in ELSEWHERE]
-        if unknown := sorted(given.keys() - ELSEWHERE - set(known)):
-            raise TypeError(f"{', '.join(unknown)} is none of {', '.join(known)}")
-        for name in given.keys() - ELSEWHERE:
-            _check_kind(name, given[name])
-        given.setdefault("merge", usual_merge(given.get("way", "swap")))
-        if given.get("secure_aggregation"):
-            given.setdefault("quorum", LEAST)
+        names = [field.name for field in fields(Plan) if field.name not in ELSEWHERE]
+        if unknown := sorted(settings.keys() - ELSEWHERE - set(names)):
+            raise TypeError(f"{', '.join(unknown)} is none of {', '.join(names)}")
+        for name in settings.keys() - ELSEWHERE:
+            _check_kind(name, settings[name])
+        settings.setdefault("merge", usual_merge(settings.get("way", "swap")))
+        if settings.get("secure_aggregation"):
+            settings.setdefault("quorum", LEAST)
         with_data: dict[str, Any] = {"validated_by": "server"}  # with data or without is known later
-        Plan(**(with_data | given))
+        Plan(**(with_data | settings))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path / SETTINGS} cannot be used: {error}") from None
-    if found := sorted(ELSEWHERE & given.keys()):
+    if fixed := sorted(ELSEWHERE & settings.keys()):
         raise ConfigError(
-            f"{path / SETTINGS} cannot set {' and '.join(found)}",
+            f"{path / SETTINGS} cannot set {' and '.join(fixed)}",
             hint=f"the learning rate is in {runs.NOTATION}; --data lets the server validate",
         )
-    return dict(given)
+    return dict(settings)
 
 
 def _check_kind(name: str, value: Any) -> None:
@@ -156,10 +156,10 @@ def _check_kind(name: str, value: Any) -> None:
         TypeError: Says which type it must have.
     """
     hint = str(Plan.__annotations__[name])
-    wanted, kinds = KINDS[re.split(r"\W", hint)[0]]
+    words, kinds = KINDS[re.split(r"\W", hint)[0]]
     is_flag = isinstance(value, bool) and bool not in kinds  # Python takes it for a number
     if (not isinstance(value, kinds) or is_flag) and not (value is None and "None" in hint):
-        raise TypeError(f"{name} must be {wanted}, got {json.dumps(value)}")
+        raise TypeError(f"{name} must be {words}, got {json.dumps(value)}")
 
 
 def run_of(path: Path) -> Path | None:

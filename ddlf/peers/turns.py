@@ -176,11 +176,11 @@ class Copies:
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         await self._free.acquire()
-        held = [self._free]
+        semaphores = [self._free]
 
         def end() -> None:
-            if held:
-                held.pop().release()
+            if semaphores:
+                semaphores.pop().release()
 
         timer = asyncio.get_running_loop().call_later(SLOW_S, end)
         try:

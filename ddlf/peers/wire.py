@@ -152,8 +152,8 @@ class Wire:
         if self._half is None or self._is_exact(data):
             return self.model.decode(data)
         read = self._half.read
-        found = zip(self.layout.decode(data), self._rounds, strict=True)
-        return [read(weight) if rounds else weight for weight, rounds in found]
+        pairs = zip(self.layout.decode(data), self._rounds, strict=True)
+        return [read(weight) if rounds else weight for weight, rounds in pairs]
 
     def fault(self, data: bytes) -> str:
         """Return why these bytes are not a set as it travels; empty if they are one."""

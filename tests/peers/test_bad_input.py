@@ -153,7 +153,7 @@ async def test_a_peer_is_not_dropped_while_its_post_waits_for_the_disk(tmp_path)
         journal, append, line = running.server._journal, running.server._journal.append, running.server._lines[1]
 
         def slow(entries, heads):
-            running.server._seen[1] = line.socket.heard_at = 0.0  # like after a long time
+            running.server._last_signs[1] = line.socket.heard_at = 0.0  # like after a long time
             heard.append(running.server._heard(1, line))
             append(entries, heads)
 

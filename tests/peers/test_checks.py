@@ -9,7 +9,7 @@ from ddlf.algorithms.set_merge import SET_MERGE, WeightSet
 from ddlf.peers import sketches
 from ddlf.peers.checks import LEAST_USUAL, Last, SetCheck
 from ddlf.peers.entries import Arrived, Began, Invited, Joined, Posted, Rejected
-from ddlf.peers.ledger import GOOD_POSTS, LONGEST_OUT_S, OUT_S, STRIKES, Held
+from ddlf.peers.ledger import GOOD_POSTS, LONGEST_OUT_S, OUT_S, STRIKES, LedgerSet
 from ddlf.peers.plan import Plan
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.sets import layout_of
@@ -81,7 +81,7 @@ def test_a_huge_set_has_a_sketch_that_is_always_refused(model):
         assert sketches.is_finite(sketch) == fits
         if not fits:
             found = SetCheck(Plan(longest=0.0)).judge(1, sketch, 20, 0, 0)
-            assert (found.why, found.strike) == ("its values are not finite, or too large", "again")
+            assert (found.reason, found.strike) == ("its values are not finite, or too large", "again")
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def at(value, moved=0.0, axis=0):
     return vector, np.array([moved])
 
 
-HELD = Held(state="outstanding", trainings=1)
+HELD = LedgerSet(state="outstanding", trainings=1)
 
 
 class Checked:
@@ -112,7 +112,7 @@ class Checked:
 
     def post(self, peer, sketch, updates=20, contains=0):
         found = self.judge(peer, sketch, updates, contains)
-        assert not found.why
+        assert not found.reason
         self.set += 1
         self.check.keep(self.set, sketch)
         entry = Posted(
@@ -139,19 +139,19 @@ def test_the_length_of_a_training_follows_from_the_sets_that_its_peer_has_receiv
 def test_a_far_too_long_training_is_a_strike_and_a_long_one_counts_partly(way):
     checked = Checked(way=way, merge="mean" if way == "rounds" else "average", longest=6.0)
     checked.post(1, at(11.0))
-    assert not checked.judge(3, at(90.0)).why  # with only one other peer, the server cannot know which one is wrong
-    assert checked.judge(3, at(1000.0)).why == "its training is 99 times as long as the weights themselves"
+    assert not checked.judge(3, at(90.0)).reason  # with only one other peer, the server cannot know which one is wrong
+    assert checked.judge(3, at(1000.0)).reason == "its training is 99 times as long as the weights themselves"
     checked.post(2, at(11.0))
     found = checked.judge(3, at(150.0))
-    assert (found.why, found.strike) == ("its training is 140 times as long as is usual", "yes")
+    assert (found.reason, found.strike) == ("its training is 140 times as long as is usual", "yes")
     found = checked.judge(3, at(17.0))
-    assert (found.why, found.strike, found.share) == ("", "no", 0.5 / 7)
+    assert (found.reason, found.strike, found.share) == ("", "no", 0.5 / 7)
     found = checked.judge(3, at(17.0))
     why = "its training is 7.0 times as long as is usual, and the one before was long, too" if way == "swap" else ""
-    assert (found.why, found.strike, found.share) == (why, "no", 1.0 if way == "swap" else 0.5 / 7)
+    assert (found.reason, found.strike, found.share) == (why, "no", 1.0 if way == "swap" else 0.5 / 7)
     for place, share in ((15.0, 1.0), (17.0, 0.5 / 7)):
         found = checked.judge(3, at(place))
-        assert (found.why, found.share) == ("", share)
+        assert (found.reason, found.share) == ("", share)
 
 
 def test_a_training_in_the_opposite_direction_may_be_half_as_long():
@@ -164,17 +164,17 @@ def test_a_training_in_the_opposite_direction_may_be_half_as_long():
     why = (
         "its training is 4.0 times as long as is usual, and the one before was long, too (cosine with the others -1.00)"
     )
-    assert (found.why, found.strike) == (why, "no")
-    assert not checked.judge(3, at(8.0)).why
-    assert not checked.judge(3, at(14.0)).why
+    assert (found.reason, found.strike) == (why, "no")
+    assert not checked.judge(3, at(8.0)).reason
+    assert not checked.judge(3, at(14.0)).reason
 
 
 def test_statistics_that_moved_far_are_a_strike():
     checked = Checked()
     checked.post(1, at(11.0, moved=1.0))
     checked.post(2, at(11.0, moved=1.0))
-    assert not checked.judge(3, at(11.0, moved=-50.0)).why
-    assert checked.judge(3, at(11.0, moved=-500.0)).why == "its statistics moved 500 times as far as is usual"
+    assert not checked.judge(3, at(11.0, moved=-50.0)).reason
+    assert checked.judge(3, at(11.0, moved=-500.0)).reason == "its statistics moved 500 times as far as is usual"
 
 
 def test_a_repeated_old_set_is_rejected_without_a_strike():
@@ -182,7 +182,7 @@ def test_a_repeated_old_set_is_rejected_without_a_strike():
     for peer in (1, 2, 3):
         checked.post(peer, at(11.0))
     found = checked.judge(3, at(11.0))
-    assert (found.why, found.strike) == ("it has trained nothing: these are the weights that it had before", "no")
+    assert (found.reason, found.strike) == ("it has trained nothing: these are the weights that it had before", "no")
 
 
 @pytest.mark.parametrize("way", ["swap", "rounds"])
@@ -200,7 +200,7 @@ def test_converged_peers_do_not_exclude_a_new_one(way, restarted):
         again.check.arrived(3, 1, 0)
         checked = again
     found = checked.judge(3, at(11.0))
-    assert (found.why, found.share) == ("", 1.0)
+    assert (found.reason, found.share) == ("", 1.0)
     assert checked.judge(3, at(10.0 + 7 * LEAST_USUAL)).share < 1  # 7 times the least usual length
     assert checked.judge(3, at(10.0 + 101 * LEAST_USUAL)).strike == "yes"
 
@@ -213,16 +213,16 @@ def test_a_converged_peer_is_rejected_only_if_it_has_trained_nothing():
     for length in (1.0, 0.1, 0.01, 0.001):
         place += length
         checked.post(1, at(place))
-    assert checked.judge(1, at(place)).why.startswith("it has trained nothing")
+    assert checked.judge(1, at(place)).reason.startswith("it has trained nothing")
 
 
 def test_more_batches_allow_a_longer_training_up_to_the_limit_of_the_plan():
     checked = Checked(updates=100, seconds=1.0, longest=6.0)
     checked.post(1, at(11.0), updates=10)
     checked.post(2, at(11.0), updates=10)
-    assert not checked.judge(3, at(60.0), updates=100).why
+    assert not checked.judge(3, at(60.0), updates=100).reason
     assert checked.judge(3, at(60.0), updates=10).share < 1
-    assert checked.judge(3, at(80.0), updates=10**9).why
+    assert checked.judge(3, at(80.0), updates=10**9).reason
 
 
 def test_a_minority_cannot_change_the_usual_length():
@@ -240,8 +240,8 @@ def test_the_owner_can_turn_the_checks_off():
     checked = Checked(longest=0.0)
     for peer in (1, 2):
         checked.post(peer, at(11.0))
-    assert not checked.judge(3, at(1e9)).why
-    assert checked.judge(3, at(np.nan)).why
+    assert not checked.judge(3, at(1e9)).reason
+    assert checked.judge(3, at(np.nan)).reason
 
 
 def test_a_step_towards_an_unvalidated_set_is_limited():

@@ -145,7 +145,7 @@ async def test_a_peer_that_waits_for_its_round_comes_back_when_its_lease_has_run
         one, other = await running.peer(), await running.peer()
         await one.send_post(a_set(1.0), base=1)
         await running.until(lambda: running.server.ledger.members[1].number == 1 and not running.server._lines[1].works)
-        running.server._seen[1] = running.server._lines[1].socket.heard_at = 0.0
+        running.server._last_signs[1] = running.server._lines[1].socket.heard_at = 0.0
         with pytest.raises(ConnectionClosed):
             await asyncio.wait_for(one.socket.recv(), PATIENCE_S)
         await one.connect(keeps=True)

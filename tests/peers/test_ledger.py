@@ -59,7 +59,7 @@ class Table:
 
 
 def answer(peer, number, answer, set=0, why=""):
-    return Reply(peer=peer, number=number, answer=answer, set=set, why=why)
+    return Reply(peer=peer, number=number, answer=answer, set=set, reason=why)
 
 
 def test_a_single_peer_continues_and_its_later_set_contains_the_earlier():
@@ -179,13 +179,13 @@ def test_the_end_merges_all_sets_first():
     table.post(1)
     table.post(2)
     assert table.ledger.apply(Ended(at=table.now, why="enough")) == [Mean(of=(2, 3))]
-    assert table.merged(2, 3)[-1] == Over(why="enough")
+    assert table.merged(2, 3)[-1] == Over(reason="enough")
     with pytest.raises(Unfit, match="the training is over: enough"):
         table.post(1)
 
 
 def test_a_training_without_posts_ends_at_once():
-    assert Table(1).ledger.apply(Ended(at=1.0, why="enough")) == [Over(why="enough")]
+    assert Table(1).ledger.apply(Ended(at=1.0, why="enough")) == [Over(reason="enough")]
 
 
 def test_a_lease_is_longer_for_a_slow_peer():

@@ -91,11 +91,11 @@ async def test_peers_that_trust_nobody_clip_and_add_noise_before_they_post(tmp_p
         last = weights(sets[running.server.ledger.base])[0]
     share, mean = noise * clip / np.sqrt(2), max(-1.0, -clip / np.sqrt(50_000))
     for peer in peers:
-        step = peer._given[0] - peer._posted[0]  # the update of the second round
+        step = peer._start[0] - peer._posted[0]  # the update of the second round
         assert step.std() == pytest.approx(share, rel=0.02)
         assert abs(step.mean() - mean) < 6 * share / np.sqrt(50_000)
         np.testing.assert_array_equal(peer._posted[1], 7.0)
-    assert abs(np.corrcoef(peers[0]._posted[0] - peers[0]._given[0], peers[0]._given[0])[0, 1]) < 0.03
+    assert abs(np.corrcoef(peers[0]._posted[0] - peers[0]._start[0], peers[0]._start[0])[0, 1]) < 0.03
     assert last.std() == pytest.approx(np.sqrt(2) * 3.0 * 2.0 / 2, rel=0.02)  # two releases, divided by the quorum
 
 
@@ -212,7 +212,7 @@ def test_the_end_of_a_training_releases_no_round_with_too_little_noise(trust, me
     if merges:
         assert made == [Mean(of=(2,), base=1)]
         made = ledger.apply(Merged(at=3, set=3, of=(2,)))
-    assert made[-1] == Over(why="stopped")
+    assert made[-1] == Over(reason="stopped")
     assert ledger.base == (3 if merges else 1)
 
 

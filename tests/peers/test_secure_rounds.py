@@ -214,7 +214,7 @@ def test_round_closes_at_its_deadline_without_a_slow_peer_which_begins_again():
     table.post(3)  # while the server computes the sum
     table.commit(work)
     late = [one for one in table.replies if one.peer == 3]
-    assert [(one.number, one.answer, one.set, one.why) for one in late] == [(1, "rejected", 2, secure_rounds.LATE)]
+    assert [(one.number, one.answer, one.set, one.reason) for one in late] == [(1, "rejected", 2, secure_rounds.LATE)]
 
 
 def test_round_below_the_least_number_of_survivors_is_void():

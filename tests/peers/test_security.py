@@ -64,7 +64,7 @@ async def test_no_log_and_no_file_of_the_run_has_a_code_or_a_key(tmp_path, caplo
         written = "".join(path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir() if path.is_file())
         assert lines
         for text in (caplog.text, "".join(lines), "".join(running.lines), written):
-            assert not any(secret in text for secret in (code, one._connection._own.key))
+            assert not any(secret in text for secret in (code, one._connection._own_key.key))
 
 
 async def over_tls(tmp_path, use, protected=None):

@@ -714,7 +714,7 @@ async def test_a_peer_that_returns_while_other_leases_expire_stays(tmp_path, mon
         for peer in (one, other):
             await peer.abort()
         await running.until(lambda: not running.server._lines)
-        running.server._seen = {1: 0.0, 2: 0.0}
+        running.server._last_signs = {1: 0.0, 2: 0.0}
         await running.until(back.is_set)
         assert (await other.post(a_set(2.0)))["answer"] != "rejected"
         assert running.server.ledger.present == [2]

@@ -45,9 +45,9 @@ def layer_graph(model: Any, weights: Mapping[str, Any]) -> Config:
     return _Writer(model, weights).graph()
 
 
-def refusal(what: str) -> ConfigError:
+def refusal(part: str) -> ConfigError:
     """Return the error for a part that the engine lacks."""
-    return ConfigError(f"browsers cannot train {what}", hint=HINT)
+    return ConfigError(f"browsers cannot train {part}", hint=HINT)
 
 
 class _Writer:
@@ -83,53 +83,53 @@ class _Writer:
             "optimizer": _optimizer(model, self.names),
         }
 
-    def calls(self, model: Any, prefix: str, given: list[int] | None) -> list[int]:
+    def calls(self, model: Any, prefix: str, inputs: list[int] | None) -> list[int]:
         """Write the calls of a model, and return the numbers of its outputs."""
         function = _functional(model)
-        numbers = self._new(len(function.inputs)) if given is None else given
-        own = {id(tensor): number for tensor, number in zip(function.inputs, numbers, strict=True)}
+        numbers = self._new(len(function.inputs)) if inputs is None else inputs
+        numbers_by_tensor = {id(tensor): number for tensor, number in zip(function.inputs, numbers, strict=True)}
         for depth in sorted(function._nodes_by_depth, reverse=True):
             for node in function._nodes_by_depth[depth]:
                 if node.operation is None or node.is_input:
                     continue
-                taken = [own[id(tensor)] for tensor in _inputs(node)]
-                made = self._call(node, prefix, taken)
-                own |= {id(tensor): number for tensor, number in zip(node.outputs, made, strict=True)}
-        return [own[id(tensor)] for tensor in function.outputs]
+                arguments = [numbers_by_tensor[id(tensor)] for tensor in _inputs(node)]
+                results = self._call(node, prefix, arguments)
+                numbers_by_tensor |= {id(tensor): number for tensor, number in zip(node.outputs, results, strict=True)}
+        return [numbers_by_tensor[id(tensor)] for tensor in function.outputs]
 
     def _new(self, count: int) -> list[int]:
         self.count += count
         return list(range(self.count - count, self.count))
 
-    def _call(self, node: Any, prefix: str, taken: list[int]) -> list[int]:
+    def _call(self, node: Any, prefix: str, inputs: list[int]) -> list[int]:
         import keras
 
         operation = node.operation
         if isinstance(operation, keras.Model):
-            return self.calls(operation, f"{prefix}{operation.name}/", taken)
+            return self.calls(operation, f"{prefix}{operation.name}/", inputs)
         if not isinstance(operation, keras.layers.Layer):
             raise refusal(f"the operation {type(operation).__name__} ({operation.name!r}), only layers")
         layer = self.layers.get(id(operation))
         if layer is None:
             layer = self.layers[id(operation)] = self._layer(operation, prefix)
         layer["calls"].append({"arguments": _arguments(node)})
-        call = {"layer": layer["name"], "number": len(layer["calls"]) - 1, "inputs": taken}
+        call = {"layer": layer["name"], "number": len(layer["calls"]) - 1, "inputs": inputs}
         self.written.append(call)
         return self._new(len(node.outputs))
 
     def _layer(self, layer: Any, prefix: str) -> Config:
         import keras
 
-        what = f"the layer {layer.name!r}"
-        row = _row(layer, LAYERS, keras.layers, what)
+        label = f"the layer {layer.name!r}"
+        row = _row(layer, LAYERS, keras.layers, label)
         if layer.dtype_policy.name != "float32":
-            raise refusal(f"{what} of type {layer.dtype_policy.name}, only float32")
+            raise refusal(f"{label} of type {layer.dtype_policy.name}, only float32")
         return {
             "name": f"{prefix}{layer.name}",
             "kind": row.kind,
-            "config": _layer_config(layer, row, what),
+            "config": _layer_config(layer, row, label),
             "trainable": bool(layer.trainable),
-            "weights": {own: self.names[id(weight)] for own, weight in _own_weights(layer)},
+            "weights": {name: self.names[id(weight)] for name, weight in _own_weights(layer)},
             "calls": [],
         }
 
@@ -151,13 +151,13 @@ def _functional(model: Any) -> Any:
     from keras.src.models.functional import Functional
 
     sequential = isinstance(model, keras.Sequential)
-    found = model._functional if sequential else model
+    functional = model._functional if sequential else model
     usual = keras.Sequential.call if sequential else Functional.call
-    if found is None:
+    if functional is None:
         raise refusal(f"the model {model.name!r} without an input shape; begin it with keras.Input")
-    if not isinstance(found, Functional) or type(model).call is not usual:
+    if not isinstance(functional, Functional) or type(model).call is not usual:
         raise refusal(f"the model {model.name!r}, whose class {type(model).__name__} has its own call")
-    return found
+    return functional
 
 
 def _output_names(function: Any) -> list[str]:
@@ -207,8 +207,8 @@ def _own_weights(layer: Any) -> Iterator[tuple[str, Any]]:
     kind = type(layer).__name__
     if kind == "Bidirectional":
         for side in ("forward", "backward"):
-            for own, weight in _own_weights(getattr(layer, f"{side}_layer")):
-                yield f"{side}/{own}", weight
+            for nested, weight in _own_weights(getattr(layer, f"{side}_layer")):
+                yield f"{side}/{nested}", weight
     elif kind == "MultiHeadAttention":
         for part in ("query", "key", "value", "output"):
             name = "attention_output" if part == "output" else part
@@ -220,16 +220,16 @@ def _own_weights(layer: Any) -> Iterator[tuple[str, Any]]:
                 yield weight.name, weight
 
 
-def _row(thing: Any, table: Mapping[str, Listed], home: Any, what: str) -> Listed:
+def _row(instance: Any, table: Mapping[str, Listed], module: Any, label: str) -> Listed:
     """Return the row of an object, whose class must be Keras's own."""
-    kind = type(thing)
+    kind = type(instance)
     row = table.get(kind.__name__)
-    if row is None or kind is not getattr(home, kind.__name__, None):
-        raise refusal(f"{what} ({kind.__name__})")
+    if row is None or kind is not getattr(module, kind.__name__, None):
+        raise refusal(f"{label} ({kind.__name__})")
     return row
 
 
-def _taken(config: Config, row: Listed, what: str) -> Config:
+def _checked_arguments(config: Config, row: Listed, label: str) -> Config:
     """Return the arguments that the engine computes with, after checking all others."""
     for name, value in config.items():
         if name in row.takes or name in row.free or name in USUAL or name.endswith("_initializer"):
@@ -238,52 +238,52 @@ def _taken(config: Config, row: Listed, what: str) -> Config:
             continue
         if name.endswith(("_constraint", "_regularizer")):
             if value is not None:
-                raise refusal(f"{what} ({row.name}) with {name}")
+                raise refusal(f"{label} ({row.name}) with {name}")
             continue
         if name not in row.only:
-            raise refusal(f"{what} ({row.name}) with {name}={value!r}")
+            raise refusal(f"{label} ({row.name}) with {name}={value!r}")
         if not _is(value, row.only[name]):
-            raise refusal(f"{what} ({row.name}) with {name}={value!r}, only {row.only[name]!r}")
+            raise refusal(f"{label} ({row.name}) with {name}={value!r}, only {row.only[name]!r}")
     return row.adapt({name: config[name] for name in row.takes if name in config})
 
 
-def _is(value: Any, wanted: Any) -> bool:
+def _is(value: Any, expected: Any) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is(one, wanted) for one in value)
-    return bool(value == wanted)
+        return all(_is(item, expected) for item in value)
+    return bool(value == expected)
 
 
-def _layer_config(layer: Any, row: Listed, what: str) -> Config:
+def _layer_config(layer: Any, row: Listed, label: str) -> Config:
     import keras
 
-    config = _taken(layer.get_config(), row, what)
+    config = _checked_arguments(layer.get_config(), row, label)
     for name in ("activation", "recurrent_activation"):
         if name in config:
-            config[name] = _activation(getattr(layer, name), what)
+            config[name] = _activation(getattr(layer, name), label)
     if row.name == "Bidirectional":
         sides = {side: getattr(layer, f"{side}_layer") for side in ("forward", "backward")}
-        rows = {side: _row(one, LAYERS, keras.layers, f"{what} with a layer") for side, one in sides.items()}
-        kinds = {one.kind for one in rows.values()}
+        rows = {side: _row(item, LAYERS, keras.layers, f"{label} with a layer") for side, item in sides.items()}
+        kinds = {item.kind for item in rows.values()}
         if kinds - {"SimpleRNN", "LSTM", "GRU"} or len(kinds) > 1:
-            raise refusal(f"{what} with the layers {' and '.join(sorted(kinds))}")
-        own = {side: _layer_config(one, rows[side], what) for side, one in sides.items()}
-        if any(one["return_state"] for one in own.values()):
-            raise refusal(f"{what} (Bidirectional) with return_state=True")
-        own["forward"]["go_backwards"], own["backward"]["go_backwards"] = False, True
+            raise refusal(f"{label} with the layers {' and '.join(sorted(kinds))}")
+        configs = {side: _layer_config(item, rows[side], label) for side, item in sides.items()}
+        if any(item["return_state"] for item in configs.values()):
+            raise refusal(f"{label} (Bidirectional) with return_state=True")
+        configs["forward"]["go_backwards"], configs["backward"]["go_backwards"] = False, True
         if layer.forward_layer.go_backwards:
-            raise refusal(f"{what} (Bidirectional) with go_backwards=True")
-        return {"kind": kinds.pop(), "merge_mode": config["merge_mode"], **own}
+            raise refusal(f"{label} (Bidirectional) with go_backwards=True")
+        return {"kind": kinds.pop(), "merge_mode": config["merge_mode"], **configs}
     if row.name == "Rescaling" and not all(isinstance(config[key], int | float) for key in ("scale", "offset")):
-        raise refusal(f"{what} (Rescaling) with several scales")
+        raise refusal(f"{label} (Rescaling) with several scales")
     return config
 
 
-def _activation(function: Any, what: str) -> Config:
+def _activation(function: Any, label: str) -> Config:
     import keras
 
     name = getattr(function, "__name__", type(function).__name__)
     if name not in ACTIVATIONS or function is not keras.activations.get(name):
-        raise refusal(f"{what} with the activation {name}")
+        raise refusal(f"{label} with the activation {name}")
     return {"kind": name}
 
 
@@ -297,13 +297,13 @@ def _penalty(regularizer: Any, name: str) -> list[float] | None:
     return [float(getattr(regularizer, "l1", 0.0)), float(getattr(regularizer, "l2", 0.0))]
 
 
-def _by_output(given: Any, names: list[str], otherwise: Any) -> list[Any]:
+def _by_output(setting: Any, names: list[str], otherwise: Any) -> list[Any]:
     """Return what ``compile`` got for each output: one for all, a list or a dict."""
-    if isinstance(given, dict):
-        return [given.get(name, otherwise) for name in names]
-    if isinstance(given, list | tuple):
-        return list(given) if len(given) == len(names) else [*given, *[otherwise] * (len(names) - len(given))]
-    return [given] * len(names)
+    if isinstance(setting, dict):
+        return [setting.get(name, otherwise) for name in names]
+    if isinstance(setting, list | tuple):
+        return list(setting) if len(setting) == len(names) else [*setting, *[otherwise] * (len(names) - len(setting))]
+    return [setting] * len(names)
 
 
 def _losses(model: Any, names: list[str]) -> list[Config]:
@@ -311,10 +311,10 @@ def _losses(model: Any, names: list[str]) -> list[Config]:
     weighted = metrics and metrics._user_weighted_metrics
     if weighted:
         raise refusal("a model with weighted_metrics")
-    own = _by_output(metrics._user_metrics if metrics else [], names, [])
+    metrics_by_output = _by_output(metrics._user_metrics if metrics else [], names, [])
     if len(names) == 1:
-        given = metrics._user_metrics if metrics else []
-        own = [given.get(names[0], []) if isinstance(given, dict) else given]
+        setting = metrics._user_metrics if metrics else []
+        metrics_by_output = [setting.get(names[0], []) if isinstance(setting, dict) else setting]
     losses = _by_output(model.loss, names, None)
     weights = _by_output(model._compile_loss._user_loss_weights, names, 1.0)
     many = len(names) > 1
@@ -325,7 +325,7 @@ def _losses(model: Any, names: list[str]) -> list[Config]:
             "weight": 1.0 if weight is None else float(weight),
             "metrics": [_metric(metric, f"{name}_" if many else "") for metric in _list(some)],
         }
-        for name, loss, weight, some in zip(names, losses, weights, own, strict=True)
+        for name, loss, weight, some in zip(names, losses, weights, metrics_by_output, strict=True)
     ]
 
 
@@ -336,17 +336,17 @@ def _list(some: Any) -> list[Any]:
 def _loss(loss: Any, output: str) -> Config:
     import keras
 
-    what = f"the loss of {output!r}"
+    label = f"the loss of {output!r}"
     if loss is None:
         raise refusal(f"the output {output!r} without a loss")
-    found = keras.losses.get(loss)
-    if not isinstance(found, keras.losses.Loss):
-        return {"kind": _function(found, LOSSES, keras.losses, what), "config": {}, "reduction": "mean"}
-    row = _row(found, LOSSES, keras.losses, what)
-    config = _taken(_arguments_of(found), row, what)
-    if found.reduction not in REDUCTIONS:
-        raise refusal(f"{what} ({row.name}) with reduction={found.reduction!r}")
-    return {"kind": row.kind, "config": config, "reduction": REDUCTIONS[found.reduction]}
+    function = keras.losses.get(loss)
+    if not isinstance(function, keras.losses.Loss):
+        return {"kind": _function(function, LOSSES, keras.losses, label), "config": {}, "reduction": "mean"}
+    row = _row(function, LOSSES, keras.losses, label)
+    config = _checked_arguments(_arguments_of(function), row, label)
+    if function.reduction not in REDUCTIONS:
+        raise refusal(f"{label} ({row.name}) with reduction={function.reduction!r}")
+    return {"kind": row.kind, "config": config, "reduction": REDUCTIONS[function.reduction]}
 
 
 def _arguments_of(thing: Any) -> Config:
@@ -355,12 +355,12 @@ def _arguments_of(thing: Any) -> Config:
     return {key: value for key, value in config.items() if key not in ("reduction", "fn")}
 
 
-def _function(function: Callable[..., Any], table: Mapping[str, Listed], home: Any, what: str) -> str:
+def _function(function: Callable[..., Any], table: Mapping[str, Listed], module: Any, label: str) -> str:
     """Return the kind of one of Keras's own functions."""
     name = getattr(function, "__name__", type(function).__name__)
     kinds = {row.kind for row in table.values()}
-    if name not in kinds or function is not getattr(home, name, None):
-        raise refusal(f"{what} ({name})")
+    if name not in kinds or function is not getattr(module, name, None):
+        raise refusal(f"{label} ({name})")
     return name
 
 
@@ -369,26 +369,26 @@ def _metric(metric: Any, prefix: str) -> Config:
 
     if metric in BY_SHAPE:
         return {"name": f"{prefix}{metric}", "kind": "accuracy_by_shape", "config": {}}
-    what = f"the metric {metric!r}" if isinstance(metric, str) else "a metric"
+    label = f"the metric {metric!r}" if isinstance(metric, str) else "a metric"
     try:
-        found = keras.metrics.get(metric)
+        function = keras.metrics.get(metric)
     except ValueError:
-        raise refusal(what) from None
-    if not isinstance(found, keras.metrics.Metric):
-        kind = _function(found, LOSSES, keras.losses, what)
+        raise refusal(label) from None
+    if not isinstance(function, keras.metrics.Metric):
+        kind = _function(function, LOSSES, keras.losses, label)
         return {"name": f"{prefix}{kind}", "kind": kind, "config": {}}
-    row = _row(found, METRICS, keras.metrics, what)
-    config = _taken(_arguments_of(found), row, what)
-    name = metric if isinstance(metric, str) else found.name
+    row = _row(function, METRICS, keras.metrics, label)
+    config = _checked_arguments(_arguments_of(function), row, label)
+    name = metric if isinstance(metric, str) else function.name
     return {"name": f"{prefix}{name}", "kind": row.kind, "config": config}
 
 
 def _optimizer(model: Any, names: Mapping[int, str]) -> Config:
     import keras
 
-    optimizer, what = model.optimizer, "the optimizer"
-    row = _row(optimizer, OPTIMIZERS, keras.optimizers, what)
-    config = _taken(optimizer.get_config(), row, what)
+    optimizer, label = model.optimizer, "the optimizer"
+    row = _row(optimizer, OPTIMIZERS, keras.optimizers, label)
+    config = _checked_arguments(optimizer.get_config(), row, label)
     variables = model.trainable_variables
     optimizer.build(variables)
     decayed = [names[id(weight)] for weight in variables if optimizer._use_weight_decay(weight)]
@@ -404,4 +404,4 @@ def _rate(optimizer: Any) -> Config:
             raise refusal("a learning rate that is a function")
         return {"kind": "constant", "config": {"value": float(keras.ops.convert_to_numpy(optimizer.learning_rate))}}
     row = _row(rate, RATES, keras.optimizers.schedules, "the learning rate")
-    return {"kind": row.kind, "config": _taken(rate.get_config(), row, "the learning rate")}
+    return {"kind": row.kind, "config": _checked_arguments(rate.get_config(), row, "the learning rate")}
