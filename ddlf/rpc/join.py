@@ -93,8 +93,8 @@ def is_over(preamble: bytes) -> bool:
     return len(preamble) == PREAMBLE.size and preamble[:4] == MAGIC and preamble[6] == Role.JOIN
 
 
-def _proof(key: bytes, side: str, *said: bytes) -> bytes:
-    return hmac.digest(key, f"ddlf/1 join {side}".encode() + b"".join(said), hashlib.sha256)
+def _proof(key: bytes, side: str, *transcript: bytes) -> bytes:
+    return hmac.digest(key, f"ddlf/1 join {side}".encode() + b"".join(transcript), hashlib.sha256)
 
 
 class Offering:
@@ -103,14 +103,14 @@ class Offering:
 
     Args:
         token: The shared secret.
-        mine: This worker's facts.
+        own_offer: This worker's facts.
     """
 
-    def __init__(self, token: bytes, mine: Offer) -> None:
+    def __init__(self, token: bytes, own_offer: Offer) -> None:
         self._key = auth_key(token)
-        self._mine = mine
+        self._own_offer = own_offer
         self.opening = OPENING.pack(join_preamble(), os.urandom(32))
-        self._said = b""
+        self._transcript = b""
 
     def answer(self, reply: bytes) -> bytes:
         """Return the 60 bytes that answer the gate's reply.
@@ -121,9 +121,9 @@ class Offering:
         """
         if read_preamble(reply[: PREAMBLE.size]) is not Role.JOIN:
             raise ProtocolError("a DDLF worker listens there, not the gate of a master")
-        facts = OFFER.pack(self._mine.place, self._mine.incarnation, key_id(self._key))
-        self._said = self.opening + reply + facts
-        return facts + _proof(self._key, "W", self._said)
+        facts = OFFER.pack(self._own_offer.place, self._own_offer.incarnation, key_id(self._key))
+        self._transcript = self.opening + reply + facts
+        return facts + _proof(self._key, "W", self._transcript)
 
     def check(self, answer: bytes) -> None:
         """Check the gate's last 33 bytes, its verdict and proof.
@@ -138,14 +138,14 @@ class Offering:
         verdict, proof = ANSWER.unpack(answer)
         if verdict == Verdict.REFUSED:
             raise AuthError("the gate has another token than this worker")
-        if not hmac.compare_digest(proof, _proof(self._key, "M", self._said, bytes([verdict]))):
+        if not hmac.compare_digest(proof, _proof(self._key, "M", self._transcript, bytes([verdict]))):
             raise AuthError("it has not proven that it has the token")
         if verdict == Verdict.NO_SUCH_PLACE:
             raise ConnectError(
-                f"the master has no place {self._mine.place}", hint="check --place and the number of workers"
+                f"the master has no place {self._own_offer.place}", hint="check --place and the number of workers"
             )
         if verdict == Verdict.REPLACED:
-            raise LeaseError(f"a later worker has place {self._mine.place}")
+            raise LeaseError(f"a later worker has place {self._own_offer.place}")
         if verdict == Verdict.FULL:
             raise ConnectError("the master has all its workers", hint="give it more with --workers")
         if verdict == Verdict.OVER:
@@ -162,7 +162,7 @@ KEPT = b"\x01"
 """The worker sends this byte to keep a connection that it has offered."""
 
 
-async def offer(sock: socket.socket, token: bytes, mine: Offer) -> None:
+async def offer(sock: socket.socket, token: bytes, own_offer: Offer) -> None:
     """Offer a connected socket to a gate, the port where a master accepts workers. The caller limits the time, and
     closes the socket after an error. To keep the connection, the caller sends ``KEPT``.
 
@@ -170,7 +170,7 @@ async def offer(sock: socket.socket, token: bytes, mine: Offer) -> None:
         DDLFError: The errors of ``Offering``.
         OSError: The connection ended.
     """
-    offering = Offering(token, mine)
+    offering = Offering(token, own_offer)
     await send_all(sock, offering.opening)
     preamble = await receive_exactly(sock, PREAMBLE.size)
     if read_preamble(preamble) is Role.JOIN:  # a worker's answer is shorter
@@ -189,12 +189,12 @@ class Greeting:
 
     def __init__(self, tokens: tuple[bytes, ...]) -> None:
         self._keys = [auth_key(token) for token in tokens]
-        self._said = self._key = b""
+        self._transcript = self._key = b""
 
     def reply(self, opening: bytes) -> bytes:
         """Return the 40 bytes that answer the worker's opening, whose preamble the caller has checked."""
         reply = OPENING.pack(join_preamble(), os.urandom(32))
-        self._said = opening + reply
+        self._transcript = opening + reply
         return reply
 
     def read(self, data: bytes) -> Offer:
@@ -203,18 +203,18 @@ class Greeting:
         Raises:
             AuthError: The worker does not have one of the tokens.
         """
-        facts, given = data[: OFFER.size], data[OFFER.size :]
-        place, incarnation, named = OFFER.unpack(facts)
-        self._key = next((key for key in self._keys if key_id(key) == named), self._keys[0])
-        self._said += facts
-        if not hmac.compare_digest(given, _proof(self._key, "W", self._said)):
+        facts, proof = data[: OFFER.size], data[OFFER.size :]
+        place, incarnation, id_of_key = OFFER.unpack(facts)
+        self._key = next((key for key in self._keys if key_id(key) == id_of_key), self._keys[0])
+        self._transcript += facts
+        if not hmac.compare_digest(proof, _proof(self._key, "W", self._transcript)):
             raise AuthError("token mismatch: the worker has another token")
         return Offer(place, incarnation)
 
     def answer(self, verdict: Verdict) -> bytes:
         """Return the 33 bytes that end the greeting. A refusal has no proof."""
         refused = verdict is Verdict.REFUSED
-        return ANSWER.pack(verdict, NO_PROOF if refused else _proof(self._key, "M", self._said, bytes([verdict])))
+        return ANSWER.pack(verdict, NO_PROOF if refused else _proof(self._key, "M", self._transcript, bytes([verdict])))
 
 
 async def receive_offer(

@@ -65,7 +65,7 @@ async def test_workers_have_their_places_cores_and_variables(nodes):
         assert await cluster.run_method(about) == [(n, 1, "hello") for n in (1, 2, 3)]
         found = workers_of(cluster).values()
         assert all("OMP_NUM_THREADS" not in worker.environ() for worker in found)
-        assert len({node for node, _ in launcher._places.values()}) == 3
+        assert len({node for node, _ in launcher._actors.values()}) == 3
     assert len(found) == 3
     assert not any(map(is_alive, found))
 
@@ -116,24 +116,24 @@ async def test_killed_actor_is_replaced(nodes):
 async def test_worker_of_a_lost_node_runs_on_another_one(nodes):
     async with asyncio.timeout(PATIENCE_S), Cluster(rayed(2)) as cluster:
         assert await cluster.run_method(number) == [1, 2]
-        node, _ = cluster._launcher._places[1]
+        node, _ = cluster._launcher._actors[1]
         nodes.remove(node)
         why = await left(cluster, 1)
         assert why.cause is Cause.NODE
         await numbers(cluster, [1, 2])
-        assert cluster._launcher._places[1][0] != node
+        assert cluster._launcher._actors[1][0] != node
 
 
 async def test_drained_node_is_left_before_it_ends(nodes):
     async with asyncio.timeout(PATIENCE_S), Cluster(rayed(2)) as cluster:
         assert await cluster.run_method(number) == [1, 2]
-        node, _ = cluster._launcher._places[0]
+        node, _ = cluster._launcher._actors[0]
         nodes.drain(node, for_s=PATIENCE_S)
         why = await left(cluster, 0)
         assert why.cause is Cause.NOTICE
         assert re.fullmatch(r"Ray drains its node, which ends in \d+ s", why.words)
         await numbers(cluster, [1, 2])
-        assert cluster._launcher._places[0][0] != node
+        assert cluster._launcher._actors[0][0] != node
     nodes.remove(node)
 
 

@@ -729,8 +729,8 @@ def _check(text: str, folder: Path) -> tuple[ClusterConfig | None, list[Problem]
     if document is None:
         return None, [Problem(1, 1, f"the file is empty; {SMALLEST_EXAMPLE}")]
     if not isinstance(document.data, dict):
-        what = "a list" if isinstance(document.data, list) else "a single value"  # the value may be a secret token
-        sentence = f"expected a mapping at top level, got {what}; {SMALLEST_EXAMPLE}"
+        kind = "a list" if isinstance(document.data, list) else "a single value"  # the value may be a secret token
+        sentence = f"expected a mapping at top level, got {kind}; {SMALLEST_EXAMPLE}"
         return None, [*document.problems, document.at((), sentence)]
     try:
         return ClusterConfig.model_validate(document.data, context={"folder": folder}), document.problems
@@ -739,7 +739,7 @@ def _check(text: str, folder: Path) -> tuple[ClusterConfig | None, list[Problem]
             _problem(document, details) for details in error.errors() if not document.is_reported(details["loc"])
         ]
     # pydantic looks for contradictions only when every single value is valid. This check reports both at once.
-    more = [document.at(where, sentence) for where, sentence in _contradictions(document)]
+    more = [document.at(path, sentence) for path, sentence in _contradictions(document)]
     return None, document.problems + problems + more
 
 
@@ -781,20 +781,20 @@ def _contradictions(document: Document) -> Iterator[tuple[Where, str]]:
     return contradictions(workers, len(entries), run if isinstance(run, dict) else {}, document.data.get("launcher"))
 
 
-def _unknown_key(where: Where) -> str:
+def _unknown_key(path: Where) -> str:
     """Return the error's sentence for an unknown key in the file. The key's value is never shown: it may be a secret."""
-    key = str(where[-1])
+    key = str(path[-1])
     if key == "token":
         return "token must not be stored in this file, use token_file in security"
-    if where[0] == "run" and key in declared():
+    if path[0] == "run" and key in declared():
         setting = declared()[key]
         flag = f"--{(setting.option or key).replace('_', '-')}" if setting.flag is not None else f"-p {key}=VALUE"
         return f"{key} is not a setting for this file: set it in the app, or with {flag}"
-    section = ClusterConfig if len(where) == 1 else _SECTIONS[where[0]]
-    known = list(section.model_fields)
-    if similar := difflib.get_close_matches(key, known, n=1):
+    section = ClusterConfig if len(path) == 1 else _SECTIONS[path[0]]
+    keys = list(section.model_fields)
+    if similar := difflib.get_close_matches(key, keys, n=1):
         return f"unknown key {quote(key)}, did you mean {quote(similar[0])}?"
     for name, other in _SECTIONS.items():
         if key in other.model_fields:
             return f"unknown key {quote(key)}, it belongs in {name!r}"
-    return f"unknown key {quote(key)}, known here: {', '.join(known)}"
+    return f"unknown key {quote(key)}, known here: {', '.join(keys)}"

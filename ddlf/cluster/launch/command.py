@@ -76,8 +76,8 @@ class Commanded(PlaceEngine):
         return cls(read_keys(cls.model, cls.name, {"command": text}, workers))
 
     async def check(self) -> AsyncIterator[Check]:
-        async for each in super().check():
-            yield each
+        async for check in super().check():
+            yield check
         with contextlib.suppress(ValueError):  # quotes that only a shell can read
             word = next((word for word in shlex.split(self.keys.command) if "=" not in word), "")
             if path := shutil.which(word):
@@ -98,12 +98,12 @@ class Commanded(PlaceEngine):
             return
         try:
             left = await self.run(None, self.worker(gate, None))
-            why = "" if left is None else left.words
+            reason = "" if left is None else left.words
         except ConnectError as error:
-            why = error.message
-        self._is_handed_over = not why
-        for place in range(len(self.addresses)) if why else ():  # the one command was for all of them
-            self._fail(place, why)
+            reason = error.message
+        self._is_handed_over = not reason
+        for place in range(len(self.addresses)) if reason else ():  # the one command was for all of them
+            self._fail(place, reason)
 
     async def waits(self, index: int) -> str:
         if self._is_handed_over:
@@ -139,9 +139,9 @@ class Commanded(PlaceEngine):
         if code > 0 and self.gate.has_begun:
             return Left(Cause.CRASH, f"its command ended with exit code {code}", code)
         if code > 0:
-            said = self._last_output()
+            output = self._last_output()
             raise ConnectError(
-                f"the command of the launcher ended with exit code {code}" + (f":\n{said}" if said else "")
+                f"the command of the launcher ended with exit code {code}" + (f":\n{output}" if output else "")
             )
         return Left(Cause.CRASH, f"its command was ended by {signal.Signals(-code).name}", code) if code else None
 

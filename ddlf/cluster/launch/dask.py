@@ -89,21 +89,21 @@ class Dask(PlaceEngine):
             yield Check(f"Dask {distributed.__version__}; the scheduler is {client.scheduler.address}")
             workers: dict[str, Any] = (await client.scheduler.identity(n_workers=-1))["workers"]
             if not any(map(self._fits, workers.values())):
-                wanted = f" with the resources {self._names()}" if self.keys.resources else ""
-                yield Check(f"the scheduler has no Dask workers{wanted}", "start some, or scale the cluster")
-            own = versions()
-            for address, found in (await client.run(versions, on_error="return")).items():
-                if isinstance(found, BaseException):
-                    yield Check(f"{address}: {found}", "install DDLF in the environment of the Dask workers")
-                elif found != own:
-                    yield Check(f"{address}: {found} there, {own} here", "install the same versions on both")
+                condition = f" with the resources {self._names()}" if self.keys.resources else ""
+                yield Check(f"the scheduler has no Dask workers{condition}", "start some, or scale the cluster")
+            own_versions = versions()
+            for address, answer in (await client.run(versions, on_error="return")).items():
+                if isinstance(answer, BaseException):
+                    yield Check(f"{address}: {answer}", "install DDLF in the environment of the Dask workers")
+                elif answer != own_versions:
+                    yield Check(f"{address}: {answer} there, {own_versions} here", "install the same versions on both")
                 else:
                     threads = workers.get(address, {}).get("nthreads", 1)
-                    yield Check(f"{address}: {found}, nthreads={threads}")
+                    yield Check(f"{address}: {answer}, nthreads={threads}")
         finally:
             await client.close()
-        async for each in super().check():
-            yield each
+        async for check in super().check():
+            yield check
 
     async def prepare(self) -> None:
         self._client = await self._connect()
@@ -178,13 +178,13 @@ class Dask(PlaceEngine):
 
     def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
         """Remember why a place is without its Dask worker. Dask runs the task elsewhere without a word."""
-        said = event[1]
-        if said.get("action") != "remove-worker":
+        message = event[1]
+        if message.get("action") != "remove-worker":
             return
-        for place in {self._tasks[key] for key in said["processing-tasks"] if key in self._tasks}:
-            cause, how = (Cause.NOTICE, "was retired") if said["expected"] else (Cause.NODE, "is gone")
+        for place in {self._tasks[key] for key in message["processing-tasks"] if key in self._tasks}:
+            cause, how = (Cause.NOTICE, "was retired") if message["expected"] else (Cause.NODE, "is gone")
             self._before[place] = self.gate.incarnation(place)
-            left = Left(cause, f"the Dask worker {said['worker']} {how}")
+            left = Left(cause, f"the Dask worker {message['worker']} {how}")
             self.has_left(place, left)
             log.warning("place %d: %s; Dask runs its task elsewhere", place, left.words)
 
@@ -194,14 +194,14 @@ class Dask(PlaceEngine):
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
         if not await self._is_connected():
             return Left(Cause.NODE, f"no Dask scheduler answers at {self._address}")
-        before = self.gate.incarnation(place)
+        incarnation = self.gate.incarnation(place)
         while (left := await self._run_task(place, worker)) is None:
             log.info("place %d: its task waited behind another one; it is submitted again", place)
-        if left == self._scheduler_gone() and self.gate.incarnation(place) != before:
+        if left == self._scheduler_gone() and self.gate.incarnation(place) != incarnation:
             if self.gate.has_begun and not self._says_gone:
                 log.warning("%s; the training continues with the workers that still run", left.words)
             self._says_gone = True
-            await self.gate.gone(place, before, GONE_S)
+            await self.gate.wait_until_gone(place, incarnation, GONE_S)
         return left
 
     async def _run_task(self, place: int, worker: WorkerStart) -> Left | None:
@@ -221,7 +221,7 @@ class Dask(PlaceEngine):
                     ending.cancel()
                     await self._cancel(task)
                     return None
-            code, where = ending.result()
+            code, address = ending.result()
         except asyncio.CancelledError:  # our own; that of Dask is another class
             ending.cancel()
             await self._cancel(task)
@@ -234,8 +234,8 @@ class Dask(PlaceEngine):
         finally:
             del self._tasks[key]
         if code == 0:
-            return Left(Cause.CANCELLED, f"its worker in the Dask worker {where} was stopped", 0)
-        return Left(Cause.CRASH, f"its worker ended with exit code {code}: see the output of {where}", code)
+            return Left(Cause.CANCELLED, f"its worker in the Dask worker {address} was stopped", 0)
+        return Left(Cause.CRASH, f"its worker ended with exit code {code}: see the output of {address}", code)
 
     def _scheduler_gone(self) -> Left:
         return Left(Cause.NODE, f"the Dask scheduler {self._address} is gone")

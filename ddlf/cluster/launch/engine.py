@@ -90,8 +90,8 @@ class Engine(Joined):
         """Yield the addresses of this master that workers will dial."""
         network = self.network
         hosts = addresses_of(self.host) if network is None else addresses_in(network)
-        if others := [host for host in hosts if not ipaddress.ip_address(host).is_loopback]:
-            yield Check(f"workers reach this machine at {' or '.join(others)}")
+        if reachable := [host for host in hosts if not ipaddress.ip_address(host).is_loopback]:
+            yield Check(f"workers reach this machine at {' or '.join(reachable)}")
         else:
             yield Check(
                 "this machine has no address that other machines can reach",
@@ -233,15 +233,15 @@ class PlaceEngine(Engine):
                 )
 
     async def _run_all(self, gate: Gate) -> None:
-        async with asyncio.TaskGroup() as places:
+        async with asyncio.TaskGroup() as group:
             for place in range(len(self.addresses)):
-                places.create_task(self._keep(gate, place))
+                group.create_task(self._keep(gate, place))
 
     async def _keep(self, gate: Gate, place: int) -> None:
         """Keep a worker at a place until the run is over."""
-        starts, pause, told = 0, PAUSES_S[0], ""
+        starts, pause, shown = 0, PAUSES_S[0], ""
         while not gate.is_over:
-            before = gate.incarnation(place)
+            incarnation = gate.incarnation(place)
             try:
                 left = await self.run(place, self.worker(gate, place))
             except DDLFError as error:
@@ -254,32 +254,32 @@ class PlaceEngine(Engine):
             if left is None:
                 return
             self.has_left(place, left)
-            has_joined = gate.incarnation(place) != before
+            has_joined = gate.incarnation(place) != incarnation
             starts, pause = (0, PAUSES_S[0]) if has_joined else (starts + 1, min(2 * pause, PAUSES_S[1]))
             if starts >= MAX_STARTS and not gate.has_begun:
                 self._fail(place, left.words or f"its worker ended {starts} times before it joined")
                 return
             if not gate.is_over:
                 words = f"{left.words or 'its worker ended'} ({left.cause})"
-                if gate.has_begun and (has_joined or words != told):  # an engine that is gone is named once
-                    again = f"{self.restarts} starts it again" if self.restarts else "starting it again"
-                    log.warning("place %d: %s; %s", place, words, again)
-                told = words
+                if gate.has_begun and (has_joined or words != shown):  # an engine that is gone is named once
+                    restarts = f"{self.restarts} starts it again" if self.restarts else "starting it again"
+                    log.warning("place %d: %s; %s", place, words, restarts)
+                shown = words
                 await asyncio.sleep(0.0 if self.restarts else pause)
 
-    def _fail(self, place: int, why: str, hint: str = "") -> None:
+    def _fail(self, place: int, reason: str, hint: str = "") -> None:
         """Give a place up. The start fails if too few places remain."""
         assert self._failure is not None
-        if (left := self._lefts.get(place)) is None or left.words != why:  # otherwise its cause is known
-            self.has_left(place, Left(Cause.CANCELLED, why))
-        self._given_up[place] = why
+        if (left := self._lefts.get(place)) is None or left.words != reason:  # otherwise its cause is known
+            self.has_left(place, Left(Cause.CANCELLED, reason))
+        self._given_up[place] = reason
         count = len(self.addresses)
         if self._gate is not None:
-            self._gate.give_up(place, why)
+            self._gate.give_up(place, reason)
         if count - len(self._given_up) >= (self.least or count) or (self._gate is not None and self._gate.has_begun):
-            log.warning("place %d gets no worker any more: %s", place, why)
+            log.warning("place %d gets no worker any more: %s", place, reason)
         elif not self._failure.done():
-            self._failure.set_result(ConnectError(f"place {place}: {why}", hint=hint))
+            self._failure.set_result(ConnectError(f"place {place}: {reason}", hint=hint))
 
     async def _failed(self) -> ConnectError:
         async def wait() -> ConnectError:
@@ -288,7 +288,7 @@ class PlaceEngine(Engine):
 
         return await self.gate.run(wait())
 
-    async def _workers_told(self, gate: Gate) -> None:
+    async def _wait_for_workers_end(self, gate: Gate) -> None:
         await gate.run(self._end(gate))
 
     async def _end(self, gate: Gate) -> None:
@@ -328,9 +328,9 @@ def writable(folder: Path) -> Path:
     Raises:
         ConfigError: It cannot be written to.
     """
-    found = check_folder(folder)
-    if found.do:
-        raise ConfigError(found.fact, hint=found.do)
+    check = check_folder(folder)
+    if check.do:
+        raise ConfigError(check.fact, hint=check.do)
     return folder.resolve()
 
 
@@ -338,9 +338,9 @@ def _file_system(path: Path) -> str:
     """Return the kind of file system that a path is on; empty if the operating system does not tell it."""
     with contextlib.suppress(OSError):
         mounts = [line.split(" ")[1:3] for line in MOUNTS.read_text().splitlines()]
-        places = [(Path(place.replace("\\040", " ")), kind) for place, kind in mounts]
-        found = [(len(place.parts), kind) for place, kind in places if path.is_relative_to(place)]
-        return max(found, key=lambda one: one[0])[1] if found else ""
+        mount_points = [(Path(folder.replace("\\040", " ")), kind) for folder, kind in mounts]
+        matches = [(len(folder.parts), kind) for folder, kind in mount_points if path.is_relative_to(folder)]
+        return max(matches, key=lambda pair: pair[0])[1] if matches else ""
     return ""
 
 
@@ -362,7 +362,9 @@ async def first_line(*command: str) -> str:
         raise ConfigError(
             f"the command {command[0]} cannot run on this machine: {error.strerror}", hint="install it"
         ) from None
-    said = (await process.communicate())[0].decode(errors="replace").strip().partition("\n")[0]
+    output = (await process.communicate())[0].decode(errors="replace").strip().partition("\n")[0]
     if process.returncode:
-        raise ConfigError(f"{' '.join(command)} ended with exit code {process.returncode}: {said}", hint="correct that")
-    return said
+        raise ConfigError(
+            f"{' '.join(command)} ended with exit code {process.returncode}: {output}", hint="correct that"
+        )
+    return output

@@ -53,7 +53,7 @@ SAY_AFTER_S = 3.0
 T = TypeVar("T")
 
 
-class Place(Offers):
+class PlaceState(Offers):
     """The state of one place, a numbered position that one worker at a time can take by joining.
 
     Attributes:
@@ -76,7 +76,7 @@ class Gate:
         host: An address of this machine, or a wildcard.
         port: The port; 0 for any free one.
         tokens: Accepted tokens.
-        places: Number of places.
+        count: Number of places.
 
     Attributes:
         port: The port that it listens on.
@@ -90,11 +90,11 @@ class Gate:
         ListenError: The address is taken, or not permitted.
     """
 
-    def __init__(self, host: str, port: int, tokens: tuple[bytes, ...], places: int) -> None:
+    def __init__(self, host: str, port: int, tokens: tuple[bytes, ...], count: int) -> None:
         self._tokens = tokens
         self._listener = listening_socket(host, port)
         self.host, self.port = self._listener.getsockname()[:2]
-        self._places = [Place() for _ in range(places)]
+        self._states = [PlaceState() for _ in range(count)]
         self._loop = asyncio.new_event_loop()
         self._admission = Admission(log.info, lambda: 0, per_address=MOST_GREETINGS)
         self._thread = threading.Thread(target=self._run, name="ddlf-gate", daemon=True)
@@ -112,8 +112,8 @@ class Gate:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        for place in self._places:
-            place.close()
+        for state in self._states:
+            state.close()
         self._listener.close()
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
@@ -143,18 +143,18 @@ class Gate:
 
     def incarnation(self, place: int) -> int:
         """Return the incarnation of the last worker that has joined at a place; 0 if none has."""
-        return self._places[place].incarnation
+        return self._states[place].incarnation
 
     async def end_workers(self) -> None:
         """Tell each joined worker that the run is over, also a worker that offers its next connection only now. Runs in
         the gate's loop.
         """
         self._is_over = True
-        for place in self._places:
-            place.is_told = place.tell_over() or place.is_told
+        for state in self._states:
+            state.is_told = state.tell_over() or state.is_told
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_OFFERS_S):
-                while not all(place.is_told or not place.incarnation for place in self._places):
+                while not all(state.is_told or not state.incarnation for state in self._states):
                     self.came.clear()
                     await self.came.wait()
 
@@ -177,39 +177,39 @@ class Gate:
         Raises:
             ConnectError: The place has no worker now, and none joined in time.
         """
-        return await self.run(self._take(self._places[place], place, timeout_s))
+        return await self.run(self._take(self._states[place], place, timeout_s))
 
-    async def _take(self, place: Place, number: int, timeout_s: float) -> socket.socket:
-        if not place.waiting and number in self.absent_at_start:
-            why = self.absent_at_start.pop(number)
-            raise ConnectError(f"place {number}: no worker has joined there yet" + (f": {why}" if why else ""))
-        if place.never and not place.waiting:
-            raise ConnectError(f"place {number}: {place.never}")
+    async def _take(self, state: PlaceState, place: int, timeout_s: float) -> socket.socket:
+        if not state.waiting and place in self.absent_at_start:
+            reason = self.absent_at_start.pop(place)
+            raise ConnectError(f"place {place}: no worker has joined there yet" + (f": {reason}" if reason else ""))
+        if state.never and not state.waiting:
+            raise ConnectError(f"place {place}: {state.never}")
         try:
-            return await place.take(timeout_s)
+            return await state.take(timeout_s)
         except TimeoutError:
-            known = "the worker there offers no connection" if place.incarnation else "no worker has joined there"
+            problem = "the worker there offers no connection" if state.incarnation else "no worker has joined there"
             raise ConnectError(
-                f"place {number}: {known} within {timeout_s:.3g} s",
-                hint=f"start one with: ddlf-worker --join HOST:{self.port}" if not place.incarnation else "",
+                f"place {place}: {problem} within {timeout_s:.3g} s",
+                hint=f"start one with: ddlf-worker --join HOST:{self.port}" if not state.incarnation else "",
             ) from None
 
-    def give_up(self, number: int, why: str) -> None:
+    def give_up(self, place: int, reason: str) -> None:
         """End all waits for a worker at a place, because its engine starts none any more. Runs in the gate's loop."""
-        place = self._places[number]
-        place.never = why
-        place.fail(ConnectError(f"place {number}: {why}"))
+        state = self._states[place]
+        state.never = reason
+        state.fail(ConnectError(f"place {place}: {reason}"))
 
     async def wait(self, least: int) -> list[int]:
         """Wait until at least this number of places have a worker; return the places without one. In the gate's loop."""
         while True:
             self.came.clear()
-            absent = [number for number, place in enumerate(self._places) if not place.incarnation]
-            if len(self._places) - len(absent) >= least:
+            absent = [place for place, state in enumerate(self._states) if not state.incarnation]
+            if len(self._states) - len(absent) >= least:
                 return absent
             await self.came.wait()
 
-    async def gone(self, place: int, after: int, for_s: float) -> None:
+    async def wait_until_gone(self, place: int, after: int, for_s: float) -> None:
         """Wait until a worker has joined at a place and has offered no connection for some seconds. Runs in the gate's loop.
 
         Args:
@@ -217,8 +217,8 @@ class Gate:
             after: The worker's incarnation is not this one.
             for_s: So many seconds. A worker that has only lost its connection offers the next one in less than a second.
         """
-        found = self._places[place]
-        while found.incarnation == after or not self._is_left(found, for_s):  # noqa: ASYNC110 - time alone
+        state = self._states[place]
+        while state.incarnation == after or not self._is_left(state, for_s):  # noqa: ASYNC110 - time alone
             await asyncio.sleep(LOOK_S)
 
     async def absent(self) -> list[int]:
@@ -250,7 +250,7 @@ class Gate:
                     raise ProtocolError("a master dials here, but this is the gate of another master")
                 offer = await receive_offer(sock, opening, self._tokens, lambda offer: self._judge(offer)[0])
                 if offer is not None:
-                    self._places[self._judge(offer)[1]].keep(sock, offer.incarnation)
+                    self._states[self._judge(offer)[1]].keep(sock, offer.incarnation)
                     self.came.set()
                     owned = False
         except (DDLFError, OSError) as error:
@@ -262,27 +262,27 @@ class Gate:
                 sock.close()
 
     def _judge(self, offer: Offer) -> tuple[Verdict, int]:
-        number = offer.place
+        place = offer.place
         if self._is_over:
-            for place in self._places:
-                place.is_told = place.is_told or place.incarnation == offer.incarnation
+            for state in self._states:
+                state.is_told = state.is_told or state.incarnation == offer.incarnation
             self.came.set()
             return Verdict.OVER, 0
-        if number == ANY_PLACE:
-            own = [i for i, place in enumerate(self._places) if place.incarnation == offer.incarnation]
-            free = own or [i for i, place in enumerate(self._places) if not place.incarnation]
-            free = free or [i for i, place in enumerate(self._places) if self._is_left(place)]
+        if place == ANY_PLACE:
+            former = [i for i, state in enumerate(self._states) if state.incarnation == offer.incarnation]
+            free = former or [i for i, state in enumerate(self._states) if not state.incarnation]
+            free = free or [i for i, state in enumerate(self._states) if self._is_left(state)]
             if not free:
                 return Verdict.FULL, 0
-            number = free[0]
-        if number >= len(self._places):
+            place = free[0]
+        if place >= len(self._states):
             return Verdict.NO_SUCH_PLACE, 0
-        if offer.incarnation < self._places[number].incarnation:
-            return Verdict.REPLACED, number
-        return Verdict.WELCOME, number
+        if offer.incarnation < self._states[place].incarnation:
+            return Verdict.REPLACED, place
+        return Verdict.WELCOME, place
 
-    def _is_left(self, place: Place, for_s: float = LEFT_AFTER_S) -> bool:
-        return place.left_at is not None and self._loop.time() - place.left_at >= for_s
+    def _is_left(self, state: PlaceState, for_s: float = LEFT_AFTER_S) -> bool:
+        return state.left_at is not None and self._loop.time() - state.left_at >= for_s
 
 
 class Joined(Launcher):
@@ -375,8 +375,8 @@ class Joined(Launcher):
             await asyncio.wait({coming, failing}, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if failing.done() and not coming.done():
                 raise failing.result()
-            places = await gate.run(gate.absent())
-            absent = dict(zip(places, await asyncio.gather(*map(self._why, places)), strict=True))
+            absent_places = await gate.run(gate.absent())
+            absent = dict(zip(absent_places, await asyncio.gather(*map(self._reason_for, absent_places)), strict=True))
             if len(absent) == count:
                 reasons = "; ".join(dict.fromkeys(filter(None, absent.values())))
                 hint = "look at the output of its job"
@@ -397,7 +397,7 @@ class Joined(Launcher):
         return self.addresses
 
     async def _continue_without(self, gate: Gate, absent: Mapping[int, str]) -> None:
-        gate.absent_at_start.update({index: why for index, why in absent.items() if not gate.incarnation(index)})
+        gate.absent_at_start.update({index: reason for index, reason in absent.items() if not gate.incarnation(index)})
         gate.has_begun = True
 
     async def _failed(self) -> ConnectError:
@@ -405,7 +405,7 @@ class Joined(Launcher):
         never: asyncio.Future[ConnectError] = asyncio.get_running_loop().create_future()
         return await never
 
-    async def _why(self, index: int) -> str:
+    async def _reason_for(self, index: int) -> str:
         """Return why a worker has not come yet, also if the engine does not answer."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ASK_S):
@@ -414,19 +414,21 @@ class Joined(Launcher):
 
     async def _tell_who_is_missing(self, gate: Gate) -> None:
         """Print the places without a worker, each with the reason, after some seconds and at each change."""
-        told = ""
+        shown = ""
         while True:
             await asyncio.sleep(SAY_AFTER_S)
             absent = await gate.run(gate.absent())
-            places: dict[str, list[int]] = {}
-            for index, why in zip(absent, await asyncio.gather(*map(self._why, absent)), strict=True):
-                places.setdefault(why, []).append(index)
-            lines = [f"{_places(numbers)}{f': {why}' if why else ''}" for why, numbers in places.items()]
+            by_reason: dict[str, list[int]] = {}
+            for index, reason in zip(absent, await asyncio.gather(*map(self._reason_for, absent)), strict=True):
+                by_reason.setdefault(reason, []).append(index)
+            lines = [
+                f"{_numbered_places(numbers)}{f': {reason}' if reason else ''}" for reason, numbers in by_reason.items()
+            ]
             advice = "" if self.ends_workers else f"; start them with: ddlf-worker --join HOST:{gate.port}"
             text = f"waiting for workers at {'; '.join(lines)}{advice}"
-            if absent and text != told:
+            if absent and text != shown:
                 log.warning("%s", text)
-                told = text
+                shown = text
 
     def incarnation(self, index: int) -> Incarnation:
         number = 0 if self._gate is None else self._gate.incarnation(index)
@@ -451,11 +453,11 @@ class Joined(Launcher):
                 await gate.run(gate.end_workers())
         finally:
             try:
-                await self._workers_told(gate)
+                await self._wait_for_workers_end(gate)
             finally:
                 await asyncio.to_thread(gate.close)
 
-    async def _workers_told(self, gate: Gate) -> None:
+    async def _wait_for_workers_end(self, gate: Gate) -> None:
         """Wait until the workers have ended. They know that the run is over."""
 
 
@@ -466,7 +468,7 @@ def _is_address_of_this_machine_only(host: str) -> bool:
         return False
 
 
-def _places(numbers: Sequence[int]) -> str:
+def _numbered_places(numbers: Sequence[int]) -> str:
     """Return the numbers of places in words, such as ``"places 0, 1 and 3"``, for a message."""
     *first, last = map(str, numbers)
     return f"places {', '.join(first)} and {last}" if first else f"place {last}"

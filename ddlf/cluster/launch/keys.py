@@ -144,22 +144,22 @@ def read_keys(model: type[K], launcher: str, values: Mapping[str, Any], workers:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        details = min(error.errors(), key=lambda found: found["type"] == "missing")  # a typo explains a missing key
-        key = str(details["loc"][0])
-        if details["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, model.model_fields, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(sorted(model.model_fields))}"
+        entry = min(error.errors(), key=lambda entry: entry["type"] == "missing")  # a typo explains a missing key
+        key = str(entry["loc"][0])
+        if entry["type"] == "extra_forbidden":
+            similar = difflib.get_close_matches(key, model.model_fields, 1)
+            hint = f"did you mean {similar[0]!r}?" if similar else f"it has: {', '.join(sorted(model.model_fields))}"
             raise ConfigError(f"launcher {launcher} has no key {key!r}", hint=hint) from None
-        if details["type"] == "missing":
+        if entry["type"] == "missing":
             raise ConfigError(
                 f"launcher {launcher} needs the key {key!r}", hint=f"--launcher {launcher}:{key}=VALUE"
             ) from None
-        if details["type"] == "value_error":
-            told = str(details["ctx"]["error"])
+        if entry["type"] == "value_error":
+            problem = str(entry["ctx"]["error"])
         else:
-            form = LIMITS.get(details["type"], details["msg"].lower().replace("input should be", "must be"))
-            told = f"{form.format(**details.get('ctx', {}))}, got {details['input']!r}"
-        raise ConfigError(f"launcher {launcher}: {key} {told}") from None
+            form = LIMITS.get(entry["type"], entry["msg"].lower().replace("input should be", "must be"))
+            problem = f"{form.format(**entry.get('ctx', {}))}, got {entry['input']!r}"
+        raise ConfigError(f"launcher {launcher}: {key} {problem}") from None
 
 
 def parse_keys(text: str, launcher: str, example: str = WorkersKeys.example) -> dict[str, Any]:

@@ -323,13 +323,13 @@ def installed(text: str, workers: Workers | None = None) -> Launcher:
     Raises:
         ConfigError: There is no launcher of this name, its entry point returns another object, or it cannot be used here.
     """
-    name, _, rest = text.partition(":")
-    found = _find(name)
-    if isinstance(found, type) and issubclass(found, Launcher):
-        return found.from_text(rest, workers)
+    name, _, argument = text.partition(":")
+    entry = _find(name)
+    if isinstance(entry, type) and issubclass(entry, Launcher):
+        return entry.from_text(argument, workers)
     if workers is not None:
         raise ConfigError(f"--workers has no effect with --launcher {name}", hint="leave it out")
-    launcher = found(rest)
+    launcher = entry(argument)
     if not isinstance(launcher, Launcher):
         raise ConfigError(
             f"the launcher {name!r} makes a {type(launcher).__name__} instead of a ddlf.cluster.launch.launcher.Launcher"
@@ -343,29 +343,33 @@ def from_keys(name: str, values: Mapping[str, Any]) -> Launcher:
     Raises:
         ConfigError: There is no launcher of this name, it has no keys, or they are invalid.
     """
-    found = _find(name)
-    if not (isinstance(found, type) and issubclass(found, Launcher)):
+    entry = _find(name)
+    if not (isinstance(entry, type) and issubclass(entry, Launcher)):
         raise ConfigError(f"the launcher {name!r} has no keys", hint=f"write it as a text: {name}:TEXT")
-    return found.from_keys(values)
+    return entry.from_keys(values)
 
 
 def _find(name: str) -> Any:
     """Load the entry point of a launcher. DDLF's own names cannot be taken by another package."""
-    others = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if both := others.keys() & OWN.keys():
-        taken = min(both)
+    by_name = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if clashes := by_name.keys() & OWN.keys():
+        name_taken = min(clashes)
         raise ConfigError(
-            f"the package of {others[taken].value} brings a launcher {taken!r}, which DDLF has already",
+            f"the package of {by_name[name_taken].value} brings a launcher {name_taken!r}, which DDLF has already",
             hint="uninstall it, or give its launcher another name",
         )
     if name in OWN:
         return EntryPoint(name, OWN[name], GROUP).load()
-    if name not in others:
-        known = sorted({*others, *OWN})
-        near = difflib.get_close_matches(name.lower(), known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}; other packages can bring more"
+    if name not in by_name:
+        names = sorted({*by_name, *OWN})
+        similar = difflib.get_close_matches(name.lower(), names, 1)
+        hint = (
+            f"did you mean {similar[0]!r}?"
+            if similar
+            else f"there are: {', '.join(names)}; other packages can bring more"
+        )
         raise ConfigError(f"there is no launcher {name!r}", hint=hint)
-    return others[name].load()
+    return by_name[name].load()
 
 
 def machine(host: str) -> str:

@@ -46,14 +46,14 @@ class Local(Launcher):
     revives = True
     when_lost = "its launcher starts another one"
 
-    def __init__(self, n: int | None = None, wanted: Wanted = NO_WISH) -> None:
+    def __init__(self, n: int | None = None, wish: Wanted = NO_WISH) -> None:
         if n is None:
-            n = count_of_workers(wanted, USUAL_WORKERS)
+            n = count_of_workers(wish, USUAL_WORKERS)
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
             raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
         self.tokens = Tokens((new_token().encode(),), source="a throw-away token")
         self.addresses = [("127.0.0.1", 0)] * n
-        self._wanted = wanted
+        self._wanted = wish
         self._cards: list[Wanted] = []
         self._template: Template | None = None
         self._processes: list[asyncio.subprocess.Process] = []  # in the order of the workers

@@ -29,7 +29,7 @@ class Leading(Engine):
 
     place: int
     called: ClassVar[tuple[str, str]]
-    _own: Supervisor | None = None
+    _supervisor: Supervisor | None = None
 
     def follower(self) -> Callable[[], int] | None:
         return self._follow if self.place else None
@@ -49,9 +49,9 @@ class Leading(Engine):
     def _tell_others(self, gate: Gate) -> None:
         """Let the other processes find the gate."""
 
-    def _lead(self, own: Supervisor) -> None:
+    def _lead(self, supervisor: Supervisor) -> None:
         """Run the worker of this process, in its own thread."""
-        own.run()
+        supervisor.run()
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
         """Open the gate, start the worker of this process, and wait for all workers.
@@ -65,16 +65,16 @@ class Leading(Engine):
                 f"this {process} has {number} {self.place}, and only {number} 0 is the master",
                 hint=f"start the app with ddlf run, which runs the worker of each other {process}",
             )
-        if self._own is None:
+        if self._supervisor is None:
             gate = self.open()
             self._tell_others(gate)
-            self._own = Supervisor(self._own_worker(f"127.0.0.1:{gate.port}"))
-            threading.Thread(target=self._lead, args=(self._own,), name=f"ddlf-{process}", daemon=True).start()
+            self._supervisor = Supervisor(self._own_worker(f"127.0.0.1:{gate.port}"))
+            threading.Thread(target=self._lead, args=(self._supervisor,), name=f"ddlf-{process}", daemon=True).start()
         return await super().start(modules)
 
     async def stop(self) -> None:
         """End the run for all workers, and the worker of this process."""
-        own, self._own = self._own, None
+        supervisor, self._supervisor = self._supervisor, None
         await super().stop()
-        if own is not None:
-            await asyncio.to_thread(own.stop)
+        if supervisor is not None:
+            await asyncio.to_thread(supervisor.stop)

@@ -100,8 +100,8 @@ def _cores_of_task(environment: Mapping[str, str]) -> int | None:
     with contextlib.suppress(KeyError, ValueError):
         return int(environment["SLURM_CPUS_PER_TASK"])
     with contextlib.suppress(KeyError, ValueError, IndexError):
-        here = counts(environment["SLURM_STEP_TASKS_PER_NODE"])[int(environment["SLURM_NODEID"])]
-        return max(1, int(environment["SLURM_CPUS_ON_NODE"]) // here)
+        tasks = counts(environment["SLURM_STEP_TASKS_PER_NODE"])[int(environment["SLURM_NODEID"])]
+        return max(1, int(environment["SLURM_CPUS_ON_NODE"]) // tasks)
     return None
 
 
@@ -203,8 +203,8 @@ class Ranked(Leading):
         ranks = self.ranks
         cores = "" if ranks.cores is None else f", and each has {ranks.cores} CPU{'s' * (ranks.cores != 1)}"
         yield Check(f"this is task {ranks.rank} of {ranks.size}{cores}")
-        async for each in super().check():
-            yield each
+        async for check in super().check():
+            yield check
         yield check_folder(self._file.parent)
 
     def follower(self) -> Callable[[], int] | None:
@@ -223,7 +223,7 @@ class Ranked(Leading):
             point, meeting = self._wait_for_meeting()
             supervisor = Supervisor(WorkerStart(meeting.gates, self.ranks.rank, meeting.token, self.ranks.cores))
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_, mine=supervisor: mine.ask_to_stop())
+                signal.signal(number, lambda *_, own_supervisor=supervisor: own_supervisor.ask_to_stop())
             code = supervisor.run(lambda point=point: point.is_over() or is_orphan())  # type: ignore[misc]
             if is_orphan():
                 return code
@@ -240,7 +240,7 @@ class Ranked(Leading):
             if is_orphan():
                 raise ConnectError(f"rank {self.ranks.rank}: the process that started it was killed")
             time.sleep(LOOK_S)
-        reasons = "; ".join(point.why() for point in self._points)
+        reasons = "; ".join(point.reason() for point in self._points)
         raise ConnectError(
             f"rank {self.ranks.rank} has not found the master within {self._start_timeout_s:g} s: {reasons}",
             hint=self.meeting_hint,
@@ -260,16 +260,16 @@ class Ranked(Leading):
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
         """Start as ``Leading`` does. The tasks that have met need no meeting point any more."""
-        found = await super().start(modules)
+        addresses = await super().start(modules)
         if not self.gate.absent_at_start:
             for point in self._points:
                 await asyncio.to_thread(point.all_have_met)
-        return found
+        return addresses
 
     async def stop(self) -> None:
         """Tell all workers that the run is over, and no more tasks where the master is."""
         guard, self._guard = self._guard, None
-        if self._own is not None:
+        if self._supervisor is not None:
             for point in self._points:
                 point.close()
         if guard is not None:

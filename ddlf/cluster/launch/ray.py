@@ -88,7 +88,7 @@ class Rayed(PlaceEngine):
         self._group = _group_of_caller()  # belongs to the caller's thread, so ``prepare`` could not find it
         self._has_connected = False
         self._head = ""  # address of Ray's head node
-        self._places: dict[int, tuple[str, Any]] = {}  # node and actor of each place whose actor lives
+        self._actors: dict[int, tuple[str, Any]] = {}  # node and actor of each place whose actor lives
         self._notices: dict[int, Left] = {}
         self._reason, self._asked_at = "", -ASK_AGAIN_S  # why places wait, and when Ray was asked
         self._watching: asyncio.Task[None] | None = None
@@ -113,22 +113,22 @@ class Rayed(PlaceEngine):
         yield Check(
             f"Ray has {len(nodes)} node{'s' * (len(nodes) != 1)} with {{{shown(total)}}}; free are {{{shown(free)}}}"
         )
-        asked = self._asked_resources()
+        resources = self._requested_resources()
         if self._group is not None:
             yield Check(
-                f"workers use the bundles of this trial's placement group: {in_group(asked, self._group.bundle_specs)}"
+                f"workers use the bundles of this trial's placement group: {in_group(resources, self._group.bundle_specs)}"
             )
-        elif not any(map(partial(fits, asked), nodes)):
-            yield Check(pending(asked, nodes, total, free), "ask for less, or add a node")
+        elif not any(map(partial(fits, resources), nodes)):
+            yield Check(pending(resources, nodes, total, free), "ask for less, or add a node")
         else:
-            needed = {name: value * len(self.addresses) for name, value in asked.items()}
+            needed = {name: value * len(self.addresses) for name, value in resources.items()}
             if not fits(needed, free):
                 yield Check(
                     f"{len(self.addresses)} workers need {{{shown(needed)}}}, and free are {{{shown(free)}}}",
                     "start fewer workers, add nodes, or wait until others have ended",
                 )
-        async for each in super().check():
-            yield each
+        async for check in super().check():
+            yield check
 
     async def prepare(self) -> None:
         """Connect to Ray, unless this process is connected already.
@@ -150,22 +150,22 @@ class Rayed(PlaceEngine):
         import ray
         from ray.exceptions import RayError
 
-        actor, before = None, self.gate.incarnation(place)
+        actor, incarnation = None, self.gate.incarnation(place)
         try:
             actor = await in_thread(self._new_actor)
             node = await asyncio.wrap_future(actor.node.remote().future())
-            self._places[place] = node, actor
+            self._actors[place] = node, actor
             self._runs_in[place] = f"actor {actor._actor_id.hex()}"
-            code, said = await asyncio.wrap_future(actor.run.remote(worker).future())
-            words = f"its worker ended with exit code {code}" + (f":\n{said}" if said else "")
+            code, output_text = await asyncio.wrap_future(actor.run.remote(worker).future())
+            words = f"its worker ended with exit code {code}" + (f":\n{output_text}" if output_text else "")
             return self._notices.get(place) or Left(Cause.CRASH, words, code)
         except RayError as error:
             left = self._notices.get(place) or left_by(error)
-            if self.gate.incarnation(place) != before and not await in_thread(head_answers, self._head):
-                await self.gate.gone(place, before, GONE_S)
+            if self.gate.incarnation(place) != incarnation and not await in_thread(head_answers, self._head):
+                await self.gate.wait_until_gone(place, incarnation, GONE_S)
             return left
         finally:
-            self._places.pop(place, None)
+            self._actors.pop(place, None)
             self._notices.pop(place, None)
             if actor is not None:
                 await end_actor(partial(ray.kill, actor))
@@ -199,14 +199,14 @@ class Rayed(PlaceEngine):
             if not (await asyncio.wait({look}, timeout=ANSWER_S))[0]:
                 log.warning("Ray does not answer; training continues with the workers that still run")
             draining = await look
-            for place, (node, actor) in self._places.items():
+            for place, (node, actor) in self._actors.items():
                 if node in draining and place not in self._notices:
                     end_ms, now = draining[node], time.time()
                     self._notices[place] = Left(Cause.NOTICE, drained(end_ms, now))
                     actor.leave.remote(max(0.0, end_ms / 1000 - now - STOP_BEFORE_S) if end_ms else None)
 
     async def waits(self, index: int) -> str:
-        if index in self._places:
+        if index in self._actors:
             return "its worker starts"
         if time.monotonic() - self._asked_at > ASK_AGAIN_S:  # all these places wait for the same resources
             self._reason = "Ray does not answer"
@@ -217,25 +217,25 @@ class Rayed(PlaceEngine):
         left = self._left(index) if self._reason == STARTS else None
         return left.words if left is not None else self._reason
 
-    def _asked_resources(self) -> dict[str, float]:
+    def _requested_resources(self) -> dict[str, float]:
         """Return the resources that Ray reserves for each worker."""
         keys = self.keys
-        wanted = {"CPU": keys.cores, "GPU": keys.gpus, "memory": keys.memory, **keys.resources}
-        return {name: float(value) for name, value in wanted.items() if value}
+        amounts = {"CPU": keys.cores, "GPU": keys.gpus, "memory": keys.memory, **keys.resources}
+        return {name: float(value) for name, value in amounts.items() if value}
 
     def _waits_for_resources(self) -> str:
         import ray
         from ray.autoscaler.v2.sdk import get_cluster_status
 
-        group, asked = self._group, self._asked_resources()
+        group, resources = self._group, self._requested_resources()
         try:
             demands = get_cluster_status(ray.get_runtime_context().gcs_address).resource_demands.ray_task_actor_demand
-            queued = [each.bundle for demand in demands for each in demand.bundles_by_count]
-            if group is None and asked in queued:
+            queued = [shape.bundle for demand in demands for shape in demand.bundles_by_count]
+            if group is None and resources in queued:
                 nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-                return pending(asked, nodes, ray.cluster_resources(), ray.available_resources())
+                return pending(resources, nodes, ray.cluster_resources(), ray.available_resources())
             if group is not None and any(f"bundle_group_{group.id.hex()}" in bundle for bundle in queued):
-                return in_group(asked, group.bundle_specs)
+                return in_group(resources, group.bundle_specs)
             return STARTS
         except Exception as error:  # Ray is gone: that is the reason
             return f"Ray does not answer: {error}"
@@ -278,10 +278,10 @@ class WorkerActor:
             finally:
                 is_over.set()
             output.seek(max(0, output.seek(0, os.SEEK_END) - SHOWN_BYTES))
-            said = output.read().decode(errors="replace").strip()
-        if said:
-            print(said, file=sys.stderr, flush=True)  # for Ray's own log of this actor
-        return code, said
+            text = output.read().decode(errors="replace").strip()
+        if text:
+            print(text, file=sys.stderr, flush=True)  # for Ray's own log of this actor
+        return code, text
 
     def leave(self, within_s: float | None) -> None:
         """Let the worker hand its work over, and end it, and with it ``run``.
@@ -434,7 +434,7 @@ def left_by(error: Exception) -> Left:
 
 
 def pending(
-    asked: Mapping[str, float],
+    resources: Mapping[str, float],
     nodes: Iterable[Mapping[str, float]],
     total: Mapping[str, float],
     free: Mapping[str, float],
@@ -442,25 +442,25 @@ def pending(
     """Return why Ray has not started an actor, in the words of ``ray status``.
 
     Args:
-        asked: Resources that the actor needs.
+        resources: Resources that the actor needs.
         nodes: Resources of each node.
         total: Resources of the cluster.
         free: Resources that nobody uses.
     """
-    if not any(map(partial(fits, asked), nodes)):
-        return f"infeasible: no node has {{{shown(asked)}}}; all nodes together have {{{shown(total)}}}"
-    return f"pending: {{{shown(asked)}}} is not free; free are {{{shown(free)}}} of {{{shown(total)}}}"
+    if not any(map(partial(fits, resources), nodes)):
+        return f"infeasible: no node has {{{shown(resources)}}}; all nodes together have {{{shown(total)}}}"
+    return f"pending: {{{shown(resources)}}} is not free; free are {{{shown(free)}}} of {{{shown(total)}}}"
 
 
-def fits(asked: Mapping[str, float], free: Mapping[str, float]) -> bool:
+def fits(resources: Mapping[str, float], free: Mapping[str, float]) -> bool:
     """Return whether there is enough of each resource."""
-    return all(free.get(name, 0) >= value for name, value in asked.items())
+    return all(free.get(name, 0) >= value for name, value in resources.items())
 
 
-def in_group(asked: Mapping[str, float], bundles: Iterable[Mapping[str, float]]) -> str:
+def in_group(resources: Mapping[str, float], bundles: Iterable[Mapping[str, float]]) -> str:
     """Return why Ray has not started an actor in a placement group."""
-    said = ", ".join(f"{{{shown(bundle)}}}" for bundle in bundles)
-    return f"pending: no bundle of the placement group has {{{shown(asked)}}} free; its bundles are {said}"
+    shown_bundles = ", ".join(f"{{{shown(bundle)}}}" for bundle in bundles)
+    return f"pending: no bundle of the placement group has {{{shown(resources)}}} free; its bundles are {shown_bundles}"
 
 
 def shown(resources: Mapping[str, float]) -> str:

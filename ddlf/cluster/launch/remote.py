@@ -121,19 +121,19 @@ def explain(host: str, code: int, lines: list[str], python: str = PYTHON) -> Fai
     lines = [line for line in lines if line.strip() and not NOISE.match(line)]
     if code == SSH_FAILED:
         for pattern, sentence, hint in _KNOWN:
-            found = [line for line in lines if re.search(pattern, line)]
-            if found:
-                return Failure(f"{host}: {(sentence or found[-1]).rstrip('.')}", hint.format(host=host), True, code)
-        own = [line for line in lines if line.startswith("ssh: ")]  # the last line may be that of a jump host's end
-        return Failure(f"{host}: {(own or lines or ['ssh lost the connection'])[-1]}", code=code)
+            matches = [line for line in lines if re.search(pattern, line)]
+            if matches:
+                return Failure(f"{host}: {(sentence or matches[-1]).rstrip('.')}", hint.format(host=host), True, code)
+        of_ssh = [line for line in lines if line.startswith("ssh: ")]  # the last line may be that of a jump host's end
+        return Failure(f"{host}: {(of_ssh or lines or ['ssh lost the connection'])[-1]}", code=code)
     if code in (126, 127):
         return Failure(
             f"{host}: {python} cannot run there: {''.join(lines[-1:])}", remote_programs.NAME_ANOTHER, True, code
         )
     if code == TOO_OLD:
         return Failure(f"{host}: {python} there is older than Python 3.7", remote_programs.NAME_ANOTHER, True, code)
-    said = "\n".join(lines[-SHOWN_LINES:])
-    return Failure(f"{host}: {ending(code)}" + (f":\n{said}" if said else ""), code=code)
+    output = "\n".join(lines[-SHOWN_LINES:])
+    return Failure(f"{host}: {ending(code)}" + (f":\n{output}" if output else ""), code=code)
 
 
 def ending(code: int) -> str:
@@ -205,22 +205,22 @@ class Remote:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self._port) or await self.failure()
         except TimeoutError:
-            said = [f": {line}" for line in self._lines if not NOISE.match(line)]
+            lines = [f": {line}" for line in self._lines if not NOISE.match(line)]
             return Failure(
-                f"{self.host}: ssh has not forwarded a port there within {timeout_s:g} s{''.join(said[-1:])}; to see what "
+                f"{self.host}: ssh has not forwarded a port there within {timeout_s:g} s{''.join(lines[-1:])}; to see what "
                 f"it waits for: ssh -v -R 0:{self._target} {self.host} true"
             )
 
-    def begin(self, program: str, given: Mapping[str, Any]) -> None:
+    def begin(self, program: str, arguments: Mapping[str, Any]) -> None:
         """Send the program to the Python there.
 
         Args:
             program: A name of ``there.PROGRAMS``.
-            given: Its arguments.
+            arguments: Its arguments.
         """
         text = Path(remote_programs.__file__).read_text(encoding="utf-8")
-        arguments = json.dumps({"program": program, "facts": facts(), **given})
-        self.send(json.dumps(f"{text}\nmain({arguments!r})\n").encode())
+        call = json.dumps({"program": program, "facts": facts(), **arguments})
+        self.send(json.dumps(f"{text}\nmain({call!r})\n").encode())
 
     def send(self, line: bytes) -> None:
         """Send one line."""
@@ -325,8 +325,8 @@ async def hostname_of(host: str) -> str:
     process = await asyncio.create_subprocess_exec(
         *("ssh", "-G", "--", host), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
-    found = re.search(rb"^hostname (\S+)$", (await process.communicate())[0], re.MULTILINE)
-    address = found[1].decode() if found else ""
+    match = re.search(rb"^hostname (\S+)$", (await process.communicate())[0], re.MULTILINE)
+    address = match[1].decode() if match else ""
     return "" if address == host else address
 
 
@@ -350,7 +350,7 @@ async def lines_of(stream: asyncio.StreamReader) -> Any:
 async def call(
     host: str,
     program: str,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     python: str | None = None,
     connecting: asyncio.Semaphore | None = None,
     timeout_s: float | None = RESULT_S,
@@ -360,7 +360,7 @@ async def call(
     Args:
         host: A name that ssh knows.
         program: A name of ``there.PROGRAMS``.
-        given: Its arguments.
+        arguments: Its arguments.
         python: The Python to start there.
         connecting: Limits how many connections log in at the same time.
         timeout_s: Seconds to wait for the program's answer; None waits for as long as it runs.
@@ -372,7 +372,7 @@ async def call(
         async with connecting or contextlib.nullcontext():
             remote = await Remote.open(host, python)
             stack.push_async_callback(remote.end)
-            remote.begin(program, given)
+            remote.begin(program, arguments)
             answer = await remote.answer()
         if not isinstance(answer, Failure):
             answer = await remote.answer(timeout_s)

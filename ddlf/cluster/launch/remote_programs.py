@@ -40,11 +40,11 @@ def main(text: str) -> None:
     Args:
         text: The program's name and its arguments, as JSON.
     """
-    given: dict[str, Any] = json.loads(text)
+    arguments: dict[str, Any] = json.loads(text)
     os.umask(0o077)
     tell({"begun": True})
     try:
-        PROGRAMS[given["program"]](given)
+        PROGRAMS[arguments["program"]](arguments)
     except OSError as error:
         fail(str(error))
 
@@ -63,23 +63,26 @@ def fail(sentence: str, hint: str = "") -> NoReturn:
 # -- the right Python -------------------------------------------------------------------------------------------------
 
 
-def find_python(given: dict[str, Any]) -> str:
+def find_python(arguments: dict[str, Any]) -> str:
     """Return the path of a Python that has the master's versions: the one that runs this, or that of the virtual
     environment of ``ddlf up --install``. If there is none, print an error and end.
     """
-    own = facts(sys.executable)
+    own_facts = facts(sys.executable)
     venv = venv_python()
-    for python, found in ((sys.executable, own), (venv, None if own == given["facts"] else facts(venv))):
-        if found == given["facts"]:
+    for python, facts_found in (
+        (sys.executable, own_facts),
+        (venv, None if own_facts == arguments["facts"] else facts(venv)),
+    ):
+        if facts_found == arguments["facts"]:
             return python
-    version, ddlf = given["facts"]
-    found = own or facts(venv) or [list(sys.version_info[:2]), None]
-    if found[0] != version:
-        fail(f"it has Python {dotted(found[0])}, and the master has Python {dotted(version)}", NAME_ANOTHER)
-    if found[1] is None:
+    version, ddlf = arguments["facts"]
+    facts_found = own_facts or facts(venv) or [list(sys.version_info[:2]), None]
+    if facts_found[0] != version:
+        fail(f"it has Python {dotted(facts_found[0])}, and the master has Python {dotted(version)}", NAME_ANOTHER)
+    if facts_found[1] is None:
         fail(f"{sys.executable} has no DDLF", f"install it there with 'ddlf up --install', or {NAME_ANOTHER}")
     fail(
-        f"it has DDLF {found[1]}, and the master has DDLF {ddlf}",
+        f"it has DDLF {facts_found[1]}, and the master has DDLF {ddlf}",
         "install the same version, for example with 'ddlf up --install'",
     )
 
@@ -87,11 +90,11 @@ def find_python(given: dict[str, Any]) -> str:
 def facts(python: str) -> list[Any] | None:
     """Return the versions of Python and DDLF, or None if this Python has no DDLF."""
     try:
-        said = subprocess.run([python, "-c", FACTS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
-        found: list[Any] = json.loads(said.stdout)
+        process = subprocess.run([python, "-c", FACTS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+        versions: list[Any] = json.loads(process.stdout)
     except (OSError, ValueError, subprocess.CalledProcessError):
         return None
-    return found
+    return versions
 
 
 def venv_folder() -> str:
@@ -112,18 +115,18 @@ def dotted(version: list[int]) -> str:
 # -- a worker of one run ----------------------------------------------------------------------------------------------
 
 
-def join(given: dict[str, Any]) -> None:
+def join(arguments: dict[str, Any]) -> None:
     """Become a worker that joins the master. It reads its token from standard input, and ends when that ends."""
-    os.environ.update(given["environment"])
-    python = find_python(given)
+    os.environ.update(arguments["environment"])
+    python = find_python(arguments)
     tell({"ready": True})
     os.dup2(2, 1)
-    os.execv(python, [python, "-m", "ddlf.cli.worker", *given["arguments"], "--exit-with-parent"])
+    os.execv(python, [python, "-m", "ddlf.cli.worker", *arguments["arguments"], "--exit-with-parent"])
 
 
-def look(given: dict[str, Any]) -> None:
+def look(arguments: dict[str, Any]) -> None:
     """Find the Python that a worker would run with, and report its path."""
-    tell({"python": find_python(given)})
+    tell({"python": find_python(arguments)})
 
 
 # -- lasting workers --------------------------------------------------------------------------------------------------
@@ -164,8 +167,8 @@ class Lasting:
         """Return the process id of the worker if it is a service of systemd that runs."""
         if not os.path.exists(self.unit_file):
             return None
-        said = systemctl("show", "--property", "MainPID", "--value", self.unit)[1]
-        return int(said) if said.isdigit() and said != "0" else None
+        output = systemctl("show", "--property", "MainPID", "--value", self.unit)[1]
+        return int(output) if output.isdigit() and output != "0" else None
 
     def pid_of_process(self) -> int | None:
         """Return the process id of the worker if it is a process that ``up`` has started without systemd."""
@@ -193,25 +196,25 @@ class Lasting:
         return ""
 
 
-def up(given: dict[str, Any]) -> None:
+def up(arguments: dict[str, Any]) -> None:
     """Start a worker that stays when this connection ends, unless it runs already."""
-    worker = Lasting(given["port"])
+    worker = Lasting(arguments["port"])
     with worker.locked():
         pid = worker.pid()
         if pid is not None:
-            if given["systemd"] and pid == worker.pid_of_process():
+            if arguments["systemd"] and pid == worker.pid_of_process():
                 fail(f"its worker at port {worker.port} runs (pid {pid}), but not as a service", RESTART)
             tell({"pid": pid, "did": "runs already"})
             return
-        python = find_python(given)
-        if not given["systemd"] and os.path.exists(worker.unit_file):
+        python = find_python(arguments)
+        if not arguments["systemd"] and os.path.exists(worker.unit_file):
             remove_unit(worker)  # it would start a second worker at the next start of the machine
         worker.clean()
         with open(os.open(worker.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(given["token"] + "\n")
+            file.write(arguments["token"] + "\n")
         command = [python, "-m", "ddlf.cli.worker", "--port", str(worker.port), "--token-file", worker.token]
-        command += given["arguments"]
-        start = start_unit if given["systemd"] else start_process
+        command += arguments["arguments"]
+        start = start_unit if arguments["systemd"] else start_process
         pid, warning = start(worker, command)
     tell({"pid": pid, "did": "started", "warning": warning})
 
@@ -282,16 +285,16 @@ def start_unit(worker: Lasting, command: list[str]) -> tuple[int, str]:
     with open(worker.log, "wb"):
         pass
     for action in (["daemon-reload"], ["enable", worker.unit], ["restart", worker.unit]):
-        code, said = systemctl(*action)
+        code, output = systemctl(*action)
         if code:
             remove_unit(worker)
             worker.clean()
-            fail(f"systemctl --user {' '.join(action)}: {said}\n{worker.last_lines()}".strip())
-    lingers, said = run(["loginctl", "enable-linger"])
+            fail(f"systemctl --user {' '.join(action)}: {output}\n{worker.last_lines()}".strip())
+    lingers, output = run(["loginctl", "enable-linger"])
     pid = worker.pid()
     if pid is None:
         fail(f"systemd started no worker: {worker.last_lines()}")
-    return pid, f"it ends when you log out there, because enable-linger failed: {said}" if lingers else ""
+    return pid, f"it ends when you log out there, because enable-linger failed: {output}" if lingers else ""
 
 
 def quoted(word: str) -> str:
@@ -309,9 +312,9 @@ def remove_unit(worker: Lasting) -> None:
     systemctl("daemon-reload")
 
 
-def down(given: dict[str, Any]) -> None:
+def down(arguments: dict[str, Any]) -> None:
     """End a worker that ``up`` has started, and remove its token."""
-    worker = Lasting(given["port"])
+    worker = Lasting(arguments["port"])
     with worker.locked():
         pid = worker.pid()
         plain = worker.pid_of_process()
@@ -339,24 +342,24 @@ def end(pid: int) -> None:
 # -- installing -------------------------------------------------------------------------------------------------------
 
 
-def install(given: dict[str, Any]) -> None:
+def install(arguments: dict[str, Any]) -> None:
     """Install DDLF from a wheel into the virtual environment, which is made if it is missing."""
-    if list(sys.version_info[:2]) != given["facts"][0]:
-        here, there = dotted(list(sys.version_info[:2])), dotted(given["facts"][0])
-        fail(f"it has Python {here}, and the master has Python {there}", NAME_ANOTHER)
-    for port in given["ports"]:
+    if list(sys.version_info[:2]) != arguments["facts"][0]:
+        own_version, master_version = dotted(list(sys.version_info[:2])), dotted(arguments["facts"][0])
+        fail(f"it has Python {own_version}, and the master has Python {master_version}", NAME_ANOTHER)
+    for port in arguments["ports"]:
         pid = Lasting(port).pid()
         if pid is not None:
             fail(f"its worker at port {port} runs (pid {pid}), so ddlf was not installed", RESTART)
     venv = venv_folder()
-    if facts_of_version(venv_python()) != given["facts"][0]:
+    if facts_of_version(venv_python()) != arguments["facts"][0]:
         os.makedirs(os.path.dirname(venv), exist_ok=True)
         checked([sys.executable, "-m", "venv", "--clear", venv])
-    wheel = os.path.join(venv, given["name"])
+    wheel = os.path.join(venv, arguments["name"])
     with open(wheel, "wb") as file:
-        file.write(base64.b64decode(given["wheel"]))
+        file.write(base64.b64decode(arguments["wheel"]))
     pip = [venv_python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    checked([*pip, wheel + given["extras"]])
+    checked([*pip, wheel + arguments["extras"]])
     checked([*pip, "--force-reinstall", "--no-deps", wheel])  # pip leaves an installed wheel of the same version
     os.unlink(wheel)
     tell({"did": "installed"})
@@ -364,15 +367,15 @@ def install(given: dict[str, Any]) -> None:
 
 def facts_of_version(python: str) -> list[int] | None:
     """Return the version of a Python, or None if there is none."""
-    code, said = run([python, "-c", "import sys; print(list(sys.version_info[:2]))"])
-    return None if code else json.loads(said)
+    code, output = run([python, "-c", "import sys; print(list(sys.version_info[:2]))"])
+    return None if code else json.loads(output)
 
 
 def checked(command: list[str]) -> None:
     """Run a command; if it fails, print its last lines as an error and end."""
-    code, said = run(command)
+    code, output = run(command)
     if code:
-        fail(f"{' '.join(command[1:4])} failed:\n{said}")
+        fail(f"{' '.join(command[1:4])} failed:\n{output}")
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
@@ -399,8 +402,8 @@ def command_of(pid: int) -> str:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read().replace(b"\0", b" ").decode(errors="replace")
         return ""
-    code, said = run(["ps", "-ww", "-o", "args=", "-p", str(pid)])
-    return "" if code else said
+    code, output = run(["ps", "-ww", "-o", "args=", "-p", str(pid)])
+    return "" if code else output
 
 
 def last_lines(output: bytes) -> str:

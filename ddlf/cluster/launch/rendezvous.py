@@ -61,7 +61,7 @@ class MeetingPoint(ABC):
         """Return whether the master has ended the run, as far as this shows it. Runs in the other tasks."""
 
     @abstractmethod
-    def why(self) -> str:
+    def reason(self) -> str:
         """Return why ``find`` has found nothing, for an error."""
 
 
@@ -108,5 +108,5 @@ class MeetingFile(MeetingPoint):
     def is_over(self) -> bool:
         return not self._path.exists()
 
-    def why(self) -> str:
+    def reason(self) -> str:
         return f"no file {self._path}"

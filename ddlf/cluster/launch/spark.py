@@ -86,8 +86,8 @@ class Spark(PlaceEngine):
                     )
                 else:
                     yield Check(f"a program listens at {address}")
-        async for each in super().check():
-            yield each
+        async for check in super().check():
+            yield check
 
     def _active(self) -> Any:
         """Return the Spark context of this program; None if there is none and the keys name a master.
@@ -236,8 +236,8 @@ def run_worker(worker: WorkerStart, _: Iterable[int]) -> None:
 def _left(words: str) -> Left:
     """Return why a task ended, by Spark's words about it."""
     causes = {"memory": Cause.MEMORY, "preempt": Cause.PREEMPTED, "decommission": Cause.NOTICE}
-    found = (cause for word, cause in causes.items() if word in words.lower())
-    return Left(next(found, Cause.NODE if "ExecutorLost" in words else Cause.CRASH), words)
+    matches = (cause for word, cause in causes.items() if word in words.lower())
+    return Left(next(matches, Cause.NODE if "ExecutorLost" in words else Cause.CRASH), words)
 
 
 def _short(error: object) -> str:

@@ -62,9 +62,11 @@ class Ssh(PlaceEngine):
         hosts = keys.hosts
         super().__init__(keys, workers or keys.workers or Workers(len(hosts), len(hosts)))
         self.host = LOOPBACK_HOST  # the forwards end here
-        places = [(hosts[place % len(hosts)], place // len(hosts) + 1) for place in range(len(self.addresses))]
-        self.addresses = [(host, 0) for host, _ in places]  # workers of one machine share its cores
-        self.names = [host if number == 1 else f"{host} ({number})" for host, number in places]
+        hosts_and_numbers = [
+            (hosts[place % len(hosts)], place // len(hosts) + 1) for place in range(len(self.addresses))
+        ]
+        self.addresses = [(host, 0) for host, _ in hosts_and_numbers]  # workers of one machine share its cores
+        self.names = [host if number == 1 else f"{host} ({number})" for host, number in hosts_and_numbers]
         self._waits: dict[int, str] = {}
         self._connecting: asyncio.Semaphore  # ``prepare`` makes it, because it belongs to one gate's loop
 
@@ -73,14 +75,14 @@ class Ssh(PlaceEngine):
         check_ssh()
         yield Check(await first_line("ssh", "-V"))
         connecting = asyncio.Semaphore(CONNECTING)
-        looking = [asyncio.ensure_future(self._look_at_host(host, connecting)) for host in self.keys.hosts]
+        looks = [asyncio.ensure_future(self._look_at_host(host, connecting)) for host in self.keys.hosts]
         try:
-            for each in looking:
-                yield await each
+            for check in looks:
+                yield await check
         finally:
-            for each in looking:
-                each.cancel()
-            await asyncio.gather(*looking, return_exceptions=True)
+            for check in looks:
+                check.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
 
     async def _look_at_host(self, host: str, connecting: asyncio.Semaphore) -> Check:
         async with connecting:

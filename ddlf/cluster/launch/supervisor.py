@@ -59,9 +59,9 @@ class WorkerStart:
 
     def arguments(self) -> list[str]:
         """Return the arguments of ``ddlf-worker``, without the way the token goes."""
-        place = [] if self.place is None else ["--place", str(self.place)]
-        listen = [] if self.port is None else ["--host", "0.0.0.0", "--port", str(self.port)]
-        return ["--join", self.gates, *place, *listen, "--join-for", f"{self.join_for_s:g}", "--quiet"]
+        placing = [] if self.place is None else ["--place", str(self.place)]
+        listening = [] if self.port is None else ["--host", "0.0.0.0", "--port", str(self.port)]
+        return ["--join", self.gates, *placing, *listening, "--join-for", f"{self.join_for_s:g}", "--quiet"]
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that the worker needs besides its own, without the token."""

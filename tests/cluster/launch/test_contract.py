@@ -323,7 +323,7 @@ class Cancelled(PlaceEngine):
     name = "cancelled"
 
     async def run(self, place, worker):
-        self.gate._places[place].incarnation = 1
+        self.gate._states[place].incarnation = 1
         self.gate.came.set()
         while not self.gate.has_begun:  # noqa: ASYNC110
             await asyncio.sleep(0.001)

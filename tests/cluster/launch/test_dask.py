@@ -244,7 +244,7 @@ async def test_place_whose_worker_outlives_the_scheduler_gets_no_second_worker(e
         asyncio_loop = asyncio.get_running_loop()
         monkeypatch.setattr(gate, "gone", gone)
         gate.has_begun = True
-        gate._places[0].incarnation = 7
+        gate._states[0].incarnation = 7
         engine.refuses, engine.clients[-1].status = True, "closed"
         gate._loop.call_soon_threadsafe(lost.set)
         while (0, 0) not in waits or len(engine.dialled) < 2:  # noqa: ASYNC110
@@ -338,7 +338,7 @@ async def test_loss_of_a_dask_worker_is_known(engine, caplog):
         engine.hear((0.0, gone | {"processing-tasks": [engine.submitted[1][1]], "expected": True}))
         assert (await launcher.left(1)).cause is Cause.NOTICE
         assert await launcher.left(0) is None
-        launcher.gate._places[1].incarnation += 1
+        launcher.gate._states[1].incarnation += 1
         assert await launcher.left(1) is None, "another worker is there"
 
 

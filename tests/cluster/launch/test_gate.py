@@ -185,14 +185,14 @@ async def test_worker_keeps_its_place_after_a_cut_of_its_waiting_connection(flee
     daemon = fleet.join()
     async with connected(launcher) as cluster:
         spare = Offering(TOKEN, Offer(ANY_PLACE, daemon._options.join.incarnation + 1))
-        (place,) = gate._places
+        (place,) = gate._states
 
         async def cut_and_offer():
             while not place.waiting:  # the worker dials its next connection
                 gate.came.clear()
                 await gate.came.wait()
             place.drop(place.waiting[0])
-            return gate._judge(spare._mine)[0]
+            return gate._judge(spare._own_offer)[0]
 
         assert await gate.run(cut_and_offer()) is Verdict.FULL
         assert await cluster.run_method(double, x=1) == [2]

@@ -70,7 +70,7 @@ def test_first_host_of_a_list_is_found(nodes, host):
 def test_only_steps_on_several_nodes_use_ports():
     nodes = {"SLURM_STEP_NODELIST": "n[0-1]", "SLURM_JOB_NODELIST": "m[0-3]"}
     (point,) = munge_rendezvous.munged(JOB, {**nodes, "SLURM_STEP_NUM_NODES": "2"})
-    assert point.why().startswith(f"no master at n0, ports {ports_of(JOB)[0]} to {ports_of(JOB)[-1]}")
+    assert point.reason().startswith(f"no master at n0, ports {ports_of(JOB)[0]} to {ports_of(JOB)[-1]}")
     assert munge_rendezvous.munged(JOB, {**nodes, "SLURM_STEP_NUM_NODES": "1"}) == []
 
 
@@ -80,7 +80,7 @@ def test_task_finds_the_master_of_its_job_only_before_the_end():
     with opened(JOB):
         assert task.find() == task.find() == MEETING
     assert task.find() is None
-    assert task.why().endswith("nobody answers there")
+    assert task.reason().endswith("nobody answers there")
 
 
 def test_two_jobs_with_the_same_ports_are_distinguished(monkeypatch):
@@ -90,7 +90,7 @@ def test_two_jobs_with_the_same_ports_are_distinguished(monkeypatch):
     with opened(OTHER_JOB, other):
         task = MungedPorts("127.0.0.1", JOB)
         assert task.find() is None
-        assert task.why().endswith("another job of this user answers there")
+        assert task.reason().endswith("another job of this user answers there")
         with opened(JOB):
             assert task.find() == MEETING
             assert MungedPorts("127.0.0.1", OTHER_JOB).find() == other
@@ -101,7 +101,7 @@ def test_master_of_another_user_is_not_trusted(monkeypatch):
     with opened(JOB):
         task = MungedPorts("127.0.0.1", JOB)
         assert task.find() is None
-        assert task.why().endswith("a program of another user answers there")
+        assert task.reason().endswith("a program of another user answers there")
 
 
 def test_other_program_at_the_port_is_named():
@@ -116,7 +116,7 @@ def test_other_program_at_the_port_is_named():
             return await looking
 
         assert asyncio.run(answer()) is None
-    assert task.why().endswith("what answers there cannot be trusted (unmunge: Error: Invalid credential format)")
+    assert task.reason().endswith("what answers there cannot be trusted (unmunge: Error: Invalid credential format)")
 
 
 def test_node_without_munge_is_an_error(munge, monkeypatch):
@@ -124,7 +124,7 @@ def test_node_without_munge_is_an_error(munge, monkeypatch):
     with opened(JOB) as point:
         assert point._listener is None
         assert point.find() is None
-    assert point.why().endswith("this node has no munge")
+    assert point.reason().endswith("this node has no munge")
 
 
 def test_master_without_a_free_port_logs_a_warning(caplog):

@@ -122,8 +122,8 @@ class Kubectl:
                     event, text = json.loads(text), b""
                     if event["type"] == "ERROR":  # the object is a Status, such as 410 Expired
                         status = event["object"]
-                        why = status.get("message") or "it sent an error without a word"
-                        raise ConnectError(f"kubectl get: ({status.get('reason') or 'Unknown'}): {why}")
+                        message = status.get("message") or "it sent an error without a word"
+                        raise ConnectError(f"kubectl get: ({status.get('reason') or 'Unknown'}): {message}")
                     yield event["type"], event["object"]
             if await process.wait():
                 raise ConnectError(f"kubectl get: {_words(await errors)}")
@@ -198,7 +198,7 @@ def how_it_ended(pod: Object, is_deleted: bool) -> Left | None:
     if code == 0 and phase == "Succeeded":
         return None
     disruption: Object = next(
-        (found for found in status.get("conditions", ()) if found["type"] == "DisruptionTarget"), {}
+        (condition for condition in status.get("conditions", ()) if condition["type"] == "DisruptionTarget"), {}
     )
     reason = status.get("reason") or disruption.get("reason") or ended.get("reason", "Error")
     message = status.get("message") or disruption.get("message") or ended.get("message", "")

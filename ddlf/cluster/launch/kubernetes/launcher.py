@@ -89,14 +89,14 @@ class Kubernetes(PlaceEngine):
 
     @classmethod
     def from_text(cls, text: str, workers: Workers | None = None) -> Launcher:
-        return cls._made(parse_keys(text, cls.name), workers)
+        return cls._launcher_for(parse_keys(text, cls.name), workers)
 
     @classmethod
     def from_keys(cls, values: Mapping[str, Any]) -> Launcher:
-        return cls._made(values, None)
+        return cls._launcher_for(values, None)
 
     @classmethod
-    def _made(cls, values: Mapping[str, Any], workers: Workers | None) -> Engine:
+    def _launcher_for(cls, values: Mapping[str, Any], workers: Workers | None) -> Engine:
         """Return the launcher for this process: in a pod of a run, that of its pods."""
         if "image" not in values and (INDEX_VARIABLE in os.environ or "gate" in values):
             return Pods(read_keys(Pods.model, cls.name, values, workers))
@@ -107,7 +107,7 @@ class Kubernetes(PlaceEngine):
         versions = await self._kubectl.read("version")
         client, server = (versions[f"{side}Version"]["gitVersion"] for side in ("client", "server"))
         yield Check(f"Kubernetes {server}, and kubectl {client}")
-        where = (
+        namespace = (
             f"in the namespace {self.keys.namespace}"
             if self.keys.namespace
             else "in the namespace of kubectl's context"
@@ -115,12 +115,12 @@ class Kubernetes(PlaceEngine):
         denied = [f"{verb} {kind}" for verb, kind in RIGHTS if not await self._kubectl.may(verb, kind)]
         if denied:
             yield Check(
-                f"this user may not {', '.join(denied)} {where}",
+                f"this user may not {', '.join(denied)} {namespace}",
                 "ask for a Role with these rights",
                 ConnectError.exit_code,
             )
         else:
-            yield Check(f"this user may create, watch and delete Jobs, pods and Secrets {where}")
+            yield Check(f"this user may create, watch and delete Jobs, pods and Secrets {namespace}")
         if (account := self.keys.service_account) is not None:
             try:
                 await self._kubectl.read("get", f"serviceaccount/{account}")
@@ -131,8 +131,8 @@ class Kubernetes(PlaceEngine):
         if self.keys.host is not None:
             yield Check(f"pods reach this master at {self.keys.host}")
         else:
-            async for each in super().check():
-                yield each
+            async for check in super().check():
+                yield check
 
     async def prepare(self) -> None:
         """Create the Job and the Secret that it owns, and begin to watch the pods.
@@ -198,8 +198,8 @@ class Kubernetes(PlaceEngine):
         loop = asyncio.get_running_loop()
         if loop.time() - self._warnings_at > WARNINGS_S:
             try:
-                found = await self._kubectl.read("get", "events", "--field-selector=type=Warning")
-                self._warnings = found["items"]
+                events = await self._kubectl.read("get", "events", "--field-selector=type=Warning")
+                self._warnings = events["items"]
             except DDLFError:
                 pass
             finally:  # also after the caller's timeout, or each place would wait for a Kubernetes that does not answer
@@ -212,11 +212,11 @@ class Kubernetes(PlaceEngine):
         """Follow the pods until the end of the run. The run continues while Kubernetes does not answer, and after a fault
         here.
         """
-        pause, told, unread = PAUSES_S[0], "", set[str]()
+        pause, shown, unread = PAUSES_S[0], "", set[str]()
         while True:
             try:
                 async for kind, pod in self._kubectl.watch("pods", f"{INSTANCE}={self.job}"):
-                    pause, told = PAUSES_S[0], ""
+                    pause, shown = PAUSES_S[0], ""
                     try:
                         self._see(kind, pod)
                     except Exception as error:  # the other pods must still be seen
@@ -227,20 +227,20 @@ class Kubernetes(PlaceEngine):
                             log.warning("%s; the run continues", words, exc_info=error)
                         unread.add(words)
             except Exception as error:  # of Kubernetes, of kubectl's answer, or a fault here
-                known = error.message if isinstance(error, DDLFError) else None
-                words = known or f"the watch of the pods failed ({type(error).__name__}: {error})"
-                if words != told:
-                    log.warning("%s; the run continues, and asks again", words, exc_info=None if known else error)
-                told = words
+                message = error.message if isinstance(error, DDLFError) else None
+                words = message or f"the watch of the pods failed ({type(error).__name__}: {error})"
+                if words != shown:
+                    log.warning("%s; the run continues, and asks again", words, exc_info=None if message else error)
+                shown = words
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSES_S[1])
 
     def _see(self, kind: str, pod: Object) -> None:
         """Take note of a change of a pod."""
-        about = pod["metadata"]
-        index, uid = int(about["annotations"][INDEX]), about["uid"]
-        known = self._pods.get(index)
-        if known is None or known["metadata"]["creationTimestamp"] <= about["creationTimestamp"]:
+        metadata = pod["metadata"]
+        index, uid = int(metadata["annotations"][INDEX]), metadata["uid"]
+        former = self._pods.get(index)
+        if former is None or former["metadata"]["creationTimestamp"] <= metadata["creationTimestamp"]:
             self._pods[index] = pod
         self._runs_in[index] = f"pod {self._pods[index]['metadata']['name']}"
         counted = self._counted.setdefault(index, set())
@@ -251,7 +251,9 @@ class Kubernetes(PlaceEngine):
         counted.add(uid)
         limit = self.keys.time
         if limit is not None and asyncio.get_running_loop().time() - self._began_at >= limit:
-            left = Left(Cause.TIME_LIMIT, f"pod {about['name']}: the Job's time of {limit:g} s is over", left.exit_code)
+            left = Left(
+                Cause.TIME_LIMIT, f"pod {metadata['name']}: the Job's time of {limit:g} s is over", left.exit_code
+            )
         self._ends[index].put_nowait(left)
 
     async def _end(self, gate: Gate) -> None:

@@ -164,8 +164,8 @@ def workers(keys: PodKeys, name: str, count: int, arguments: Sequence[str]) -> M
         count: Number of workers.
         arguments: Arguments of ``ddlf-worker``, without place and token.
     """
-    own = ["--place", f"$({PLACE_VARIABLE})", "--port", str(WORKER_PORT), "--token-file", TOKEN_FILE]
-    pod = _pod(keys, name, ["ddlf-worker", *arguments, *own], probes=("readinessProbe", "livenessProbe"))
+    more = ["--place", f"$({PLACE_VARIABLE})", "--port", str(WORKER_PORT), "--token-file", TOKEN_FILE]
+    pod = _pod(keys, name, ["ddlf-worker", *arguments, *more], probes=("readinessProbe", "livenessProbe"))
     del pod["spec"]["subdomain"]  # the master introduces the workers by their addresses
     place = {"name": PLACE_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}}
     pod["spec"]["containers"][0]["env"].append(place)
@@ -266,8 +266,8 @@ def _pod(
     env = {"HOME": "/tmp", "USER": "ddlf", "DDLF_TOKEN_FILE": TOKEN_FILE, "DDLF_GRACE": str(HAND_OVER_S), **keys.env}
     if keys.cores is not None:
         env[CORES_VARIABLE] = str(keys.cores)
-    asked = {"cpu": keys.cores, "memory": keys.memory, "nvidia.com/gpu": keys.gpus}
-    limits = {resource: str(amount) for resource, amount in asked.items() if amount}
+    resources = {"cpu": keys.cores, "memory": keys.memory, "nvidia.com/gpu": keys.gpus}
+    limits = {resource: str(amount) for resource, amount in resources.items() if amount}
     claim = keys.claim if isinstance(keys, RenderKeys) and is_run else None
     mounts = [("token", TOKEN_FOLDER, True), ("tmp", "/tmp", False), ("work", WORK_FOLDER, False)]
     volumes: list[Manifest] = [

@@ -136,19 +136,19 @@ class Array(PlaceEngine):
             )
             return
         partitions = [line.split()[:1][0] for line in out.splitlines() if line.split()]
-        if (asked := self.keys.partition) is not None and not set(asked.split(",")) & set(partitions):
+        if (partition := self.keys.partition) is not None and not set(partition.split(",")) & set(partitions):
             names = ", ".join(dict.fromkeys(partitions)) or "none"
-            yield Check(f"Slurm has no partition {asked}", f"choose one with the key partition: {names}")
+            yield Check(f"Slurm has no partition {partition}", f"choose one with the key partition: {names}")
             return
         array = f"--array=0-{len(self.addresses) - 1}"
         code, out, errors = await call("sbatch", "--test-only", array, *job_options(self.keys), "--wrap=true")
-        said = " ".join(filter(None, (out.strip(), errors))).replace("sbatch: ", "")
+        output = " ".join(filter(None, (out.strip(), errors))).replace("sbatch: ", "")
         if code:
-            yield Check(f"Slurm refuses the job: {said}", "correct the key that Slurm names")
+            yield Check(f"Slurm refuses the job: {output}", "correct the key that Slurm names")
         else:
-            yield Check(f"Slurm takes the job: {said}" if said else "Slurm takes the job")
-        async for each in super().check():
-            yield each
+            yield Check(f"Slurm takes the job: {output}" if output else "Slurm takes the job")
+        async for check in super().check():
+            yield check
         yield check_folder(self.keys.folder)
 
     async def prepare(self) -> None:
@@ -238,10 +238,10 @@ class Array(PlaceEngine):
     async def _look(self, gate: Gate) -> None:
         """Ask Slurm for the states of the elements again and again."""
         while True:
-            found = await self._states()
+            states = await self._states()
             for place, job in list(self._jobs.items()):
-                if found is not None:
-                    await self._update(place, job, found.get(job.name))
+                if states is not None:
+                    await self._update(place, job, states.get(job.name))
             async with self._news:
                 self._news.notify_all()
             all_run = all(job.now is not None and job.now.state == "RUNNING" for job in self._jobs.values())
@@ -268,17 +268,17 @@ class Array(PlaceEngine):
     async def _update(self, place: int, job: Job, now: Element | None) -> None:
         if now is None and job.now is None:
             return
-        before = job.now
-        if now is None and before is not None:
+        former = job.now
+        if now is None and former is not None:
             # An element that was cancelled before it ran is in no list of Slurm any more.
-            state = "CANCELLED" if before.state in WAITING else "UNKNOWN"
-            now = Element(state, job.restarts, before.node, "")
+            state = "CANCELLED" if former.state in WAITING else "UNKNOWN"
+            now = Element(state, job.restarts, former.node, "")
         assert now is not None
         job.now = now
         if job.now.restarts > job.restarts:
-            node = (before or job.now).node
-            said = self._slurms_line(place, job)
-            words = said or await about_node(node) or "the reason is unknown"
+            node = (former or job.now).node
+            line = self._slurms_line(place, job)
+            words = line or await about_node(node) or "the reason is unknown"
             left = Left(cause_in(words), f"Slurm has queued job {job.name} again: {words}")
             job.restarts, job.begins_at = job.now.restarts, self._output_bytes(place)
             self.has_left(place, left)
@@ -296,8 +296,8 @@ class Array(PlaceEngine):
         if job.now.is_preempted and job.now.state in {"COMPLETED", "COMPLETING"}:
             return Left(Cause.PREEMPTED, f"Slurm gave the node of job {job.name} to another job (PREEMPTED)")
         words = f"Slurm ended job {job.name} with {job.now.state}"
-        if said := self._slurms_line(place, job):
-            words += f": {said}"
+        if line := self._slurms_line(place, job):
+            words += f": {line}"
         elif lines := self._output(place, job):  # the last line of srun has only the exit code
             words += ":\n" + "\n".join(lines[-SHOWN_LINES:])
         return Left(cause_in(job.now.state), words)
@@ -306,8 +306,8 @@ class Array(PlaceEngine):
         with contextlib.suppress(ConnectError):
             await self.gate.run(self._news_soon())
         job = self._jobs.get(index)
-        if job is not None and (said := self._slurms_line(index, job)):
-            return Left(cause_in(said), f"Slurm ended it: {said}")
+        if job is not None and (line := self._slurms_line(index, job)):
+            return Left(cause_in(line), f"Slurm ended it: {line}")
         if job is not None and job.now is not None and job.now.is_preempted:
             return Left(Cause.PREEMPTED, f"Slurm gives the node of job {job.name} to another job (PREEMPTED)")
         return await super().left(index)
@@ -325,8 +325,8 @@ class Array(PlaceEngine):
             return left.words if left is not None else ""
         if job.now.state in WAITING:
             return f"Slurm's job {job.name} is {job.now.state}, reason {job.now.reason}"
-        said = self._last_line(index, job)
-        return f"Slurm's job {job.name} is {job.now.state} on {job.now.node}" + (f": {said}" if said else "")
+        line = self._last_line(index, job)
+        return f"Slurm's job {job.name} is {job.now.state} on {job.now.node}" + (f": {line}" if line else "")
 
     def _output(self, place: int, job: Job) -> list[str]:
         assert self._folder is not None

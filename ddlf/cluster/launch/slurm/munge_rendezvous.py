@@ -72,7 +72,7 @@ class MungedPorts(MeetingPoint):
         self._job = job
         self._ports = ports_of(job)
         self._listener: socket.socket | None = None
-        self._why = "nobody has looked there"
+        self._reason = "nobody has looked there"
         self._look_at = 0.0
 
     def open(self, meeting: Meeting) -> None:
@@ -99,7 +99,7 @@ class MungedPorts(MeetingPoint):
             with sock, contextlib.suppress(OSError, subprocess.SubprocessError):
                 sock.settimeout(ANSWER_S)
                 # Each task gets its own: MUNGE decodes a credential only once on a node.
-                sock.sendall(_munge("munge", f"--restrict-uid={os.geteuid()}", given=payload))
+                sock.sendall(_munge("munge", f"--restrict-uid={os.geteuid()}", stdin=payload))
 
     def all_have_met(self) -> None:
         """Do nothing: no task can use the credential of another one."""
@@ -121,15 +121,15 @@ class MungedPorts(MeetingPoint):
 
     async def _look(self) -> Meeting | None:
         if shutil.which("unmunge") is None:
-            self._why = "this node has no munge"
+            self._reason = "this node has no munge"
             return None
         host = await _address(self._host)
         answers = await asyncio.gather(*(self._ask(host, port) for port in self._ports), return_exceptions=True)
         credentials = [answer for answer in answers if isinstance(answer, bytes) and answer]
         unknown = any(isinstance(answer, socket.gaierror) for answer in answers)
-        self._why = "this name cannot be resolved" if unknown else "nobody answers there"
+        self._reason = "this name cannot be resolved" if unknown else "nobody answers there"
         for credential in credentials:
-            meeting, self._why = await asyncio.to_thread(self._read, credential)
+            meeting, self._reason = await asyncio.to_thread(self._read, credential)
             if meeting is not None:
                 return meeting
         return None
@@ -138,22 +138,22 @@ class MungedPorts(MeetingPoint):
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                said = b""
-                while len(said) < MOST_BYTES and (part := await reader.read(MOST_BYTES)):
-                    said += part
-                return said
+                answer = b""
+                while len(answer) < MOST_BYTES and (part := await reader.read(MOST_BYTES)):
+                    answer += part
+                return answer
             finally:
                 writer.close()
 
     def _read(self, credential: bytes) -> tuple[Meeting | None, str]:
         """Return the facts in a credential of this user's job; None and the reason if it is another one."""
         try:
-            said = _munge("unmunge", "--numeric", "--keys=UID", given=credential)
+            output = _munge("unmunge", "--numeric", "--keys=UID", stdin=credential)
         except subprocess.CalledProcessError as error:
             return None, f"what answers there cannot be trusted ({error.stderr.decode(errors='replace').strip()})"
         except (OSError, subprocess.SubprocessError) as error:
             return None, f"unmunge failed ({error})"
-        metadata, _, payload = said.partition(b"\n\n")
+        metadata, _, payload = output.partition(b"\n\n")
         uid = re.fullmatch(rb"UID:\s*(\d+)\s*", metadata)
         if uid is None or int(uid[1]) != os.geteuid():
             return None, "a program of another user answers there"
@@ -163,8 +163,8 @@ class MungedPorts(MeetingPoint):
     def is_over(self) -> bool:
         return False  # the master tells the worker at the gate
 
-    def why(self) -> str:
-        return "no master at {}, ports {} to {}: {}".format(self._host, *self._ends(), self._why)
+    def reason(self) -> str:
+        return "no master at {}, ports {} to {}: {}".format(self._host, *self._ends(), self._reason)
 
     def _ends(self) -> tuple[int, int]:
         return self._ports[0], self._ports[-1]
@@ -176,9 +176,9 @@ async def _address(host: str) -> str:
         await asyncio.get_running_loop().getaddrinfo(host, None)
     except OSError:
         if shutil.which("scontrol"):
-            _, said, _ = await call("scontrol", "--oneliner", "show", "node", host)
-            if known := re.search(r"\bNodeAddr=(\S+)", said):
-                return known[1]
+            _, output, _ = await call("scontrol", "--oneliner", "show", "node", host)
+            if match := re.search(r"\bNodeAddr=(\S+)", output):
+                return match[1]
     return host
 
 
@@ -189,6 +189,6 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def _munge(*command: str, given: bytes) -> bytes:
-    done = subprocess.run(command, input=given, capture_output=True, timeout=MUNGE_S, check=True)
-    return done.stdout
+def _munge(*command: str, stdin: bytes) -> bytes:
+    process = subprocess.run(command, input=stdin, capture_output=True, timeout=MUNGE_S, check=True)
+    return process.stdout

@@ -56,8 +56,8 @@ def job_options(keys: SlurmKeys) -> list[str]:
         "qos": keys.qos,
         "constraint": keys.constraint,
     }
-    given = [f"--{name}={value}" for name, value in options.items() if value]
-    return ["--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append", *given]
+    arguments = [f"--{name}={value}" for name, value in options.items() if value]
+    return ["--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append", *arguments]
 
 
 def job_script(app: Path, keys: SlurmKeys, options: list[str], notice_s: int | None = None) -> str:

@@ -61,7 +61,7 @@ class Steps(PlaceEngine):
         if self._gpus is None and (gpus := environment.get("SLURM_GPUS_ON_NODE", "")).isdigit():
             self._gpus = int(gpus) // max(map([node for node, _ in self._seats].count, range(len(cpus))))
         self._shares = ["--overlap"] if "SLURM_PTY_PORT" in environment else []  # this shell's step has the CPUs
-        self._said: dict[int, bytes] = {}  # the end of the step's errors, by place
+        self._errors: dict[int, bytes] = {}  # the end of the step's errors, by place
         self._without_node: set[int] = set()
         self._occupied: set[int] = set()  # places whose CPUs Slurm still gives to a step that has ended
 
@@ -75,8 +75,8 @@ class Steps(PlaceEngine):
             f"job {os.environ.get('SLURM_JOB_ID', '')} on {os.environ.get('SLURM_JOB_NODELIST', 'its nodes')}: each "
             f"worker gets {' or '.join(map(str, shares))} CPU{'s' * (shares != [1])}"
         )
-        async for each in super().check():
-            yield each
+        async for check in super().check():
+            yield check
 
     def worker(self, gate: Gate, place: int | None) -> WorkerStart:
         assert place is not None
@@ -89,8 +89,8 @@ class Steps(PlaceEngine):
         Raises:
             ConnectError: The job has ended.
         """
-        self._said[place] = b""
-        before = self.gate.incarnation(place)
+        self._errors[place] = b""
+        incarnation = self.gate.incarnation(place)
         process = await asyncio.create_subprocess_exec(
             *("srun", *self._options(place), self.keys.python, "-m", "ddlf.cli.worker", *worker.arguments()),
             "--exit-with-parent",
@@ -102,10 +102,10 @@ class Steps(PlaceEngine):
         )
         assert process.stdin is not None
         ending = asyncio.ensure_future(self._ends(place, process))
-        gone = asyncio.ensure_future(self.gate.gone(place, before, GONE_S))
+        leaving = asyncio.ensure_future(self.gate.wait_until_gone(place, incarnation, GONE_S))
         try:
             process.stdin.write(worker.token + b"\n")
-            await asyncio.wait({ending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
                 self._occupied.add(place)
                 with contextlib.suppress(ProcessLookupError):
@@ -114,14 +114,14 @@ class Steps(PlaceEngine):
             code = ending.result()
         finally:
             await _end_step(process)
-            for task in (ending, gone):
+            for task in (ending, leaving):
                 task.cancel()
-            await asyncio.gather(ending, gone, return_exceptions=True)
-        said = self._said[place].decode(errors="replace")
-        words = _last_words(said)
-        if any(never in said for never in NEVER):
+            await asyncio.gather(ending, leaving, return_exceptions=True)
+        errors = self._errors[place].decode(errors="replace")
+        words = _last_words(errors)
+        if any(phrase in errors for phrase in NEVER):
             raise ConnectError(words)
-        if re.search("error: .*node", said):
+        if re.search("error: .*node", errors):
             self._without_node.add(place)  # its node was taken out of the job, or is down
         return Left(cause_in(words), words or f"its step ended with exit code {code}", code)
 
@@ -129,7 +129,7 @@ class Steps(PlaceEngine):
         """Keep the errors of a step, and return its exit code."""
         assert process.stderr is not None
         while chunk := await process.stderr.read(4096):
-            self._said[place] = (self._said[place] + chunk)[-SAID_BYTES:]
+            self._errors[place] = (self._errors[place] + chunk)[-SAID_BYTES:]
         return await process.wait()
 
     def _options(self, place: int) -> list[str]:
@@ -147,7 +147,7 @@ class Steps(PlaceEngine):
         return f"job {os.environ.get('SLURM_JOB_ID', '')}, step ddlf-place-{index}"
 
     async def waits(self, index: int) -> str:
-        return _last_words(self._said.get(index, b"").decode(errors="replace"))
+        return _last_words(self._errors.get(index, b"").decode(errors="replace"))
 
 
 def seats(cpus: Sequence[int], count: int, cores: int | None) -> list[tuple[int, int]]:
@@ -162,22 +162,22 @@ def seats(cpus: Sequence[int], count: int, cores: int | None) -> list[tuple[int,
         ConfigError: There are not enough CPUs.
     """
     nodes: list[int] = []
-    room = [there // (cores or 1) for there in cpus]
+    most_by_node = [node_cpus // (cores or 1) for node_cpus in cpus]
     while len(nodes) < count:
-        free = [node for node, most in enumerate(room) if nodes.count(node) < most]
+        free = [node for node, most in enumerate(most_by_node) if nodes.count(node) < most]
         if not free:
             raise ConfigError(
                 f"launcher slurm: {count} workers with {cores or 1} CPU{'s' * ((cores or 1) > 1)} each do not fit into this "
                 f"job, which has {', '.join(map(str, cpus))} CPUs on its nodes",
-                hint=f"start {sum(room)} workers, or ask Slurm for a larger job",
+                hint=f"start {sum(most_by_node)} workers, or ask Slurm for a larger job",
             )
         nodes += free[: count - len(nodes)]
     return [(node, cores or cpus[node] // nodes.count(node)) for node in nodes]
 
 
-def _last_words(said: str) -> str:
+def _last_words(errors: str) -> str:
     """Return the last line that tells why a step ended or waits, in the words of ``srun``."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and " Terminat" not in line]
+    lines = [line.strip() for line in errors.splitlines() if line.strip() and " Terminat" not in line]
     of_slurm = [line for line in lines if line.startswith(("srun: ", "slurmstepd"))]
     return re.sub(r"^(srun|slurmstepd\S*): (error: )?", "", next(reversed(of_slurm or lines), "")).strip("* ")
 
