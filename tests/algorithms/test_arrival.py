@@ -28,7 +28,7 @@ def ran(text, staleness="constant", outer=None, updates=UPDATES, order=ORDER, tr
     state = {"outer": outer.init(weights), **rule.init(weights)}
     merges = 0
     read = {slot: (rule.begin(state, weights, slot), merges, dict(state)) for slot in range(K)}
-    seen, made = [], []
+    weights_after, facts_of_updates = [], []
     for number, (slot, g) in enumerate(zip(order, updates, strict=True)):
         start, version, before = read[slot]
         tau = merges - version
@@ -52,23 +52,23 @@ def ran(text, staleness="constant", outer=None, updates=UPDATES, order=ORDER, tr
         merges += after is not weights
         state, weights = {**state, **changed}, after
         read[slot] = rule.begin(state, weights, slot), merges, dict(state)
-        seen.append(weights[0])
-        made.append((start[0], tau, arrived.factor))
+        weights_after.append(weights[0])
+        facts_of_updates.append((start[0], tau, arrived.factor))
         assert weights[1] == WHOLE
-    return seen, made
+    return weights_after, facts_of_updates
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_published_subtracts_a_share_of_a_round():
-    seen, _ = ran("published")
+    weights_after, _ = ran("published")
     w, expected = W, []
     for g in UPDATES:
         w = w - g / 3
         expected.append(w)
-    close(seen, expected)
+    close(weights_after, expected)
 
 
 @pytest.mark.parametrize("staleness", STALENESS.names)
@@ -80,36 +80,36 @@ def test_published_weighs_each_update_by_its_staleness(staleness):
         "hinge": lambda tau: 1 if tau <= 4 else 1 / (10 * (tau - 4) + 1),
     }[staleness]
     taus = [0, 1, 0, 3, 3, 0, 2, 4, 2, 2]
-    seen, made = ran("published", staleness)
-    assert [tau for _, tau, _ in made] == taus
+    weights_after, facts_of_updates = ran("published", staleness)
+    assert [tau for _, tau, _ in facts_of_updates] == taus
     w, expected = W, []
     for g, tau in zip(UPDATES, taus, strict=True):
         w = w - s(tau) * g / 3
         expected.append(w)
-    close(seen, expected)
+    close(weights_after, expected)
 
 
 def test_published_gives_its_share_to_the_outer_optimizer():
-    seen, _ = ran("published", "inverse", outer=Nesterov(learning_rate=0.7, momentum=0.9))
+    weights_after, _ = ran("published", "inverse", outer=Nesterov(learning_rate=0.7, momentum=0.9))
     w, v, expected = W, 0, []
     for g, tau in zip(UPDATES, [0, 1, 0, 3, 3, 0, 2, 4, 2, 2], strict=True):
         share = g / max(1, tau) / 3
         v = 0.9 * v + share
         w = w - 0.7 * (share + 0.9 * v)
         expected.append(w)
-    close(seen, expected)
+    close(weights_after, expected)
 
 
 @pytest.mark.parametrize("staleness", ["constant", "polynomial:0.5"])
 def test_fedasync_mixes_the_weights_with_a_rate_that_never_decays(staleness):
     """One public implementation multiplies its rate by the factor permanently."""
-    seen, made = ran("fedasync:rate=0.6", staleness)
+    weights_after, facts_of_updates = ran("fedasync:rate=0.6", staleness)
     w, expected = W, []
-    for g, (start, tau, _) in zip(UPDATES, made, strict=True):
+    for g, (start, tau, _) in zip(UPDATES, facts_of_updates, strict=True):
         a = 0.6 * (1 if staleness == "constant" else (1 + tau) ** -0.5)
         w = (1 - a) * w + a * (start - g)
         expected.append(w)
-    close(seen, expected)
+    close(weights_after, expected)
 
 
 def test_fedasync_keeps_a_variance_positive():
@@ -131,11 +131,11 @@ def test_fedasync_keeps_a_variance_positive():
 
 @pytest.mark.parametrize("outer", [Subtract(), Subtract(learning_rate=0.5), Nesterov()])
 def test_fedbuff_merges_full_buffers_and_the_rest_at_the_end(outer):
-    seen, made = ran("fedbuff:size=4", "polynomial:0.5", outer=outer)
+    weights_after, facts_of_updates = ran("fedbuff:size=4", "polynomial:0.5", outer=outer)
     merges = [0, 0, 0, 1, 1, 1, 1, 2, 2, 3]  # after each update
     read = [0] * K
     w, state, buffer, expected = [W], outer.init([W]), [], []
-    for number, (slot, g, (_, tau, _)) in enumerate(zip(ORDER, UPDATES, made, strict=True)):
+    for number, (slot, g, (_, tau, _)) in enumerate(zip(ORDER, UPDATES, facts_of_updates, strict=True)):
         assert tau == (merges[number - 1] if number else 0) - read[slot]
         read[slot] = merges[number]
         buffer.append(g / np.sqrt(1 + tau))
@@ -143,24 +143,24 @@ def test_fedbuff_merges_full_buffers_and_the_rest_at_the_end(outer):
             state, w = outer.update(state, w, [sum(buffer) / 4], [True])
             buffer = []
         expected.append(w[0])
-    close(seen, expected)
+    close(weights_after, expected)
 
 
 @pytest.mark.parametrize("outer", [Subtract(), Nesterov()])
 def test_dcasgd_corrects_each_update_for_changes_by_other_slots(outer):
-    seen, made = ran("dcasgd:strength=5", "inverse", outer=outer)
+    weights_after, facts_of_updates = ran("dcasgd:strength=5", "inverse", outer=outer)
     w, state, expected = [W], outer.init([W]), []
-    for g, (start, tau, _) in zip(UPDATES, made, strict=True):
+    for g, (start, tau, _) in zip(UPDATES, facts_of_updates, strict=True):
         corrected = g + 5 * g * g * (w[0] - start)
         state, w = outer.update(state, w, [corrected / max(1, tau) / 3], [True])
         expected.append(w[0])
-    close(seen, expected)
+    close(weights_after, expected)
     assert np.abs(np.array(expected) - ran("published", "inverse", outer=outer)[0]).max() > 1e-4
 
 
 @pytest.mark.parametrize("c", [0.0, 0.3])
 def test_delayed_nesterov_moves_its_velocity_once_for_all_slots(c):
-    seen, _ = ran(f"delayed:rate=0.7,momentum=0.9,c={c}")
+    weights_after, _ = ran(f"delayed:rate=0.7,momentum=0.9,c={c}")
     w, m, buffer, expected = W, 0, 0, []
     for t, g in enumerate(UPDATES):
         buffer = buffer + g
@@ -171,19 +171,19 @@ def test_delayed_nesterov_moves_its_velocity_once_for_all_slots(c):
         else:
             w = w - 0.7 * (c * 0.9 * m + g / 3)
         expected.append(w)
-    close(seen, expected)
+    close(weights_after, expected)
 
 
 def test_elastic_averaging_pulls_both_sides():
-    seen, made = ran("elastic:alpha=0.2")
-    centre, own, expected = W, [W, W, W], []
-    for slot, g, (start, _, _) in zip(ORDER, UPDATES, made, strict=True):
-        close(start, own[slot])
-        local = own[slot] - g
+    weights_after, facts_of_updates = ran("elastic:alpha=0.2")
+    centre, local_weights, expected = W, [W, W, W], []
+    for slot, g, (start, _, _) in zip(ORDER, UPDATES, facts_of_updates, strict=True):
+        close(start, local_weights[slot])
+        local = local_weights[slot] - g
         e = 0.2 * (local - centre)
-        own[slot], centre = local - e, centre + e
+        local_weights[slot], centre = local - e, centre + e
         expected.append(centre)
-    close(seen, expected)
+    close(weights_after, expected)
 
 
 # -- peers -----------------------------------------------------------------------------------------------------------
@@ -216,23 +216,25 @@ def peers(name):
 
 @pytest.mark.parametrize("name", ["average", "weighted", "mimic", "copy"])
 def test_a_meeting_of_peers_follows_the_table_of_its_source(name):
-    seen, made = ran(name, accuracies=ACCURACIES)
-    close(seen, peers(name))
+    weights_after, facts_of_updates = ran(name, accuracies=ACCURACIES)
+    close(weights_after, peers(name))
     if name == "copy":  # a refused update does not count as a merge, so other updates do not age
-        assert [np.array_equal(a, b) for a, b in pairwise(seen)].count(True) == 5
-        assert max(tau for _, tau, _ in made) < max(tau for _, tau, _ in ran("average", accuracies=ACCURACIES)[1])
+        assert [np.array_equal(a, b) for a, b in pairwise(weights_after)].count(True) == 5
+        assert max(tau for _, tau, _ in facts_of_updates) < max(
+            tau for _, tau, _ in ran("average", accuracies=ACCURACIES)[1]
+        )
 
 
 def test_two_peers_meet_without_a_master():
-    one = WeightSet(weights=[np.array([1.0]), WHOLE], trainings=3)
-    other = WeightSet(weights=[np.array([5.0]), np.asarray(9)], trainings=1)
-    met = Weighted().merge(one, other)
+    staler = WeightSet(weights=[np.array([1.0]), WHOLE], trainings=3)
+    fresher = WeightSet(weights=[np.array([5.0]), np.asarray(9)], trainings=1)
+    met = Weighted().merge(staler, fresher)
     assert (met.weights[0], met.weights[1], met.trainings) == (2.0, WHOLE, 3)
-    assert Mimic().merge(one, other).weights[0] == 1 - 4 / 3  # the result moves away from the staler weights
-    nothing = Weighted().merge(
+    assert Mimic().merge(staler, fresher).weights[0] == 1 - 4 / 3  # the result moves away from the staler weights
+    untrained = Weighted().merge(
         WeightSet(weights=[np.array([1.0])], trainings=0), WeightSet(weights=[np.array([2.0])], trainings=0)
     )
-    assert nothing.weights[0] == 1.5
+    assert untrained.weights[0] == 1.5
 
 
 def test_copy_needs_an_accuracy():
@@ -241,7 +243,7 @@ def test_copy_needs_an_accuracy():
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "message"),
     [
         ("dcasgd:-1", "strength must be finite and >= 0, got -1.0"),
         ("delayed:0", "rate must be finite and > 0, got 0.0"),
@@ -256,13 +258,13 @@ def test_copy_needs_an_accuracy():
         ("fedbuff:1.5", "size must be a whole number"),
     ],
 )
-def test_a_rule_with_parameters_out_of_range_is_refused(text, why):
-    with pytest.raises(ConfigError, match=why):
+def test_a_rule_with_parameters_out_of_range_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
         ARRIVAL.read(text)
 
 
 @pytest.mark.parametrize("rule", ARRIVAL.names)
 def test_zero_updates_change_no_weight(rule):
     """Every slot returns its weights unchanged, like with a learning rate of 0."""
-    seen, _ = ran(rule, updates=[np.zeros(4)] * len(ORDER), accuracies=[0.5] * len(ORDER))
-    close(seen, [W] * len(ORDER))
+    weights_after, _ = ran(rule, updates=[np.zeros(4)] * len(ORDER), accuracies=[0.5] * len(ORDER))
+    close(weights_after, [W] * len(ORDER))

@@ -14,9 +14,9 @@ FACTORS = (1, 1, 0.909999, 0.583120, 1, 0.480916, 1)
 def test_the_rolling_clip_gives_the_golden_sequence():
     mean = spread = 0.0
     for count, (norm, most, factor) in enumerate(zip(NORMS, MOST, FACTORS, strict=True)):
-        mean, spread, found = Rolling().observe(np.float64(norm), mean, spread, count, np)
-        assert found == pytest.approx(most, abs=1e-6)
-        assert Rolling.factor(np.float64(norm), found, np) == pytest.approx(factor, abs=1e-6)
+        mean, spread, limit = Rolling().observe(np.float64(norm), mean, spread, count, np)
+        assert limit == pytest.approx(most, abs=1e-6)
+        assert Rolling.factor(np.float64(norm), limit, np) == pytest.approx(factor, abs=1e-6)
 
 
 def test_the_rolling_clip_allows_less_after_the_first_batches():

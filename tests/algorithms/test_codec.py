@@ -39,7 +39,7 @@ TOO_SMALL = 127 * float(np.finfo(np.float32).smallest_normal)
 """Int8 sends blocks up to this magnitude as zeros."""
 
 
-def there_and_back(code, tensor):
+def round_trip(code, tensor):
     payload, _ = code.encode(tensor)
     return code.decode(payload, tensor.shape)
 
@@ -50,7 +50,7 @@ def there_and_back(code, tensor):
 @every_codec
 @given(tensor=anything)
 def test_every_tensor_keeps_its_shape_and_type(code, tensor):
-    decoded = there_and_back(code, tensor)
+    decoded = round_trip(code, tensor)
     assert isinstance(decoded, np.ndarray)
     assert (decoded.shape, decoded.dtype) == (tensor.shape, np.float32)
 
@@ -59,7 +59,7 @@ def test_every_tensor_keeps_its_shape_and_type(code, tensor):
 @given(tensor=anything)
 def test_a_non_finite_value_never_becomes_a_finite_tensor(code, tensor):
     if not np.isfinite(tensor).all():
-        assert not np.isfinite(there_and_back(code, tensor)).all()
+        assert not np.isfinite(round_trip(code, tensor)).all()
 
 
 @every_codec
@@ -67,7 +67,7 @@ def test_a_non_finite_value_never_becomes_a_finite_tensor(code, tensor):
 def test_finite_values_within_range_stay_finite(code, tensor):
     if tensor.size and not np.abs(tensor).max() <= code.largest:
         return
-    assert np.isfinite(there_and_back(code, tensor)).all()
+    assert np.isfinite(round_trip(code, tensor)).all()
 
 
 @every_codec
@@ -75,7 +75,7 @@ def test_finite_values_within_range_stay_finite(code, tensor):
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -0.25])
 def test_constant_zero_single_and_empty_tensors_survive(code, shape, value):
     tensor = np.full(shape, value, np.float32)
-    decoded = there_and_back(code, tensor)
+    decoded = round_trip(code, tensor)
     if isinstance(code, TopK):
         sent = math.ceil(code.fraction * tensor.size)
         assert np.count_nonzero(decoded) == (sent if value else 0)
@@ -97,7 +97,7 @@ def test_the_argument_is_not_modified(code, tensor):
 @every_codec
 def test_a_tensor_that_is_not_contiguous_is_encoded_by_its_values(code):
     tensor = np.arange(24, dtype=np.float32).reshape(4, 6).T[::2]
-    assert np.array_equal(there_and_back(code, tensor), there_and_back(code, tensor.copy()))
+    assert np.array_equal(round_trip(code, tensor), round_trip(code, tensor.copy()))
 
 
 @every_codec
@@ -145,7 +145,7 @@ def test_only_codecs_that_change_small_values_much_ask_for_error_feedback(name):
     code, chance = CODEC.read(name), np.random.default_rng(0)
     tensor = (chance.normal(size=(64, 64)) * 10 ** chance.uniform(-3, 0, (64, 64))).astype(np.float32)
     tensor = np.where(np.abs(tensor) < 1e-4, np.float32(1e-4), tensor)  # float16 rounds smaller values coarsely
-    worst = np.abs(there_and_back(code, tensor) / tensor - 1).max()
+    worst = np.abs(round_trip(code, tensor) / tensor - 1).max()
     assert code.biased == (worst > 2**-8)
 
 
@@ -157,23 +157,23 @@ def test_bfloat16_has_the_bits_of_ml_dtypes_for_every_bit_pattern(tensor):
     values = tensor.view(np.float32)
     with np.errstate(invalid="ignore"):
         expected = values.astype(ml_dtypes.bfloat16)
-    found = BFloat16().pack(values)["values"]
+    packed = BFloat16().pack(values)["values"]
     number = ~np.isnan(values)
-    assert np.array_equal(found[number], expected.view(np.uint16)[number])
-    assert np.isnan(BFloat16().decode({"values": found}, (200,))[~number]).all()
+    assert np.array_equal(packed[number], expected.view(np.uint16)[number])
+    assert np.isnan(BFloat16().decode({"values": packed}, (200,))[~number]).all()
 
 
 def test_bfloat16_rounds_half_to_even():
     # 8 significant bits: between 1 and 2 the step is 2**-7
     step = 2.0**-7
     tensor = np.float32([1 + step / 2, 1 + 3 * step / 2, 1 + step / 2 + 2**-23, -1 - step / 2, 3.4e38])
-    assert there_and_back(BFloat16(), tensor).tolist() == [1, 1 + 2 * step, 1 + step, -1, math.inf]
+    assert round_trip(BFloat16(), tensor).tolist() == [1, 1 + 2 * step, 1 + step, -1, math.inf]
     assert BFloat16().pack(np.float32([1.0, -2.0]))["values"].tolist() == [0x3F80, 0xC000]
 
 
 def test_a_nan_with_only_low_bits_stays_a_nan_in_bfloat16():
     tensor = np.array([0x7F800001, 0xFF80FFFF, 0x7FFFFFFF], np.uint32).view(np.float32)
-    assert np.isnan(there_and_back(BFloat16(), tensor)).all()
+    assert np.isnan(round_trip(BFloat16(), tensor)).all()
 
 
 @given(tensor=hnp.arrays(np.uint32, 200, elements=st.integers(0, 2**32 - 1)))
@@ -189,13 +189,13 @@ def test_float16_rounds_as_numpy_does_for_every_bit_pattern(tensor):
 def test_float16_keeps_small_and_large_tensors_alike(size):
     tensor = np.float32(np.random.default_rng(0).normal(size=10_000) * size)
     limit = 1e-3 if size > 1e-38 else 1e-2  # float32 itself has few bits for such small values
-    assert relative_error([tensor], [there_and_back(Float16(), tensor)]) < limit
+    assert relative_error([tensor], [round_trip(Float16(), tensor)]) < limit
 
 
 def test_the_unit_of_float16_changes_no_bit_of_values_in_the_range_of_a_half():
     tensor = np.float32(np.random.default_rng(0).normal(size=10_000))
     tensor = tensor[np.abs(tensor) > 2.0**-14]
-    assert np.array_equal(there_and_back(Float16(), tensor), tensor.astype(np.float16).astype(np.float32))
+    assert np.array_equal(round_trip(Float16(), tensor), tensor.astype(np.float16).astype(np.float32))
 
 
 def test_float16_has_the_largest_magnitude_near_the_end_of_its_range():
@@ -223,7 +223,7 @@ def test_float16_rounds_as_numpy_does_around_all_its_subnormals():
 @given(tensor=moderate)
 def test_int8_moves_no_value_by_more_than_half_a_step(block, tensor):
     code = Int8(block=block)
-    decoded = there_and_back(code, tensor).ravel()
+    decoded = round_trip(code, tensor).ravel()
     values = tensor.ravel()
     for start in range(0, values.size, block or max(1, values.size)):
         part = slice(start, start + (block or values.size))
@@ -245,20 +245,20 @@ def test_int8_blocks_have_a_scale_each_and_the_last_may_be_shorter():
 
 
 def test_int8_confines_a_nan_to_its_block():
-    decoded = there_and_back(Int8(block=2), np.float32([1, 1, np.nan, 1, 1]))
+    decoded = round_trip(Int8(block=2), np.float32([1, 1, np.nan, 1, 1]))
     assert np.isnan(decoded).tolist() == [False, False, True, True, False]
 
 
 def test_int8_survives_the_extremes_of_float32():
     for largest in (Int8.largest, 1e-37, 1e-44):
-        decoded = there_and_back(Int8(), np.float32([largest, -largest, largest / 3]))
+        decoded = round_trip(Int8(), np.float32([largest, -largest, largest / 3]))
         assert np.isfinite(decoded).all()
         assert np.abs(decoded - np.float32([largest, -largest, largest / 3])).max() <= max(largest / 254, TOO_SMALL)
 
 
 def test_blocks_lose_less_than_one_scale_for_the_whole_tensor():
     update = [np.float32(np.repeat([1, 10], 8192) * np.random.default_rng(0).normal(size=16_384))]
-    whole, blocks = ([there_and_back(code, update[0])] for code in (Int8(), Int8(block=4096)))
+    whole, blocks = ([round_trip(code, update[0])] for code in (Int8(), Int8(block=4096)))
     quiet = [update[0][:8192]]
     assert relative_error(quiet, [blocks[0][:8192]]) < relative_error(quiet, [whole[0][:8192]]) / 5
 
@@ -287,7 +287,7 @@ def test_topk_places_have_the_smallest_type(size, dtype):
 
 @given(tensor=moderate, block=st.integers(1, 70))
 def test_int4_moves_no_value_by_more_than_half_a_step(tensor, block):
-    decoded, values = there_and_back(Int4(block=block), tensor).ravel(), tensor.ravel()
+    decoded, values = round_trip(Int4(block=block), tensor).ravel(), tensor.ravel()
     for start in range(0, values.size, block):
         part = slice(start, start + block)
         step = np.abs(values[part]).max().astype(np.float64) / 7
@@ -328,8 +328,8 @@ def test_powersgd_is_a_power_iteration_from_the_last_payload(rank):
 def test_powersgd_keeps_a_matrix_of_its_rank():
     chance = np.random.default_rng(1)
     tensor = np.float32(chance.normal(size=(60, 2)) @ chance.normal(size=(2, 40)))
-    assert relative_error([tensor], [there_and_back(PowerSGD(), tensor)]) < 1e-5
-    assert relative_error([tensor], [there_and_back(PowerSGD(rank=1), tensor)]) > 0.1
+    assert relative_error([tensor], [round_trip(PowerSGD(), tensor)]) < 1e-5
+    assert relative_error([tensor], [round_trip(PowerSGD(rank=1), tensor)]) > 0.1
 
 
 def test_powersgd_turns_towards_the_largest_directions():

@@ -111,7 +111,7 @@ def test_a_value_beyond_the_range_of_a_codec_arrives_exactly():
 def test_codecs_keep_within_their_size_and_error(code, payload, error):
     tensors = [np.float32(np.random.default_rng(1).standard_t(4, (200, 300)))]
     encoded, _ = encode_update(code, tensors, [False])
-    sent = sum(array.nbytes for one in encoded["payloads"] for array in one.values())
+    sent = sum(array.nbytes for payload_arrays in encoded["payloads"] for array in payload_arrays.values())
     assert sent == pytest.approx(payload * 240_000, rel=0.002)
     assert relative_error(tensors, decode_update(encoded, like=tensors)) <= error
 
@@ -247,7 +247,7 @@ def test_differences_to_the_weights_sent_before_would_drift():
     old, _ = next(history)
     on_worker, behind = old, []
     for new, update in history:
-        encoded, _held = encode_delta(new, old, Int8(), EXACT)
+        encoded, _received = encode_delta(new, old, Int8(), EXACT)
         on_worker, old = apply_delta(on_worker, encoded), new
         behind.append(np.linalg.norm(on_worker[4] - new[4]) / np.linalg.norm(update[4]))
     assert behind[-1] > 4 * behind[0]
@@ -255,10 +255,10 @@ def test_differences_to_the_weights_sent_before_would_drift():
 
 def test_float32_weights_arrive_exactly():
     history = weights_in_training(5)
-    held, _ = next(history)
+    received, _ = next(history)
     for new, _ in history:
-        _, held = encode_delta(new, held, Float32(), EXACT)
-        assert [w.tobytes() for w in held] == [w.tobytes() for w in new]
+        _, received = encode_delta(new, received, Float32(), EXACT)
+        assert [w.tobytes() for w in received] == [w.tobytes() for w in new]
 
 
 @lossy_codec
@@ -266,10 +266,10 @@ def test_weights_recover_after_a_non_finite_value_was_sent(code):
     (good,) = updates_of_a_cnn()
     broken = [w.copy() for w in good]
     broken[4][0, 0] = np.inf
-    _, held = encode_delta(broken, good, code, EXACT)
-    assert held[4][0, 0] == np.inf
-    _, held = encode_delta(good, held, code, EXACT)
-    assert np.array_equal(held[4], good[4])
+    _, received = encode_delta(broken, good, code, EXACT)
+    assert received[4][0, 0] == np.inf
+    _, received = encode_delta(good, received, code, EXACT)
+    assert np.array_equal(received[4], good[4])
 
 
 def test_the_earlier_weights_are_not_modified():
@@ -285,13 +285,13 @@ def test_zero_tensors_do_not_travel_and_arrive_as_zeros():
     tensors = [np.zeros((40, 10), np.float32), np.arange(3), np.zeros(2, np.int64), np.float32([-0.0])]
     encoded = without_zeros(encode_update(Int8(), tensors, [True] * 4)[0])
     assert [list(payload) for payload in encoded["payloads"]] == [["same"], ["raw"], ["same"], ["raw"]]
-    found = decode_update(encoded, tensors)
-    assert [one.tobytes() for one in found] == [one.tobytes() for one in tensors]
+    decoded = decode_update(encoded, tensors)
+    assert [tensor.tobytes() for tensor in decoded] == [tensor.tobytes() for tensor in tensors]
 
 
 def test_a_difference_leaves_unchanged_tensors_out():
     old = [np.float32([-0.0, 1.0]), np.ones(400, np.float32), np.asarray(3)]
     new = [old[0].copy(), old[1] + 1, np.asarray(3)]
-    encoded, held = encode_delta(new, old, Float32(), [False] * 3)
+    encoded, received = encode_delta(new, old, Float32(), [False] * 3)
     assert [list(payload) for payload in encoded["payloads"]] == [["same"], ["raw"], ["same"]]
-    assert [one.tobytes() for one in held] == [one.tobytes() for one in new]
+    assert [tensor.tobytes() for tensor in received] == [tensor.tobytes() for tensor in new]

@@ -30,18 +30,18 @@ optimize = Later("scipy.optimize")
 def two_loops(s, y, g):
     """Return ``-H g`` by the two loops of Nocedal and Wright 2006, algorithm 7.4, which need the vectors."""
     q, steps = g.copy(), []
-    for one, other in zip(reversed(s), reversed(y), strict=True):
-        steps.append(one @ q / (other @ one))
-        q = q - steps[-1] * other
+    for s_i, y_i in zip(reversed(s), reversed(y), strict=True):
+        steps.append(s_i @ q / (y_i @ s_i))
+        q = q - steps[-1] * y_i
     if s:
         q = q * (s[-1] @ y[-1]) / (y[-1] @ y[-1])
-    for one, other, step in zip(s, y, reversed(steps), strict=True):
-        q = q + one * (step - other @ q / (other @ one))
+    for s_i, y_i, step in zip(s, y, reversed(steps), strict=True):
+        q = q + s_i * (step - y_i @ q / (y_i @ s_i))
     return -q
 
 
 def gram(vectors):
-    return np.array([[float(dot(one, other)) for other in vectors] for one in vectors])
+    return np.array([[float(dot(a, b)) for b in vectors] for a in vectors])
 
 
 @pytest.mark.parametrize("pairs", [0, 1, 2, 10])
@@ -49,10 +49,10 @@ def test_direction_is_that_of_the_two_loops(pairs):
     chance = np.random.default_rng(pairs)
     root = chance.normal(size=(30, 30))
     s = [chance.normal(size=30) for _ in range(pairs)]
-    y, g = [root @ root.T @ one for one in s], chance.normal(size=30)
+    y, g = [root @ root.T @ s_i for s_i in s], chance.normal(size=30)
     vectors = [*s, *y, g]
-    found = sum(c * vector for c, vector in zip(direction(gram(vectors), pairs), vectors, strict=True))
-    np.testing.assert_allclose(found, two_loops(s, y, g), rtol=1e-9, atol=1e-9)
+    step = sum(c * vector for c, vector in zip(direction(gram(vectors), pairs), vectors, strict=True))
+    np.testing.assert_allclose(step, two_loops(s, y, g), rtol=1e-9, atol=1e-9)
 
 
 def minimized(function, x, *, history=10, tolerance=1e-9, passes=2000):
@@ -102,16 +102,16 @@ def quadratic(seed):
 def test_lbfgs_needs_as_many_passes_as_scipy(function, start):
     losses = []
 
-    def told(x):
+    def recorded(x):
         loss, gradient = function(x)
         losses.append(loss)
         return loss, gradient
 
-    how = {"maxcor": 10, "ftol": 0, "gtol": 1e-10, "maxiter": 5000, "maxfun": 5000}
-    least = optimize.minimize(told, start, jac=True, method="L-BFGS-B", options=how).fun
+    options = {"maxcor": 10, "ftol": 0, "gtol": 1e-10, "maxiter": 5000, "maxfun": 5000}
+    least = optimize.minimize(recorded, start, jac=True, method="L-BFGS-B", options=options).fun
     reached = [
-        next(n for n, loss in enumerate(each, 1) if loss <= least + 1e-8)
-        for each in (losses, minimized(function, start))
+        next(n for n, loss in enumerate(history, 1) if loss <= least + 1e-8)
+        for history in (losses, minimized(function, start))
     ]
     assert reached[1] <= 1.15 * reached[0]
 

@@ -14,21 +14,21 @@ SGD = {"optimizer": "SGD", "optimizer learning_rate": 0.1, "optimizer momentum":
 
 def trained(rule, w, target, control, mean, steps, rate):
     """Return the weights after some local steps with a rule."""
-    held, y = rule.constant(w, control, mean), w
+    anchors, y = rule.constant(w, control, mean), w
     for _ in range(steps):
-        y = y - rate * (A @ (y - target) + rule.correction(y, held))
+        y = y - rate * (A @ (y - target) + rule.correction(y, anchors))
     return y
 
 
 def test_fedprox_is_descent_on_the_loss_with_the_pull_added():
     rule, w, rate = FedProx(mu=0.3), np.array([0.2, 0.4, -1.0]), 0.1
-    found = trained(rule, w, TARGETS[0], np.zeros(3), np.zeros(3), 10, rate)
+    pulled = trained(rule, w, TARGETS[0], np.zeros(3), np.zeros(3), 10, rate)
     y = w
     for _ in range(10):
         y = y - rate * (A @ (y - TARGETS[0]) + 0.3 * (y - w))
-    assert np.abs(found - y).max() < 1e-12
+    assert np.abs(pulled - y).max() < 1e-12
     plain = trained(Plain(), w, TARGETS[0], np.zeros(3), np.zeros(3), 10, rate)
-    assert np.linalg.norm(found - w) < np.linalg.norm(plain - w)
+    assert np.linalg.norm(pulled - w) < np.linalg.norm(plain - w)
     assert np.array_equal(trained(FedProx(mu=0), w, TARGETS[0], w, w, 10, rate), plain)
 
 
@@ -38,8 +38,8 @@ def test_scaffold_is_its_algorithm_over_ten_rounds():
     controls, mean = [np.zeros(3) for _ in TARGETS], np.zeros(3)
     c_i, c = [np.zeros(3) for _ in TARGETS], np.zeros(3)
     for _ in range(10):
-        after = [trained(rule, w, b, own, mean, steps, rate) for b, own in zip(TARGETS, controls, strict=True)]
-        controls = [rule.left(own, mean, w - y, steps, rate) for own, y in zip(controls, after, strict=True)]
+        after = [trained(rule, w, b, control, mean, steps, rate) for b, control in zip(TARGETS, controls, strict=True)]
+        controls = [rule.left(control, mean, w - y, steps, rate) for control, y in zip(controls, after, strict=True)]
         (mean,) = mean_control([[control] for control in controls])
         w = np.mean(after, axis=0)
 
@@ -94,7 +94,7 @@ def test_an_impossible_rule_is_refused(text, sentence):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "what"),
+    ("optimizer", "description"),
     [
         ({"optimizer": "Adam"}, "Adam"),
         ({"optimizer": "NoneType"}, "NoneType"),
@@ -103,8 +103,8 @@ def test_an_impossible_rule_is_refused(text, sentence):
         (SGD | {"optimizer learning_rate": "CosineDecay(...)"}, "SGD with a schedule"),
     ],
 )
-def test_scaffold_refuses_optimizers_with_other_steps_than_gradients(optimizer, what):
-    with pytest.raises(ConfigError, match=rf"needs plain SGD .*, but the model is compiled with {what};"):
+def test_scaffold_refuses_optimizers_with_other_steps_than_gradients(optimizer, description):
+    with pytest.raises(ConfigError, match=rf"needs plain SGD .*, but the model is compiled with {description};"):
         Scaffold().check_optimizer(optimizer)
     FedProx().check_optimizer(optimizer)
     Scaffold().check_optimizer(SGD)

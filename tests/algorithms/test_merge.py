@@ -152,8 +152,8 @@ def test_slots_left_out_change_no_bit_of_the_merge(name, order):
     merge = MERGE.read(name).start(5, like=updates[0])
     for slot in order:
         merge.leave_out(slot) if slot in (0, 3) else merge.add(slot, updates[slot], counts[slot])
-    others = [1, 2, 4]
-    expected = merged(MERGE.read(name), [updates[slot] for slot in others], [counts[slot] for slot in others])
+    remaining = [1, 2, 4]
+    expected = merged(MERGE.read(name), [updates[slot] for slot in remaining], [counts[slot] for slot in remaining])
     assert bits(merge.result()) == bits(expected)
 
 
@@ -309,12 +309,12 @@ def test_krum_computed_by_hand():
 )
 def test_multi_krum_is_the_formula_of_its_source_over_all_tensors(stacked, bad, keep):
     scores = []
-    for i, one in enumerate(stacked):
-        others = sorted(float(((one - other) ** 2).sum()) for j, other in enumerate(stacked) if j != i)
-        scores.append(sum(others[: max(1, len(stacked) - bad - 2)]))
+    for i, row_i in enumerate(stacked):
+        distances = sorted(float(((row_i - row_j) ** 2).sum()) for j, row_j in enumerate(stacked) if j != i)
+        scores.append(sum(distances[: max(1, len(stacked) - bad - 2)]))
     best = sorted(range(len(stacked)), key=scores.__getitem__)[:keep]
-    found = merged(Krum(bad=bad, keep=keep), [[row[:2], row[2:]] for row in stacked], range(1, len(stacked) + 1))
-    np.testing.assert_allclose(np.concatenate(found), stacked[best].mean(axis=0), rtol=1e-6)
+    actual = merged(Krum(bad=bad, keep=keep), [[row[:2], row[2:]] for row in stacked], range(1, len(stacked) + 1))
+    np.testing.assert_allclose(np.concatenate(actual), stacked[best].mean(axis=0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda tensor: tensor * np.float32(1000)])

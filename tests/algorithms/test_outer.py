@@ -79,19 +79,19 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", OUTER.names)
-@pytest.mark.parametrize("other", [{}, {"learning_rate": 0.3}])
-def test_over_ten_rounds_each_rule_is_the_formula_of_its_source(name, other):
+@pytest.mark.parametrize("parameters", [{}, {"learning_rate": 0.3}])
+def test_over_ten_rounds_each_rule_is_the_formula_of_its_source(name, parameters):
     """Updates have very different sizes, and one value is always zero."""
     if name == "fedavg":
-        other = {}
+        parameters = {}
     chance = np.random.default_rng(3)
     sizes = np.array([[1.0, 1e-4, 30.0], [0.1, 1e-2, 0.0]])
     updates = chance.normal(size=(10, 2, 3)) * sizes
     updates[4:] *= 1e-2  # after this drop, FedYogi and FedAdam differ
     w = chance.normal(size=(2, 3))
-    outer = OUTER.read(name + ":" * bool(other) + ",".join(f"{key}={value}" for key, value in other.items()))
-    found = run(outer, [w], [[g] for g in updates])
-    for (after,), expected in zip(found, FORMULAS[name](w, updates, **other), strict=True):
+    outer = OUTER.read(name + ":" * bool(parameters) + ",".join(f"{key}={value}" for key, value in parameters.items()))
+    history = run(outer, [w], [[g] for g in updates])
+    for (after,), expected in zip(history, FORMULAS[name](w, updates, **parameters), strict=True):
         np.testing.assert_allclose(after, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -100,32 +100,32 @@ def test_nesterov_equals_the_form_with_the_rate_in_the_velocity(w, updates, rate
     """Keras's SGD(nesterov=True) is v <- m v - lr g, w <- w + m v - lr g. It is equal while the rate is constant."""
     history = run(Nesterov(learning_rate=rate, momentum=momentum), [w], [[g] for g in updates])
     expected, v = w.astype(np.float64), np.zeros(4)
-    for g, (found,) in zip(updates, history, strict=True):
+    for g, (after,) in zip(updates, history, strict=True):
         v = momentum * v - rate * g
         expected = expected + momentum * v - rate * g
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
+        np.testing.assert_allclose(after, expected, rtol=1e-4, atol=1e-2)
 
 
 @given(w=values, updates=st.lists(values, min_size=1, max_size=6), momentum=st.floats(0, 0.99))
 def test_fedavgm_sums_updates_discounted_by_age(w, updates, momentum):
     expected = w.astype(np.float64)
-    for t, (found,) in enumerate(run(FedAvgM(momentum=momentum), [w], [[g] for g in updates])):
+    for t, (after,) in enumerate(run(FedAvgM(momentum=momentum), [w], [[g] for g in updates])):
         expected = expected - sum(momentum ** (t - s) * updates[s].astype(np.float64) for s in range(t + 1))
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
+        np.testing.assert_allclose(after, expected, rtol=1e-4, atol=1e-2)
 
 
 @given(w=values, updates=st.lists(values, min_size=1, max_size=6), beta1=st.floats(0, 0.99), beta2=st.floats(0, 0.99))
 def test_fedadam_divides_mean_by_root_mean_square(w, updates, beta1, beta2):
     """The formulas are the recursions of the source."""
     outer, expected = FedAdam(beta1=beta1, beta2=beta2), w.astype(np.float64)
-    for t, (found,) in enumerate(run(outer, [w.astype(np.float64)], [[g.astype(np.float64)] for g in updates])):
+    for t, (after,) in enumerate(run(outer, [w.astype(np.float64)], [[g.astype(np.float64)] for g in updates])):
         ages = [t - s for s in range(t + 1)]
         m = sum((1 - beta1) * beta1**age * updates[t - age].astype(np.float64) for age in ages)
         v = beta2 ** (t + 1) * 1e-6 + sum(
             (1 - beta2) * beta2**age * updates[t - age].astype(np.float64) ** 2 for age in ages
         )
         expected = expected - 0.1 * m / (np.sqrt(v) + 1e-3)
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(after, expected, rtol=1e-9, atol=1e-9)
 
 
 @given(w=values, g=values)

@@ -16,8 +16,8 @@ FLAT = np.stack([np.concatenate([tensor.ravel() for tensor in update]) for updat
 
 
 def test_squared_distances_are_those_of_the_flattened_updates():
-    wanted = [[((a - b) ** 2).sum() for b in FLAT] for a in FLAT]
-    np.testing.assert_allclose(squared_distances(UPDATES), wanted, rtol=1e-12)
+    expected = [[((a - b) ** 2).sum() for b in FLAT] for a in FLAT]
+    np.testing.assert_allclose(squared_distances(UPDATES), expected, rtol=1e-12)
 
 
 def test_cosines_and_norms_are_those_of_the_flattened_updates():

@@ -24,9 +24,9 @@ def test_the_same_seed_and_round_give_the_same_bits(n, seed, round):
 
 
 @given(seed=seeds, one=rounds, other=rounds)
-def test_different_rounds_have_different_orders(seed, one, other):
-    assume(one != other)
-    assert not np.array_equal(shuffled(1000, seed, one), shuffled(1000, seed, other))
+def test_different_rounds_have_different_orders(seed, first, second):
+    assume(first != second)
+    assert not np.array_equal(shuffled(1000, seed, first), shuffled(1000, seed, second))
 
 
 def test_seed_and_round_are_not_interchangeable():
@@ -157,10 +157,10 @@ def test_steps_follow_the_formula_of_dynamic_local_updates(steps, speeds):
     from fractions import Fraction
 
     fastest = max((Fraction(speed) for speed in speeds if speed is not None), default=None)
-    found = steps_by_speed(steps, speeds)
-    for step, speed in zip(found, speeds, strict=True):
+    counts = steps_by_speed(steps, speeds)
+    for step, speed in zip(counts, speeds, strict=True):
         assert step == (steps if speed is None else max(1, (steps * Fraction(speed) / fastest).__floor__()))
-    assert max(found) == steps
+    assert max(counts) == steps
 
 
 def test_steps_without_speeds_or_of_zero_are_refused():

@@ -29,10 +29,10 @@ def test_every_sample_has_exactly_one_slot_and_every_slot_has_samples(name, slot
 def test_owners_depend_on_the_seed_only(name):
     rule, labels = PARTITION.read(name), labels_for(500, 10)
     np.random.seed(5)
-    one = rule.owners(500, 4, 7, labels)
+    owners = rule.owners(500, 4, 7, labels)
     np.random.seed(6)
-    assert np.array_equal(one, rule.owners(500, 4, 7, labels))
-    assert not np.array_equal(one, rule.owners(500, 4, 8, labels))
+    assert np.array_equal(owners, rule.owners(500, 4, 7, labels))
+    assert not np.array_equal(owners, rule.owners(500, 4, 8, labels))
 
 
 @pytest.mark.parametrize("name", UNEVEN)
@@ -85,15 +85,18 @@ def test_the_shares_of_the_first_slot_follow_the_formula():
 
 def test_classes_gives_each_slot_equal_shares_of_few_classes():
     labels = np.arange(800) % 8
-    found = counts_of(Classes(per_slot=2).owners(800, 4, 0, labels), labels, 4)
-    assert all(sum(of.values()) == 200 and len(of) == 2 for of in found)
-    assert any(len(of) > 2 for of in counts_of(Classes(per_slot=3).owners(800, 4, 0, labels), labels, 4))
+    counts = counts_of(Classes(per_slot=2).owners(800, 4, 0, labels), labels, 4)
+    assert all(sum(counts_of_slot.values()) == 200 and len(counts_of_slot) == 2 for counts_of_slot in counts)
+    assert any(
+        len(counts_of_slot) > 2
+        for counts_of_slot in counts_of(Classes(per_slot=3).owners(800, 4, 0, labels), labels, 4)
+    )
 
 
 @pytest.mark.parametrize(("exponent", "sizes"), [(0.0, [20, 20, 20]), (1.0, [33, 16, 11]), (-1.0, [10, 20, 30])])
 def test_power_gives_sizes_in_proportion(exponent, sizes):
-    found = np.bincount(Power(exponent=exponent).owners(60, 3, 0, NONE))
-    assert np.all(np.abs(found - sizes) <= 1)
+    counts = np.bincount(Power(exponent=exponent).owners(60, 3, 0, NONE))
+    assert np.all(np.abs(counts - sizes) <= 1)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def test_labels_are_whole_numbers_or_one_hot_rows(dtype):
 
 
 @pytest.mark.parametrize(
-    ("y", "what"),
+    ("y", "description"),
     [
         (np.array([0.5, 1.0]), r"float64 of shape \(2,\)"),
         (np.array([np.nan, 1.0]), r"float64 of shape \(2,\)"),
@@ -131,6 +134,8 @@ def test_labels_are_whole_numbers_or_one_hot_rows(dtype):
     ],
     ids=str,
 )
-def test_other_labels_are_refused_with_a_sentence(y, what):
-    with pytest.raises(ConfigError, match=f"this partition needs .*; y_train is {what}; use partition='power:1'"):
+def test_other_labels_are_refused_with_a_sentence(y, description):
+    with pytest.raises(
+        ConfigError, match=f"this partition needs .*; y_train is {description}; use partition='power:1'"
+    ):
         labels_of(y)

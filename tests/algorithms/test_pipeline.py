@@ -13,10 +13,10 @@ from ddlf.algorithms.pipeline import balanced, passes, sizes
 def test_a_stage_keeps_the_activations_of_at_most_as_many_micro_batches_as_stages_follow_and_one(stages, micro_batches):
     for stage in range(stages):
         order = list(passes(stage, stages, micro_batches))
-        assert [one.number for one in order if one.forward] == list(range(micro_batches))
-        assert [one.number for one in order if not one.forward] == list(range(micro_batches))
-        held = list(itertools.accumulate(1 if one.forward else -1 for one in order))
-        assert max(held) == min(stages - stage, micro_batches)
+        assert [step.number for step in order if step.forward] == list(range(micro_batches))
+        assert [step.number for step in order if not step.forward] == list(range(micro_batches))
+        kept_activations = list(itertools.accumulate(1 if step.forward else -1 for step in order))
+        assert max(kept_activations) == min(stages - stage, micro_batches)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (3, 8), (4, 8)])
@@ -40,9 +40,9 @@ def test_idle_time_of_equal_stages_follows_the_formula(stages, micro_batches):
 
 @given(st.integers(1, 500), st.integers(1, 40))
 def test_micro_batches_have_all_samples_and_differ_by_at_most_one(samples, micro_batches):
-    found = sizes(samples, micro_batches)
-    assert (sum(found), len(found)) == (samples, min(samples, micro_batches))
-    assert 1 <= min(found) <= max(found) <= min(found) + 1
+    counts = sizes(samples, micro_batches)
+    assert (sum(counts), len(counts)) == (samples, min(samples, micro_batches))
+    assert 1 <= min(counts) <= max(counts) <= min(counts) + 1
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 8))
@@ -54,8 +54,8 @@ def test_the_cut_minimizes_the_cost_of_the_most_expensive_part(costs, parts):
         return max(sum(costs[begin:end]) for begin, end in itertools.pairwise([0, *ends]))
 
     assert (ends, ends[-1], len(ends)) == (sorted(set(ends)), len(costs), parts)
-    others = itertools.combinations(range(1, len(costs)), parts - 1)
-    assert largest(ends) == min(largest([*cut, len(costs)]) for cut in others)
+    cuts = itertools.combinations(range(1, len(costs)), parts - 1)
+    assert largest(ends) == min(largest([*cut, len(costs)]) for cut in cuts)
 
 
 def test_the_smaller_border_decides_between_equal_cuts():

@@ -17,7 +17,7 @@ STALE = [1.0, 1 / 2, 1.0, 1 / 7, 1 / 3, 1.0, 1.0, 1 / 24, 1.0, 1 / 2]
 
 def applied(rule, weights, gradients, factors=STALE):
     """Return the weights after each push, in float64 like the formulas."""
-    weights, state = weights.copy(), [kept.astype(weights.dtype) for kept in rule.start(weights.size)]
+    weights, state = weights.copy(), [array.astype(weights.dtype) for array in rule.start(weights.size)]
     history = []
     for count, (g, factor) in enumerate(zip(gradients, factors, strict=False)):
         rule.apply(weights, state, g, factor, count)
@@ -60,16 +60,16 @@ FORMULAS = {"sgd": sgd, "momentum": momentum, "adagrad": adagrad, "adam": adam}
 
 
 @pytest.mark.parametrize("name", PUSHED.names)
-@pytest.mark.parametrize("other", [{}, {"rate": 0.3}])
-def test_over_ten_stale_pushes_each_rule_is_the_formula_of_its_source(name, other):
+@pytest.mark.parametrize("parameters", [{}, {"rate": 0.3}])
+def test_over_ten_stale_pushes_each_rule_is_the_formula_of_its_source(name, parameters):
     """Gradients have very different sizes, and one value is always zero."""
     chance = np.random.default_rng(3)
     gradients = chance.normal(size=(10, 4)) * [1.0, 1e-4, 30.0, 0.0]
     w = chance.normal(size=4)
-    rule = PUSHED.read(name + "".join(f":{key}={value}" for key, value in other.items()))
-    formula = FORMULAS[name](w, list(zip(gradients, STALE, strict=True)), **other)
-    for found, expected in zip(applied(rule, w, gradients), formula, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    rule = PUSHED.read(name + "".join(f":{key}={value}" for key, value in parameters.items()))
+    formula = FORMULAS[name](w, list(zip(gradients, STALE, strict=True)), **parameters)
+    for actual, expected in zip(applied(rule, w, gradients), formula, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", PUSHED.names)
@@ -89,11 +89,11 @@ def test_shards_of_any_cut_have_the_bits_of_one(name):
 def test_staleness_scales_the_step_and_not_the_state(name):
     """The factor would cancel out inside of Adagrad's root."""
     rule, g = PUSHED.read(name), np.array([0.5, -3.0], np.float32)
-    (fresh, kept), (stale, of_stale) = ((np.zeros(2, np.float32), rule.start(2)) for _ in range(2))
-    rule.apply(fresh, kept, g)
+    (fresh, of_fresh), (stale, of_stale) = ((np.zeros(2, np.float32), rule.start(2)) for _ in range(2))
+    rule.apply(fresh, of_fresh, g)
     rule.apply(stale, of_stale, g, 0.25)
     np.testing.assert_allclose(stale, fresh / 4, rtol=1e-6)
-    assert all(np.array_equal(a, b) for a, b in zip(kept, of_stale, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(of_fresh, of_stale, strict=True))
     assert g.tolist() == [0.5, -3.0]
 
 
@@ -109,7 +109,7 @@ def test_adagrad_from_zero_steps_by_rate_then_rate_over_root_2():
 def test_wrong_gradient_for_a_shard_is_refused_and_changes_nothing(name, wrong):
     rule = PUSHED.read(name)
     weights, state = np.ones(4, np.float32), rule.start(4)
-    before = [kept.copy() for kept in state]
+    before = [array.copy() for array in state]
     with pytest.raises(ConfigError, match=r"must be float32 \(4,\), but is"):
         rule.apply(weights, state, wrong)
     assert weights.tolist() == [1.0] * 4
@@ -182,13 +182,13 @@ def test_22_steps_are_5_fetches_and_6_pushes_that_have_every_gradient():
 
 def in_pushes(actions):
     """Return the number of gradients in each push."""
-    found, unpushed = [], 0
+    counts, unpushed = [], 0
     for action in actions:
         unpushed += action == "step"
         if action == "push":
-            found.append(unpushed)
+            counts.append(unpushed)
             unpushed = 0
-    return found if not unpushed else [*found, "left", unpushed]
+    return counts if not unpushed else [*counts, "left", unpushed]
 
 
 @given(n_fetch=st.integers(1, 9), n_push=st.integers(1, 9), steps=st.integers(1, 60))

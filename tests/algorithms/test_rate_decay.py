@@ -16,9 +16,9 @@ def test_the_rate_after_each_of_ten_validations_equals_the_formula(power, last):
     for n in range(1, 11):
         accuracies, losses = ACCURACIES[max(0, n - last) : n], LOSSES[max(0, n - last) : n]
         a, loss = math.fsum(accuracies) / len(accuracies), math.fsum(losses) / len(losses)
-        wanted = 0.3**power * (1 - a ** (loss * (n - 1)))
+        expected = 0.3**power * (1 - a ** (loss * (n - 1)))
         rule = WebNN(power=power, last=last)
-        assert rule.rate(0.3, ACCURACIES[:n], LOSSES[:n]) == pytest.approx(wanted, abs=1e-12)
+        assert rule.rate(0.3, ACCURACIES[:n], LOSSES[:n]) == pytest.approx(expected, abs=1e-12)
 
 
 def test_first_or_perfect_validation_changes_no_rate():

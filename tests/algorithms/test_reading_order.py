@@ -27,9 +27,9 @@ def samples_of(portion, sizes):
 @given(data=st.data(), sizes=files, shuffle=rules, seed=seeds, epoch=st.integers(0, 50))
 def test_every_sample_is_read_exactly_once_in_an_epoch(data, sizes, shuffle, seed, epoch):
     speeds = data.draw(st.lists(st.floats(0.1, 10), min_size=1, max_size=min(9, sum(sizes))))
-    found = portions(sizes, sizes_by_speed(sum(sizes), speeds), shuffle, seed=seed, epoch=epoch)
-    read = [samples_of(portion, sizes) for portion in found]
-    assert [len(samples) for samples in read] == [portion.samples for portion in found]
+    slots = portions(sizes, sizes_by_speed(sum(sizes), speeds), shuffle, seed=seed, epoch=epoch)
+    read = [samples_of(portion, sizes) for portion in slots]
+    assert [len(samples) for samples in read] == [portion.samples for portion in slots]
     assert min(map(len, read)) > 0
     assert np.array_equal(np.sort(np.concatenate(read)), np.arange(sum(sizes)))
 
@@ -39,10 +39,10 @@ def test_a_portion_reads_its_stated_rows_and_each_file_once(sizes, shuffle, seed
     if sum(sizes) < slots:
         return
     for portion in portions(sizes, equal_sizes(sum(sizes), slots), shuffle, seed=seed, epoch=epoch):
-        said = {(file, row) for file, start, stop in portion.stretches(sizes).tolist() for row in range(start, stop)}
+        stated = {(file, row) for file, start, stop in portion.stretches(sizes).tolist() for row in range(start, stop)}
         read = [pair for block in portion.blocks(sizes) for pair in zip(*map(np.ndarray.tolist, block), strict=True)]
-        assert set(read) <= said
-        assert shuffle == "global" or len(read) == len(said)
+        assert set(read) <= stated
+        assert shuffle == "global" or len(read) == len(stated)
         assert len(set(portion.stretches(sizes)[:, 0].tolist())) == len(portion.stretches(sizes))
 
 
@@ -57,18 +57,21 @@ def test_slots_get_their_shares_except_rounding_to_whole_files(sizes, slots, epo
 @pytest.mark.parametrize("sizes", [[20_000] * 3, [20_001, 20_000, 19_999], [4, 3, 3]])
 def test_slots_read_one_whole_file_each_and_rotate(sizes, shuffle):
     for cycle in (0, 1, 7):
-        seen = []
+        files_by_epoch = []
         for epoch in range(3 * cycle, 3 * cycle + 3):
-            found = [
+            stretches_of_slots = [
                 portion.stretches(sizes).tolist()
                 for portion in portions(sizes, equal_sizes(sum(sizes), 3), shuffle, seed=4, epoch=epoch)
             ]
-            assert all(len(stretches) == 1 and stretches[0][1:] == [0, sizes[stretches[0][0]]] for stretches in found)
-            seen.append([stretches[0][0] for stretches in found])
-        assert all(sorted(row) == [0, 1, 2] for row in seen)
-        assert all(sorted(column) == [0, 1, 2] for column in zip(*seen, strict=True))
-        assert seen[1] == [*seen[0][1:], seen[0][0]]
-        assert shuffle != "none" or seen == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
+            assert all(
+                len(stretches) == 1 and stretches[0][1:] == [0, sizes[stretches[0][0]]]
+                for stretches in stretches_of_slots
+            )
+            files_by_epoch.append([stretches[0][0] for stretches in stretches_of_slots])
+        assert all(sorted(row) == [0, 1, 2] for row in files_by_epoch)
+        assert all(sorted(column) == [0, 1, 2] for column in zip(*files_by_epoch, strict=True))
+        assert files_by_epoch[1] == [*files_by_epoch[0][1:], files_by_epoch[0][0]]
+        assert shuffle != "none" or files_by_epoch == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
 
 
 @given(seed=seeds, slots=st.integers(1, 6), files=st.integers(1, 6))
@@ -87,9 +90,9 @@ def test_a_global_shuffle_is_the_order_of_data_in_memory(sizes, seed, epoch, slo
     if sum(sizes) < slots:
         return
     shares = equal_sizes(sum(sizes), slots)
-    found = portions(sizes, shares, "global", seed=seed, epoch=epoch)
+    in_order = portions(sizes, shares, "global", seed=seed, epoch=epoch)
     expected = partition(shuffled(sum(sizes), seed, epoch), shares)
-    for portion, samples in zip(found, expected, strict=True):
+    for portion, samples in zip(in_order, expected, strict=True):
         assert np.array_equal(samples_of(portion, sizes), samples)
 
 
@@ -118,20 +121,20 @@ def test_orders_differ_from_epoch_to_epoch_and_from_slot_to_slot(seed, epoch):
 
 @given(data=st.data(), sizes=files, shuffle=rules, seed=seeds)
 def test_pieces_read_in_turn_give_the_batches_of_the_portion(data, sizes, shuffle, seed):
-    (whole,) = portions(sizes, [sum(sizes)], shuffle, seed=seed, epoch=0)
+    (portion,) = portions(sizes, [sum(sizes)], shuffle, seed=seed, epoch=0)
     batch = data.draw(st.integers(1, 9))
-    cuts = sorted(data.draw(st.lists(st.integers(0, -(-len(whole) // batch) - 1), max_size=3)))
-    pieces = [whole[a * batch : b * batch] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    order = [place for place, piece in enumerate(pieces) for _ in range(-(-len(piece) // batch))]
+    cuts = sorted(data.draw(st.lists(st.integers(0, -(-len(portion) // batch) - 1), max_size=3)))
+    pieces = [portion[a * batch : b * batch] for a, b in zip([0, *cuts], [*cuts, len(portion)], strict=True)]
+    order = [index for index, piece in enumerate(pieces) for _ in range(-(-len(piece) // batch))]
     order = [*data.draw(st.permutations(order[:-1])), order[-1]]
     turned = Turned(pieces=tuple(pieces), order=tuple(order), batch=batch)
-    left = [samples_of(piece, sizes).tolist() if len(piece) else [] for piece in pieces]
-    wanted = []
-    for place in order:
-        wanted += left[place][:batch]
-        left[place] = left[place][batch:]
-    assert samples_of(turned, sizes).tolist() == wanted
-    assert len(turned) == len(whole)
+    unread = [samples_of(piece, sizes).tolist() if len(piece) else [] for piece in pieces]
+    expected = []
+    for index in order:
+        expected += unread[index][:batch]
+        unread[index] = unread[index][batch:]
+    assert samples_of(turned, sizes).tolist() == expected
+    assert len(turned) == len(portion)
     if shuffle.startswith("window"):
         most = int(shuffle[7:]) * turned.windows
         assert all(len(set(block.tolist())) <= most for block, _ in turned.blocks(sizes))
@@ -150,19 +153,19 @@ def test_billion_samples_are_planned_quickly_in_small_tasks():
     portions(sizes, shares, seed=7, epoch=11)[1].stretches(sizes)
     took = time.process_time() - began
     tracemalloc.start()
-    found = portions(sizes, shares, seed=7, epoch=11)
-    stretches = found[1].stretches(sizes)
+    planned = portions(sizes, shares, seed=7, epoch=11)
+    stretches = planned[1].stretches(sizes)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert took < 1
     assert peak < 50e6
-    assert int((stretches[:, 2] - stretches[:, 1]).sum()) == found[1].samples
-    assert all(len(json.dumps(portion.to_message())) < 300 for portion in found)
-    assert Portion.from_message(json.loads(json.dumps(found[1].to_message()))) == found[1]
+    assert int((stretches[:, 2] - stretches[:, 1]).sum()) == planned[1].samples
+    assert all(len(json.dumps(portion.to_message())) < 300 for portion in planned)
+    assert Portion.from_message(json.loads(json.dumps(planned[1].to_message()))) == planned[1]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "shares", "shuffle", "said"),
+    ("sizes", "shares", "shuffle", "message"),
     [
         ([], [1], "none", "at least one sample"),
         ([3, 0], [3], "none", "at least one sample"),
@@ -174,8 +177,8 @@ def test_billion_samples_are_planned_quickly_in_small_tasks():
         ([MAX_GLOBAL, 1], [MAX_GLOBAL + 1], "global", "too many for shuffle='global'"),
     ],
 )
-def test_impossible_portions_are_refused(sizes, shares, shuffle, said):
-    with pytest.raises(ConfigError, match=said):
+def test_impossible_portions_are_refused(sizes, shares, shuffle, message):
+    with pytest.raises(ConfigError, match=message):
         portions(sizes, shares, shuffle, seed=0, epoch=0)
 
 

@@ -36,8 +36,8 @@ def test_geometric_median_follows_the_formula_of_its_source(steps):
     for _ in range(steps):
         b = counts / np.maximum(1e-6, np.linalg.norm(points - v, axis=1))
         v = (b[:, np.newaxis] * points).sum(axis=0) / b.sum()
-    found = whole(merged(GeometricMedian(steps=steps), in_two(points), counts))
-    np.testing.assert_allclose(found, v, rtol=0, atol=1e-12)
+    median = whole(merged(GeometricMedian(steps=steps), in_two(points), counts))
+    np.testing.assert_allclose(median, v, rtol=0, atol=1e-12)
 
 
 def test_the_geometric_median_has_the_least_sum_of_distances():
@@ -45,26 +45,26 @@ def test_the_geometric_median_has_the_least_sum_of_distances():
     points, counts = chance.normal(size=(9, 5)), chance.integers(1, 20, size=9)
     points[:3] *= 50
 
-    def far(v):
+    def sum_of_distances(v):
         return (counts * np.linalg.norm(points - v, axis=1)).sum()
 
-    found = whole(merged(GeometricMedian(steps=200), in_two(points), counts))
-    assert all(far(found) < far(found + 0.01 * chance.normal(size=5)) for _ in range(50))
+    median = whole(merged(GeometricMedian(steps=200), in_two(points), counts))
+    assert all(sum_of_distances(median) < sum_of_distances(median + 0.01 * chance.normal(size=5)) for _ in range(50))
 
 
 @given(some)
 def test_geometric_median_lies_among_the_updates(points):
-    found = whole(merged(GeometricMedian(), in_two(points), [1] * len(points)))
-    assert np.isfinite(found).all()
-    assert (points.min(axis=0) - 1e-9 <= found).all()
-    assert (found <= points.max(axis=0) + 1e-9).all()
+    median = whole(merged(GeometricMedian(), in_two(points), [1] * len(points)))
+    assert np.isfinite(median).all()
+    assert (points.min(axis=0) - 1e-9 <= median).all()
+    assert (median <= points.max(axis=0) + 1e-9).all()
 
 
 def test_most_of_the_samples_decide_where_the_geometric_median_is():
     """A slot with most of the samples is the median, for any other updates."""
     points = np.random.default_rng(7).normal(size=(3, 5)) * 1000
-    found = whole(merged(GeometricMedian(steps=500), in_two(points), [10, 2, 3]))
-    np.testing.assert_allclose(found, points[0], atol=1e-3)
+    median = whole(merged(GeometricMedian(steps=500), in_two(points), [10, 2, 3]))
+    np.testing.assert_allclose(median, points[0], atol=1e-3)
 
 
 # --- clipped mean -----------------------------------------------------------------------------------------------------
@@ -78,15 +78,15 @@ def test_the_clipped_mean_is_its_formula_over_all_tensors(longest, points, count
     limit = longest * np.median(lengths)
     factors = [min(1.0, limit / length) if length else 1.0 for length in lengths]
     expected = sum(n * f * row for n, f, row in zip(counts, factors, points, strict=True)) / sum(counts)
-    found = whole(merged(ClippedMean(longest=longest), in_two(points), counts))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    mean = whole(merged(ClippedMean(longest=longest), in_two(points), counts))
+    np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-12)
 
 
 def test_updates_of_equal_length_are_averaged():
     points = np.random.default_rng(8).normal(size=(5, 5))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
-    found = whole(merged(ClippedMean(), in_two(points), [3, 1, 4, 1, 5]))
-    np.testing.assert_allclose(found, whole(merged(Mean(), in_two(points), [3, 1, 4, 1, 5])), atol=1e-15)
+    mean = whole(merged(ClippedMean(), in_two(points), [3, 1, 4, 1, 5]))
+    np.testing.assert_allclose(mean, whole(merged(Mean(), in_two(points), [3, 1, 4, 1, 5])), atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_rule_bounds_one_bad_update_from_its_useful_number_of_slots(text):
 
 
 @pytest.mark.parametrize(
-    ("merge", "slots", "said"),
+    ("merge", "slots", "messages"),
     [
         ("median", 2, ["merge='median' of 2 slots cannot tell a bad update from a good one: it needs at least 3 slots"]),
         ("trimmed", 4, ["merge='trimmed:beta=0.2' of 4 slots cannot tell a bad update from a good one: it needs at least 5 slots"]),
@@ -162,13 +162,13 @@ def test_rule_bounds_one_bad_update_from_its_useful_number_of_slots(text):
         ("krum:0", 1, []),
     ],
 )  # fmt: skip
-async def test_run_warns_of_a_rule_without_effect_for_so_few_slots(merge, slots, said):
-    run, told = FakeRun(FakeCluster(slots), merge=merge), []
+async def test_run_warns_of_a_rule_without_effect_for_so_few_slots(merge, slots, messages):
+    run, warnings = FakeRun(FakeCluster(slots), merge=merge), []
     run.subscribe(
-        lambda event: told.append(event.why) if isinstance(event, Warned) and event.about == "merge" else None
+        lambda event: warnings.append(event.why) if isinstance(event, Warned) and event.about == "merge" else None
     )
     await run.train_model()
-    assert told == said
+    assert warnings == messages
 
 
 # --- codecs that leave most values out ------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def test_a_warm_up_is_at_least_an_epoch_and_at_most_half_of_the_run():
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("constant", [1, 1, 1, 1]),
         ("linear", [0.75, 0.5, 0.25, 0]),
@@ -43,8 +43,8 @@ def test_a_warm_up_is_at_least_an_epoch_and_at_most_half_of_the_run():
         ("warmup:0.5", [0.5, 1, 1, 1]),
     ],
 )
-def test_each_course_is_its_formula(text, wanted):
-    assert shares(text, 4, 4) == pytest.approx(wanted, abs=1e-12)
+def test_each_course_is_its_formula(text, expected):
+    assert shares(text, 4, 4) == pytest.approx(expected, abs=1e-12)
 
 
 def test_each_cycle_ends_at_its_minimum_also_if_thirds_are_rounded():

@@ -26,13 +26,13 @@ def a_set(*values, trainings=0, accuracy=-np.inf):
     ],
 )
 def test_a_merge_follows_the_golden_table(rule, s, q, weights, trainings):
-    mine, theirs = a_set(1.0, 2.0, trainings=s), a_set(5.0, 6.0, trainings=q)
-    merged = SET_MERGE.read(rule).merge(mine, theirs)
+    own_set, peer_set = a_set(1.0, 2.0, trainings=s), a_set(5.0, 6.0, trainings=q)
+    merged = SET_MERGE.read(rule).merge(own_set, peer_set)
     np.testing.assert_allclose(merged.weights[0], weights, rtol=0, atol=1e-6)
     assert merged.weights[1] == [7]
     assert merged.trainings == trainings == SET_MERGE.read(rule).trainings(s, q)
-    assert list(mine.weights[0]) == [1, 2]
-    share = SET_MERGE.read(rule).share(mine, theirs)
+    assert list(own_set.weights[0]) == [1, 2]
+    share = SET_MERGE.read(rule).share(own_set, peer_set)
     np.testing.assert_allclose([1 + share * 4, 2 + share * 4], weights, rtol=0, atol=1e-6)
 
 
@@ -44,12 +44,12 @@ def test_elastic_moves_both_sides_by_the_same_step():
 
 def test_copy_takes_only_a_more_accurate_set():
     copy = SET_MERGE.read("copy")
-    mine, better = a_set(1.0, accuracy=0.5), a_set(2.0, accuracy=0.6)
-    assert copy.merge(mine, better).weights[0] == 2
-    assert copy.merge(mine, better).accuracy == 0.6
-    assert copy.merge(better, mine) is better
-    assert copy.merge(mine, a_set(2.0, accuracy=np.nan)) is mine
-    assert (copy.share(mine, better), copy.share(better, mine)) == (1.0, 0.0)
+    own_set, better_set = a_set(1.0, accuracy=0.5), a_set(2.0, accuracy=0.6)
+    assert copy.merge(own_set, better_set).weights[0] == 2
+    assert copy.merge(own_set, better_set).accuracy == 0.6
+    assert copy.merge(better_set, own_set) is better_set
+    assert copy.merge(own_set, a_set(2.0, accuracy=np.nan)) is own_set
+    assert (copy.share(own_set, better_set), copy.share(better_set, own_set)) == (1.0, 0.0)
 
 
 def test_the_mean_by_trainings_gives_each_set_its_share():

@@ -39,24 +39,24 @@ def test_streaming_equals_the_formula_of_its_source_over_ten_rounds(alpha):
 
     # The formula leaves open which of the two trained tensors is in which fragment.
     dealt = deal([np.zeros(4)] * 3, trainable, 2)
-    w, v, mine = np.ones((3, 4)), np.zeros((3, 4)), np.ones((3, 3, 4))
+    w, v, local = np.ones((3, 4)), np.zeros((3, 4)), np.ones((3, 3, 4))
     expected = []
     for r in range(10):
-        mine = mine - 0.2 * (mine - points)  # the local training of each slot
+        local = local - 0.2 * (local - points)  # the local training of each slot
         for tensor in (0, 1, 2):
             if trainable[tensor] and tensor not in dealt[r % 2]:
                 continue
-            g = sum(n * (w[tensor] - mine[j, tensor]) for j, n in enumerate(counts)) / 60
+            g = sum(n * (w[tensor] - local[j, tensor]) for j, n in enumerate(counts)) / 60
             if trainable[tensor]:
                 v[tensor] = 0.9 * v[tensor] + g
                 w[tensor] = w[tensor] - 0.7 * (g + 0.9 * v[tensor])
-                mine[:, tensor] = alpha * mine[:, tensor] + (1 - alpha) * w[tensor]
+                local[:, tensor] = alpha * local[:, tensor] + (1 - alpha) * w[tensor]
             else:
                 w[tensor] = w[tensor] - g
-                mine[:, tensor] = w[tensor]
+                local[:, tensor] = w[tensor]
         expected.append(w.copy())
 
-    weights, state, own, last = [np.ones(4)] * 3, rule.init([np.ones(4)] * 3), [None] * 3, [-1, -1]
+    weights, state, own_states, last = [np.ones(4)] * 3, rule.init([np.ones(4)] * 3), [None] * 3, [-1, -1]
     model = SimpleNamespace(lossless=[not flag for flag in trainable])
     for r in range(10):
         task = SimpleNamespace(merged=tuple(last), wanted=(r % 2,), alpha=alpha, round=r, apart=())
@@ -64,8 +64,10 @@ def test_streaming_equals_the_formula_of_its_source_over_ten_rounds(alpha):
         for slot in range(3):
             round, part = SlotRound(task, model), OwnFragments(None, model)
             round.weights = weights
-            round.begun = part.begin(round, weights, own[slot])
-            update, own[slot] = part.end(round, [0.2 * (b - p) for b, p in zip(round.begun, points[slot], strict=True)])
+            round.begun = part.begin(round, weights, own_states[slot])
+            update, own_states[slot] = part.end(
+                round, [0.2 * (b - p) for b, p in zip(round.begun, points[slot], strict=True)]
+            )
             updates.append([u if i in round.tensors else np.zeros(4) for i, u in enumerate(update)])
         state, weights = rule.update(state, weights, merged(Mean(), updates, counts), trainable, round.tensors)
         last[r % 2] = r
@@ -117,13 +119,13 @@ async def test_streaming_with_one_fragment_has_the_bits_of_diloco():
 
 
 async def test_a_round_changes_only_its_fragment_and_the_last_round_changes_all():
-    seen = []
+    history = []
     run = FakeRun(FakeCluster(2), start=START, outer="streaming:3", master_epochs=5)
-    run.on_round = lambda record: seen.append(run.model.get_weights())
+    run.on_round = lambda record: history.append(run.model.get_weights())
     await run.train_model()
     dealt = deal(list(START.values()), [True] * 8, 3)
     before = list(START.values())
-    for number, after in enumerate(seen):
+    for number, after in enumerate(history):
         moved = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if not np.array_equal(a, b)]
         assert moved == (list(range(8)) if number == 4 else sorted(dealt[number % 3]))
         before = after
@@ -168,16 +170,16 @@ async def test_streaming_run_resumes_within_an_epoch_with_the_same_bits(settings
 
 async def test_local_weights_lost_with_a_worker_are_reported():
     run = FakeRun(FakeCluster(2), start=START, outer="streaming:3")
-    one = run.cluster.workers[1]
-    usual = one.rpc
+    worker = run.cluster.workers[1]
+    usual = worker.rpc
 
     async def rpc(request, timeout_s=None):
         if request.args[2] == "train" and request.args[-1]["round"] == 2:
-            one.rpc, one.lost = usual, True
-            one.open(run)
+            worker.rpc, worker.lost = usual, True
+            worker.open(run)
         return await usual(request, timeout_s)
 
-    one.rpc = rpc
+    worker.rpc = rpc
     await run.train_model()
     (dropped,) = [event for event in run.events if event.kind == "dropped"]
     assert dropped.text.startswith("lost with worker 2 (it was lost): the local weights of slot 2;")
@@ -224,4 +226,4 @@ async def test_a_stopped_run_reports_fragments_that_the_model_does_not_have(roun
     run.on_round = lambda record: run.stop_training() if record.round == rounds else None
     await run.train_sync()
     sentence = f"what slots have learned since {late} of 3 fragments were merged is not in the model"
-    assert [why.partition(":")[0] for why in warned] == [sentence] * bool(late)
+    assert [message.partition(":")[0] for message in warned] == [sentence] * bool(late)

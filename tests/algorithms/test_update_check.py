@@ -79,8 +79,8 @@ def test_only_the_bad_slot_is_rejected():
     ],
 )
 def test_an_update_of_another_form_is_a_fault(update, samples, reason, tensor):
-    found = fault(update, samples, LIKE, NAMES)
-    assert (found.reason, found.tensor) == (reason, tensor)
+    problem = fault(update, samples, LIKE, NAMES)
+    assert (problem.reason, problem.tensor) == (reason, tensor)
 
 
 def test_tensors_without_names_are_numbered():
@@ -97,10 +97,10 @@ def test_too_long_update_is_rejected_or_scaled_to_the_median():
     rejected = judge(updates, LIKE, "reject")
     assert [v.action for v in rejected.values()] == ["accept", "reject", "accept", "accept"]
     assert rejected[1].reason.endswith("times the median of the others")
-    others = [np.sqrt(sum((tensor.astype("f8") ** 2).sum() for tensor in updates[slot][0])) for slot in (0, 2, 3)]
+    norms = [np.sqrt(sum((tensor.astype("f8") ** 2).sum() for tensor in updates[slot][0])) for slot in (0, 2, 3)]
     clipped = judge(updates, LIKE, "clip")[1]
     assert clipped.action == "clip"
-    assert norm(scaled(updates[1][0], clipped.factor)) == pytest.approx(np.median(others), rel=1e-6)
+    assert norm(scaled(updates[1][0], clipped.factor)) == pytest.approx(np.median(norms), rel=1e-6)
     assert rejected[1].reason == f"norm {1 / clipped.factor:,.0f} times the median of the others"
 
 

@@ -55,8 +55,8 @@ def test_floats_of_any_kind_are_compared_and_travel(kind):
     encoded, _ = encode_update(Float32(), update, [False])
     assert relative_error(update, decode_update(encoded, update)) == 0
     assert relative_error(update, [update[0] * 0]) == 1
-    _, held = encode_delta(update, [update[0] * 0], Float32(), [False])
-    assert held[0].tolist() == [3, 4]
+    _, received = encode_delta(update, [update[0] * 0], Float32(), [False])
+    assert received[0].tolist() == [3, 4]
 
 
 def test_integers_and_booleans_never_differ():
@@ -72,14 +72,14 @@ def test_mean_of_lists_is_weighted_and_takes_the_largest_integer():
     ]
     mean, largest, narrow = mean_of(lists, [5, 1, 2])
     assert np.allclose(mean, (5 * lists[0][0] + lists[1][0] + 2 * lists[2][0]) / 8, rtol=0, atol=1e-12)
-    assert (largest, largest.dtype) == (max(one[1] for one in lists), np.int64)
+    assert (largest, largest.dtype) == (max(weights[1] for weights in lists), np.int64)
     assert narrow.dtype == np.float32
 
 
 def test_the_mean_of_equal_weights_has_their_bits():
-    one = [np.random.default_rng(0).normal(size=1000).astype("f4"), np.array([True, False])]
-    for lists, shares in (([one], [7]), ([one] * 3, [3, 60_000, 1])):
-        assert [array.tobytes() for array in mean_of(lists, shares)] == [array.tobytes() for array in one]
+    weights = [np.random.default_rng(0).normal(size=1000).astype("f4"), np.array([True, False])]
+    for lists, shares in (([weights], [7]), ([weights] * 3, [3, 60_000, 1])):
+        assert [array.tobytes() for array in mean_of(lists, shares)] == [array.tobytes() for array in weights]
 
 
 def test_a_mean_over_more_slots_counts_missing_ones_as_zeros():
@@ -88,9 +88,9 @@ def test_a_mean_over_more_slots_counts_missing_ones_as_zeros():
 
 def test_a_difference_may_overwrite_the_later_weights() -> None:
     before, after = [np.float32([5, 6]), np.int32([7])], [np.float32([1, 4]), np.int32([9])]
-    found = difference(before, after, over=True)
-    assert [array.tolist() for array in found] == [[4, 2], [0]]
-    assert found[0] is after[0]
+    update = difference(before, after, over=True)
+    assert [array.tolist() for array in update] == [[4, 2], [0]]
+    assert update[0] is after[0]
     fixed = np.float32([1, 4])
     fixed.flags.writeable = False  # arrays from JAX are read-only
     assert difference(before[:1], [fixed], over=True)[0].tolist() == [4, 2]

@@ -74,15 +74,17 @@ async def test_the_same_arguments_go_to_all_workers(cluster):
 
 
 async def test_any_name_can_be_a_keyword_argument(cluster):
-    def names(**given):
-        return sorted(given)
+    def names(**arguments):
+        return sorted(arguments)
 
-    given = dict.fromkeys(("command", "self", "method", "worker", "request", "args", "kwargs", "name", "timeout_s"), 1)
+    keywords = dict.fromkeys(
+        ("command", "self", "method", "worker", "request", "args", "kwargs", "name", "timeout_s"), 1
+    )
     await cluster.add_method(names)
-    assert await cluster.run_method(names, **given) == [sorted(given)] * 2
-    assert await cluster.run("names", **given) == [sorted(given)] * 2
-    assert await cluster.run_method(names, given, given) == [sorted(given)] * 2
-    assert await cluster.run_at(1, "names", **given) == sorted(given)
+    assert await cluster.run_method(names, **keywords) == [sorted(keywords)] * 2
+    assert await cluster.run("names", **keywords) == [sorted(keywords)] * 2
+    assert await cluster.run_method(names, keywords, keywords) == [sorted(keywords)] * 2
+    assert await cluster.run_at(1, "names", **keywords) == sorted(keywords)
 
 
 async def test_each_of_the_first_workers_gets_its_own_arguments():
@@ -246,14 +248,14 @@ class Counted:
 
 async def test_an_object_that_goes_to_several_workers_is_pickled_once_for_all_of_them():
     async with Cluster.local(3) as three:
-        one, two = Counted(), Counted()
-        assert await three.run_method(without_self, a=one) == [([1], 1)] * 3
-        assert await three.run_method(without_self, dict(a=two), dict(a=two, b=5), dict(a=0, b=two)) == [
+        first, second = Counted(), Counted()
+        assert await three.run_method(without_self, a=first) == [([1], 1)] * 3
+        assert await three.run_method(without_self, dict(a=second), dict(a=second, b=5), dict(a=0, b=second)) == [
             ([1], 1),
             ([1], 5),
             (0, [1]),
         ]
-        await three.set_variable("counted", each=[one, one, two])
+        await three.set_variable("counted", each=[first, first, second])
         assert await three.get_variable("counted") == [[2], [2], [2]]
 
 
@@ -451,8 +453,8 @@ def return_an_object():
 async def test_results_of_any_kind_arrive_if_the_master_allows_it():
     from collections import deque
 
-    async with Cluster.local(1, pickle_results=True) as one:
-        assert await one.run_method(return_an_object) == [{"model": [1, deque("x")]}]
+    async with Cluster.local(1, pickle_results=True) as one_worker:
+        assert await one_worker.run_method(return_an_object) == [{"model": [1, deque("x")]}]
 
 
 @dataclasses.dataclass
@@ -471,16 +473,16 @@ async def test_results_of_classes_that_both_sides_know_arrive_unchanged(cluster,
     def find(at):
         return Finding(at + datetime.timedelta(1), np.array(["a", "bc"]))
 
-    for found in await cluster.run_method(find, at=at):
-        assert type(found) is Finding
-        assert found.at == at + datetime.timedelta(1)
-        assert found.names.tolist() == ["a", "bc"]
-    wanted = Unknown.A
+    for finding in await cluster.run_method(find, at=at):
+        assert type(finding) is Finding
+        assert finding.at == at + datetime.timedelta(1)
+        assert finding.names.tolist() == ["a", "bc"]
+    unknown = Unknown.A
     monkeypatch.delitem(globals(), "Unknown")
     with pytest.raises(
         ResultNotData, match=r"worker 1 .*the result contains a .*Unknown, which is unknown on this side"
     ):
-        await cluster.run_method(lambda: wanted)
+        await cluster.run_method(lambda: unknown)
     assert await cluster.run_code("1 + 1") == [2, 2], "over the same connections"
 
 
@@ -598,7 +600,7 @@ async def test_silent_workers_are_listed_in_one_table_within_one_timeout(start_w
     assert "no DDLF handshake" in rows[1]
     assert caught.value.exit_code == 3
     assert all(row.count("127.0.0.1") == 1 for row in rows)
-    assert not any(one.connected for one in cluster.workers)
+    assert not any(worker_.connected for worker_ in cluster.workers)
     for server in silent:
         server.close()
 
@@ -733,19 +735,19 @@ async def test_methods_and_variables_of_all_workers_are_restored_after_a_crash(c
 
 
 async def test_later_changes_on_the_master_do_not_change_sent_values(cluster):
-    factor, table, own = [2], np.arange(3), [{"n": 1}, {"n": 2}]
+    factor, table, values = [2], np.arange(3), [{"n": 1}, {"n": 2}]
 
     def scaled(x):
         return x * factor[0]
 
     await cluster.add_method(scaled)
     await cluster.set_variable("table", table)
-    await cluster.set_variable("own", each=own)
+    await cluster.set_variable("own", each=values)
     await cluster.set_variable("view", memoryview(b"abc"))
-    factor[0], table[0], own[1]["n"] = 9, 9, 9
+    factor[0], table[0], values[1]["n"] = 9, 9, 9
     await cluster.workers[1].restart()
     assert await cluster.run("scaled", x=3) == [6, 6]
-    assert [found.tolist() for found in await cluster.get_variable("table")] == [[0, 1, 2]] * 2
+    assert [array.tolist() for array in await cluster.get_variable("table")] == [[0, 1, 2]] * 2
     assert await cluster.get_variable("own") == [{"n": 1}, {"n": 2}]
     assert await cluster.get_variable("view") == [b"abc"] * 2
 
@@ -777,9 +779,9 @@ async def test_a_closed_cluster_is_freed_without_garbage_collection(start_worker
         async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
             await cluster.add_method(calculate)
             await cluster.run("calculate", a=1, b=2, c=3)
-            gone = [weakref.ref(cluster), weakref.ref(cluster.workers[0])]
+            references = [weakref.ref(cluster), weakref.ref(cluster.workers[0])]
         del cluster
         await asyncio.sleep(0)  # ended tasks are freed
-        assert [reference() for reference in gone] == [None, None]
+        assert [reference() for reference in references] == [None, None]
     finally:
         gc.enable()

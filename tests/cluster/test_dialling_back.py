@@ -59,9 +59,9 @@ async def test_worker_without_a_port_dials_its_caller_and_both_can_call(tmp_path
         for worker in cluster.workers:
             role(worker).slice = np.zeros(100_000)
         await introduce(cluster.workers, RUN)
-        one, two = cluster.workers
-        assert [await push(one, two), await push(two, one), await push(one, two)] == [1.0, 1.0, 2.0]
-        sent, received = await role(one).carried(two.id)
+        first, second = cluster.workers
+        assert [await push(first, second), await push(second, first), await push(first, second)] == [1.0, 1.0, 2.0]
+        sent, received = await role(first).carried(second.id)
         assert min(sent, received) > 1_600_000
 
 
@@ -69,7 +69,7 @@ async def test_only_pairs_of_two_workers_without_a_port_cannot_connect(tmp_path)
     async with joined(tmp_path, LISTENS, LISTENS_NOWHERE, LISTENS_NOWHERE) as (cluster, _):
         pairs = await introduced(cluster.workers, RUN)
         assert [(caller.id, called.id) for caller, called, _ in pairs] == [(2, 3), (3, 2)]
-        assert {why for _, _, why in pairs} == {
+        assert {reason for _, _, reason in pairs} == {
             "it has no known address; if it joins its master, start it with --port, too"
         }
 
@@ -81,10 +81,11 @@ async def test_pair_without_a_connection_is_named_with_both_reasons(tmp_path, fr
             patch.setattr(InProcessDaemon, "addresses", facts_on_another_machine)
             pairs = await introduced(cluster.workers, RUN)
         assert [(caller.id, called.id) for caller, called, _ in pairs] == [(1, 2), (2, 1)]
-        why = pairs[0][2]
-        assert why.startswith("it has no known address; ")
+        reason = pairs[0][2]
+        assert reason.startswith("it has no known address; ")
         assert (
-            f"; and {cluster.workers[1].name} cannot dial it either: 127.0.0.1:{free_port}: connection refused" in why
+            f"; and {cluster.workers[1].name} cannot dial it either: 127.0.0.1:{free_port}: connection refused"
+            in reason
         )
 
 
@@ -96,15 +97,15 @@ def facts_on_another_machine(self):
 async def test_reset_connection_is_replaced_by_the_next_offer(tmp_path):
     async with joined(tmp_path, LISTENS, LISTENS_NOWHERE) as (cluster, _):
         await introduce(cluster.workers, RUN)
-        one, two = cluster.workers
-        peer = worker_in_process(one).peers[two.id]
+        first, second = cluster.workers
+        peer = worker_in_process(first).peers[second.id]
         for _ in range(3):
-            role(two).slice = np.zeros(100_000)
+            role(second).slice = np.zeros(100_000)
             channel = await peer.reach()
             channel.stream.abort()
             await asyncio.sleep(0)
             assert await peer.reach() is not channel
-            assert await push(one, two) == 1.0
+            assert await push(first, second) == 1.0
 
 
 async def test_offers_end_with_the_run_and_with_the_lease(tmp_path):

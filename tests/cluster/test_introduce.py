@@ -27,13 +27,13 @@ OLD, NEW = new_token().encode(), new_token().encode()
 # -- addresses --------------------------------------------------------------------------------------------------------
 
 
-def place(*addresses, machine="here", advertised=None):
+def addresses_at(*addresses, machine="here", advertised=None):
     return {"machine": machine, "port": 9000, "advertised": advertised, "addresses": list(addresses)}
 
 
 def test_given_addresses_are_tried_first_then_the_masters_then_the_workers_own():
-    there = place("127.0.0.1", "192.168.0.7", "10.0.0.7", machine="there")
-    assert candidates([("lab.example", 1)], ("10.0.0.7", 9000), there, "here") == [
+    remote = addresses_at("127.0.0.1", "192.168.0.7", "10.0.0.7", machine="there")
+    assert candidates([("lab.example", 1)], ("10.0.0.7", 9000), remote, "here") == [
         ("lab.example", 1, True),
         ("10.0.0.7", 9000, False),
         ("192.168.0.7", 9000, False),
@@ -41,23 +41,25 @@ def test_given_addresses_are_tried_first_then_the_masters_then_the_workers_own()
 
 
 def test_loopback_is_tried_only_by_a_worker_on_the_same_machine_and_never_because_the_master_dials_it():
-    there = place("127.0.0.1", "10.0.0.7")
-    assert candidates([], ("localhost", 9001), there, "here") == [
+    remote = addresses_at("127.0.0.1", "10.0.0.7")
+    assert candidates([], ("localhost", 9001), remote, "here") == [
         ("127.0.0.1", 9000, False),
         ("10.0.0.7", 9000, False),
     ]
-    assert candidates([], ("127.0.0.1", 9001), there, "elsewhere") == [("10.0.0.7", 9000, False)]
+    assert candidates([], ("127.0.0.1", 9001), remote, "elsewhere") == [("10.0.0.7", 9000, False)]
 
 
 def test_an_address_that_is_known_in_two_ways_is_tried_once():
-    assert candidates([("10.0.0.7", 9000)], ("10.0.0.7", 9000), place("10.0.0.7"), "x") == [("10.0.0.7", 9000, True)]
+    assert candidates([("10.0.0.7", 9000)], ("10.0.0.7", 9000), addresses_at("10.0.0.7"), "x") == [
+        ("10.0.0.7", 9000, True)
+    ]
 
 
 def test_a_machine_knows_its_addresses():
     assert addresses_of("10.1.2.3") == ["10.1.2.3"]
     everywhere = addresses_of("0.0.0.0")
     assert everywhere[0] == "127.0.0.1"
-    assert not any(one.startswith(("127.", "0.")) or ":" in one for one in everywhere[1:])
+    assert not any(address.startswith(("127.", "0.")) or ":" in address for address in everywhere[1:])
     assert addresses_of("::")[:2] == ["::1", "127.0.0.1"]
     assert set(everywhere) <= set(addresses_of("::"))
     assert same_machine() == same_machine() != ""
@@ -156,14 +158,14 @@ async def test_two_workers_with_one_address_are_named_before_dialling(cluster):
 async def test_an_unconnected_pair_is_named_with_each_address_and_reason(cluster, free_port):
     first, second, _ = cluster.workers
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InProcessDaemon, "addresses", lambda self: place("127.0.0.1", machine=str(self.port)))
+        patch.setattr(InProcessDaemon, "addresses", lambda self: addresses_at("127.0.0.1", machine=str(self.port)))
         with pytest.raises(ConnectError, match="it has no known address") as caught:
             await introduce(cluster.workers, RUN)
     assert str(caught.value).count("cannot reach") == 5
     assert "and 1 more pairs" in str(caught.value)
     second.advertise = f"127.0.0.1:{free_port}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InProcessDaemon, "addresses", lambda self: place(machine=str(self.port)))
+        patch.setattr(InProcessDaemon, "addresses", lambda self: addresses_at(machine=str(self.port)))
         with pytest.raises(ConnectError, match="connection refused, nothing listens there"):
             await introduce([first, second], RUN)
 
@@ -186,10 +188,10 @@ async def test_a_worker_that_is_lost_during_the_introduction_is_not_a_broken_lin
 
 
 async def test_a_worker_of_a_release_without_introductions_is_named(monkeypatch):
-    known = Control._on_frame
+    on_frame = Control._on_frame
 
     def older(self, frame):
-        known(self, frame._replace(name="unknown") if frame.name == "addresses" else frame)
+        on_frame(self, frame._replace(name="unknown") if frame.name == "addresses" else frame)
 
     monkeypatch.setattr(Control, "_on_frame", older)
     async with in_process_cluster(2) as cluster:
@@ -206,12 +208,14 @@ async def test_a_worker_of_a_release_without_introductions_is_named(monkeypatch)
 async def workers_with(*tokens, security=None, folder=None):
     """Start workers in this process. Each holds some tokens, and is dialled with its first one."""
     daemons, running, workers = [], [], []
-    for number, own in enumerate(tokens, 1):
+    for number, own_tokens in enumerate(tokens, 1):
         state = folder / str(number) if folder is not None else None
-        daemon = InProcessDaemon(Options(host="127.0.0.1", port=0, tokens=own, state_dir=state, security=security))
+        daemon = InProcessDaemon(
+            Options(host="127.0.0.1", port=0, tokens=own_tokens, state_dir=state, security=security)
+        )
         daemons.append(daemon)
         running.append(asyncio.create_task(daemon.run()))
-        workers.append(ProxyWorker("127.0.0.1", daemon.port, own[0], id=number, N=len(tokens)))
+        workers.append(ProxyWorker("127.0.0.1", daemon.port, own_tokens[0], id=number, N=len(tokens)))
     try:
         for worker in workers:
             await worker.connect()
@@ -249,7 +253,7 @@ async def test_workers_on_several_machines_encrypt_and_refuse_the_certificate_of
             async with Relay(workers[1].port, own_certificate()) as relay:
                 workers[1].advertise = f"127.0.0.1:{relay.port}"
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(InProcessDaemon, "addresses", lambda self: place(machine=str(self.port)))
+                    patch.setattr(InProcessDaemon, "addresses", lambda self: addresses_at(machine=str(self.port)))
                     await introduce(workers, RUN, calls={})
                     with pytest.raises(ConnectError, match="altered on the network"):
                         await introduce(workers, RUN)

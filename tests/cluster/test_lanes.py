@@ -6,10 +6,10 @@ from ddlf.cluster.lanes import MOST, Habit, Lane
 
 
 def lane(*seconds, way_s=0.0):
-    made = Lane("worker", way_s=way_s)
-    for each in seconds:
-        made.add_turn(object(), each)
-    return made
+    new_lane = Lane("worker", way_s=way_s)
+    for duration_s in seconds:
+        new_lane.add_turn(object(), duration_s)
+    return new_lane
 
 
 def test_an_idle_worker_takes_any_call():
@@ -46,17 +46,17 @@ def test_the_number_of_calls_sent_ahead_is_limited():
 def test_the_load_orders_by_unknown_calls_then_seconds_then_number():
     assert lane(0.1, 0.2).load == (0, pytest.approx(0.3), 2)
     assert lane(None, 0.1).load == (1, 0.1, 2)
-    assert min([lane(5.0), lane(None), lane(), lane(0.1)], key=lambda one: one.load).turns == {}
+    assert min([lane(5.0), lane(None), lane(), lane(0.1)], key=lambda candidate: candidate.load).turns == {}
 
 
 def test_ended_calls_do_not_count_as_load():
-    one = lane(0.1)
-    one.add_turn("unknown", None)
-    one.beside.add("beside")
-    for call in [*one.turns, "beside", "unknown"]:
-        one.end(call)
-    assert one.load == (0, 0.0, 0)
-    assert one.is_first("whoever comes next")
+    busy = lane(0.1)
+    busy.add_turn("unknown", None)
+    busy.beside.add("beside")
+    for call in [*busy.turns, "beside", "unknown"]:
+        busy.end(call)
+    assert busy.load == (0, 0.0, 0)
+    assert busy.is_first("whoever comes next")
 
 
 def test_the_expected_time_is_a_mean_at_first_and_a_moving_average_later():

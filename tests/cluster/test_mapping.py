@@ -40,7 +40,7 @@ async def double_async(x):
     return 2 * x
 
 
-def who(self, x):
+def worker_id(self, x):
     return self.id
 
 
@@ -106,7 +106,7 @@ async def test_builtins_and_classes_can_be_mapped_too(cluster):
 async def test_several_iterables_are_taken_together_and_starmap_takes_tuples(cluster):
     assert await cluster.map(pow, [2, 3, 4], [5, 2]) == [32, 9]
     assert await cluster.starmap(pow, [(2, 5), (3, 2)]) == [32, 9]
-    assert await cluster.starmap(lambda *given: len(given), [(), (1,), (1, 2)]) == [0, 1, 2]
+    assert await cluster.starmap(lambda *arguments: len(arguments), [(), (1,), (1, 2)]) == [0, 1, 2]
 
 
 async def test_a_map_may_have_no_item_or_one(cluster):
@@ -129,23 +129,23 @@ async def test_items_may_come_from_an_asynchronous_source(cluster):
 
 
 async def test_items_of_an_endless_source_are_taken_only_as_results_are_taken(cluster):
-    taken = 0
+    count = 0
 
     def endless():
-        nonlocal taken
-        for taken in itertools.count(1):  # noqa: B007
+        nonlocal count
+        for count in itertools.count(1):  # noqa: B007
             yield np.zeros(1_000_000, np.uint8)
 
     results = aiter(cluster.map(len, endless()))
     assert await anext(results) == 1_000_000
-    first = taken
+    first = count
     for _ in range(200):
         assert await anext(results) == 1_000_000
-    assert taken - 201 <= 2 * 64 + UNSENT  # each item and each result has 1 MB
+    assert count - 201 <= 2 * 64 + UNSENT  # each item and each result has 1 MB
     await results.aclose()
-    ended_at = taken
+    ended_at = count
     assert await cluster.map(double, [1]) == [2]
-    assert first < ended_at == taken
+    assert first < ended_at == count
 
 
 async def test_shared_data_of_all_items_is_sent_to_each_worker_once(cluster):
@@ -172,16 +172,16 @@ async def test_a_map_that_is_never_awaited_warns_that_it_did_not_run(cluster):
 
 async def test_a_map_uses_all_workers_or_the_named_ones(cluster):
     assert set(await cluster.map(pid, range(20))) == {worker.facts["pid"] for worker in cluster.workers}
-    assert set(await cluster.options(workers=[2]).map(who, range(5))) == {2}
+    assert set(await cluster.options(workers=[2]).map(worker_id, range(5))) == {2}
 
 
 async def test_two_maps_and_calls_beside_them_get_their_own_results(cluster):
-    one, two, both = await asyncio.gather(
+    doubled, texts, of_workers = await asyncio.gather(
         cluster.map(double, range(100)), cluster.map(str, range(100)), cluster.run_method(double, x=1)
     )
-    assert one == [2 * x for x in range(100)]
-    assert two == [str(x) for x in range(100)]
-    assert both == [2, 2]
+    assert doubled == [2 * x for x in range(100)]
+    assert texts == [str(x) for x in range(100)]
+    assert of_workers == [2, 2]
 
 
 async def test_items_run_at_the_same_time_on_a_worker_with_per_worker(cluster):
@@ -216,10 +216,10 @@ async def test_errors_can_be_returned_as_results(cluster):
 
 
 async def test_results_before_an_error_can_be_taken_one_by_one(cluster):
-    taken = []
+    results = []
     with pytest.raises(ValueError, match="odd: 3"):
-        await take(cluster.map(even_only, [0, 2, 3, 4]), taken)
-    assert taken == [0, 2]
+        await take(cluster.map(even_only, [0, 2, 3, 4]), results)
+    assert results == [0, 2]
 
 
 async def test_an_error_of_the_source_is_raised_after_the_results_before_it(cluster):
@@ -227,10 +227,10 @@ async def test_an_error_of_the_source_is_raised_after_the_results_before_it(clus
         yield 1
         raise LookupError("no more")
 
-    taken = []
+    results = []
     with pytest.raises(LookupError, match="no more"):
-        await take(cluster.map(double, source()), taken)
-    assert taken == [2]
+        await take(cluster.map(double, source()), results)
+    assert results == [2]
 
 
 async def test_an_item_that_cannot_be_sent_is_refused_with_its_path(cluster):

@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-def who(self):
+def identity(self):
     return self.id, self.N, self.variables.get("mine")
 
 
@@ -58,9 +58,9 @@ def token(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def three_workers(token, *, away=()):
+async def three_workers(token, *, absent=()):
     machines = Machines(3)
-    for number in away:
+    for number in absent:
         await machines.end(number)
     cluster = Cluster(["127.0.0.1"] * 3, machines.ports, token_file=token, min_workers=1)
     try:
@@ -86,9 +86,9 @@ async def test_a_worker_keeps_its_number_and_value_when_another_one_is_missing(t
         await until_lost(cluster, 1)
         await cluster.connect()
         assert [worker.id for worker in cluster.workers] == [2, 3]
-        assert await cluster.run_method(who) == [(2, 3, "B"), (3, 3, "C")]
+        assert await cluster.run_method(identity) == [(2, 3, "B"), (3, 3, "C")]
         machines.crash(2)
-        assert await cluster.options(idempotent=True).run_method(who) == [(2, 3, "B"), (3, 3, "C")]
+        assert await cluster.options(idempotent=True).run_method(identity) == [(2, 3, "B"), (3, 3, "C")]
         with pytest.raises(ConfigError, match="there is no worker 1; the cluster has workers 2, 3"):
             cluster.options(workers=[1])
 
@@ -96,7 +96,7 @@ async def test_a_worker_keeps_its_number_and_value_when_another_one_is_missing(t
 async def test_connect_tries_missing_workers_again_and_restores_their_numbers_and_values(token):
     async with three_workers(token) as (machines, cluster):
         await cluster.set_variable("mine", each=["A", "B", "C"])
-        await cluster.add_method(who)
+        await cluster.add_method(identity)
         await machines.end(1)
         await until_lost(cluster, 1)
         await cluster.connect()
@@ -104,7 +104,7 @@ async def test_connect_tries_missing_workers_again_and_restores_their_numbers_an
         machines.start(1)
         await cluster.connect()
         assert cluster.missing == []
-        assert await cluster.run("who") == [(1, 3, "A"), (2, 3, "B"), (3, 3, "C")]
+        assert await cluster.run("identity") == [(1, 3, "A"), (2, 3, "B"), (3, 3, "C")]
 
 
 async def test_close_and_connect_tries_missing_workers_again(token):
@@ -115,16 +115,16 @@ async def test_close_and_connect_tries_missing_workers_again(token):
         await cluster.close()
         machines.start(2)
         await cluster.connect()
-        assert await cluster.run_method(who) == [(1, 3, None), (2, 3, None), (3, 3, None)]
+        assert await cluster.run_method(identity) == [(1, 3, None), (2, 3, None), (3, 3, None)]
 
 
 async def test_workers_that_were_missing_at_the_start_get_the_last_numbers(token):
-    async with three_workers(token, away=[1]) as (machines, cluster):
+    async with three_workers(token, absent=[1]) as (machines, cluster):
         everybody = cluster.options()
-        assert await cluster.run_method(who) == [(1, 2, None), (2, 2, None)]
+        assert await cluster.run_method(identity) == [(1, 2, None), (2, 2, None)]
         machines.start(1)
         await cluster.connect()
-        assert await cluster.run_method(who) == [(1, 3, None), (2, 3, None), (3, 3, None)]
+        assert await cluster.run_method(identity) == [(1, 3, None), (2, 3, None), (3, 3, None)]
         assert cluster.workers[2].port == machines.ports[0]
         assert everybody.N == 3
 
@@ -134,12 +134,12 @@ async def test_values_of_some_workers_are_not_given_to_the_rest(token):
         await cluster.set_variable("mine", "all")
         await cluster.options(workers=[2]).set_variable("mine", "two")
         await cluster.options(workers=[3]).delete_variable("mine")
-        await cluster.options(workers=[1]).add_method(who)
+        await cluster.options(workers=[1]).add_method(identity)
         for number in (1, 2, 3):
             machines.crash(number)
         again = cluster.options(idempotent=True)
-        assert await again.run_method(who) == [(1, 3, "all"), (2, 3, "two"), (3, 3, None)]
-        assert await cluster.methods() == [["who"], [], []]
+        assert await again.run_method(identity) == [(1, 3, "all"), (2, 3, "two"), (3, 3, None)]
+        assert await cluster.methods() == [["identity"], [], []]
 
 
 async def test_an_added_worker_is_counted(token):
@@ -147,8 +147,8 @@ async def test_an_added_worker_is_counted(token):
     cluster = Cluster(["127.0.0.1"], machines.ports[0], token_file=token)
     async with cluster:
         await cluster.options().add("127.0.0.1", machines.ports[1])
-        assert (await cluster.run_method(who))[1] == (2, 2, None)
+        assert (await cluster.run_method(identity))[1] == (2, 2, None)
         await cluster.connect()
-        assert await cluster.run_method(who) == [(1, 2, None), (2, 2, None)]
+        assert await cluster.run_method(identity) == [(1, 2, None), (2, 2, None)]
     for number in (1, 2):
         await machines.end(number)

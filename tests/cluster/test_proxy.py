@@ -30,8 +30,8 @@ async def test_both_sides_of_a_worker_have_the_same_methods_with_the_same_parame
     for name in IWorker.__abstractmethods__:
         for side in (Worker, ProxyWorker):
             declared = list(inspect.signature(getattr(IWorker, name)).parameters)
-            found = list(inspect.signature(getattr(side, name)).parameters)
-            assert [p for p in found if p in declared] == declared, (side, name)
+            parameters = list(inspect.signature(getattr(side, name)).parameters)
+            assert [p for p in parameters if p in declared] == declared, (side, name)
 
 
 async def test_a_request_is_a_command_with_its_arguments(worker):

@@ -66,8 +66,10 @@ def wait(seconds):
 
 def test_a_worker_is_free_after_its_masters_event_loop_closed_without_the_cluster(start_worker, token_file):
     process = start_worker()
-    given = f"['127.0.0.1'], {process.port}, token_file={str(token_file)!r}, dead_after_s=0.4"
-    code = f"import asyncio, ddlf; cluster = ddlf.Cluster({given}); asyncio.run(cluster.connect()); print(); input()"
+    arguments = f"['127.0.0.1'], {process.port}, token_file={str(token_file)!r}, dead_after_s=0.4"
+    code = (
+        f"import asyncio, ddlf; cluster = ddlf.Cluster({arguments}); asyncio.run(cluster.connect()); print(); input()"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as master:
         try:
             assert master.stdout.readline() == b"\n"

@@ -25,8 +25,8 @@ def test_a_row_has_the_name_state_and_transferred_bytes_of_a_worker():
     html = workers_table([worker()])
     assert re.findall(r"<th [^>]*>(.*?)</th>", html) == list(COLUMNS)
     assert cells(html) == ["1", "10.0.0.7:9000", "alive", "pc01", "8", "4", "3.11.2", "2.00 kB", "5 B"]
-    away = worker(connected=False, state="dead", facts={})
-    assert cells(workers_table([away])) == ["1", "10.0.0.7:9000", "not connected", *[""] * 6]
+    absent = worker(connected=False, state="dead", facts={})
+    assert cells(workers_table([absent])) == ["1", "10.0.0.7:9000", "not connected", *[""] * 6]
 
 
 def test_names_are_escaped_in_html():

@@ -38,7 +38,7 @@ def standing():
 
 
 def test_a_link_is_new_open_lost_and_closed_only_by_this_side(standing):
-    seen = [standing.phase]
+    phases = [standing.phase]
     for step in (
         standing.open,
         standing.lose,
@@ -49,9 +49,9 @@ def test_a_link_is_new_open_lost_and_closed_only_by_this_side(standing):
         standing.open,
     ):
         step()
-        seen.append(standing.phase)
+        phases.append(standing.phase)
     new, open, lost, closed = Phase
-    assert seen == [new, open, lost, open, closed, closed, new, open]
+    assert phases == [new, open, lost, open, closed, closed, new, open]
 
 
 @pytest.mark.parametrize(

@@ -20,60 +20,60 @@ X, Y = np.random.default_rng(0).random((600, 5), np.float32), np.arange(600) % 7
 
 
 @pytest.fixture(params=["folder", "store"])
-def place(request, tmp_path, monkeypatch):
+def location(request, tmp_path, monkeypatch):
     monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
     np.savez(tmp_path / "a.npz", x=X, y=Y)
-    where = open_place(str(tmp_path / "place") if request.param == "folder" else f"memory://{tmp_path.name}")
-    split(open_source(tmp_path / "a.npz"), where, sizes_of(600, 1, files=3))
-    return where
+    location = open_place(str(tmp_path / "place") if request.param == "folder" else f"memory://{tmp_path.name}")
+    split(open_source(tmp_path / "a.npz"), location, sizes_of(600, 1, files=3))
+    return location
 
 
-def rows(place):
+def rows(location):
     """Return all samples in the order of their ids."""
-    found = place.manifest()
-    parts = [place.load(file, found.columns) for file in found.files]
-    return [np.concatenate([part[name] for part in parts]).tobytes() for name in found.columns]
+    manifest = location.manifest()
+    parts = [location.load(file, manifest.columns) for file in manifest.files]
+    return [np.concatenate([part[name] for part in parts]).tobytes() for name in manifest.columns]
 
 
-def test_repartition_keeps_ids_of_samples(place):
-    before = rows(place)
+def test_repartition_keeps_ids_of_samples(location):
+    before = rows(location)
     for version, files in ((2, 5), (3, 7)):
-        found = repartition(place, PartitionedSource(place), sizes_of(600, 1, files=files))
-        assert place.manifest() == found
-        assert (found.version, found.samples, len(found.files)) == (version, 600, files)
-        assert [file.first for file in found.files] == np.cumsum([0, *found.sizes[:-1]]).tolist()
-        assert rows(place) == before
-        assert not list(damage(place, found))
+        manifest = repartition(location, PartitionedSource(location), sizes_of(600, 1, files=files))
+        assert location.manifest() == manifest
+        assert (manifest.version, manifest.samples, len(manifest.files)) == (version, 600, files)
+        assert [file.first for file in manifest.files] == np.cumsum([0, *manifest.sizes[:-1]]).tolist()
+        assert rows(location) == before
+        assert not list(damage(location, manifest))
 
 
-def test_previous_version_stays_until_next_or_removal(place):
-    first, reader = place.manifest(), open_place(str(place))
-    repartition(place, PartitionedSource(place), sizes_of(600, 1, files=5))
+def test_previous_version_stays_until_next_or_removal(location):
+    first, reader = location.manifest(), open_place(str(location))
+    repartition(location, PartitionedSource(location), sizes_of(600, 1, files=5))
     assert len(reader.load(first.files[0], first.columns)["x"]) == 200
-    second = place.manifest()
-    repartition(place, PartitionedSource(place), sizes_of(600, 1, files=7))
-    assert [str(error) for error in damage(place, first) if "is missing" in str(error)]
-    place.retire(second)
-    assert "is missing" in str(next(damage(place, second)))
-    assert not list(damage(place, place.manifest()))
+    second = location.manifest()
+    repartition(location, PartitionedSource(location), sizes_of(600, 1, files=7))
+    assert [str(error) for error in damage(location, first) if "is missing" in str(error)]
+    location.retire(second)
+    assert "is missing" in str(next(damage(location, second)))
+    assert not list(damage(location, location.manifest()))
 
 
-def test_open_data_set_finds_newer_and_older_version(place):
-    early = DataSet(str(place))
+def test_open_data_set_finds_newer_and_older_version(location):
+    early = DataSet(str(location))
     assert early.newer(1) is None
-    repartition(place, PartitionedSource(place), sizes_of(600, 1, files=5))
-    late, newer = DataSet(str(place)), early.newer(1)
+    repartition(location, PartitionedSource(location), sizes_of(600, 1, files=5))
+    late, newer = DataSet(str(location)), early.newer(1)
     assert early.at(2) is newer
     assert newer.manifest == late.manifest
     assert late.at(1).manifest == early.manifest == early.at(0).manifest
     assert late.manifest.identity == early.manifest.identity == early.manifest.content != late.manifest.content
     assert np.array_equal(late.at(1).load(2)["x"], newer["x"][400:])
-    repartition(place, PartitionedSource(place), sizes_of(600, 1, files=7))
+    repartition(location, PartitionedSource(location), sizes_of(600, 1, files=7))
     with pytest.raises(DatasetError, match=r"version 1 of the data set in .* no longer exists"):
-        DataSet(str(place)).at(1)
-    place.retire(late.manifest)
+        DataSet(str(location)).at(1)
+    location.retire(late.manifest)
     with pytest.raises(DatasetError, match="version 2"):
-        place.manifest(2)
+        location.manifest(2)
 
 
 def test_another_data_set_is_not_a_newer_version(tmp_path):
@@ -90,35 +90,35 @@ def test_another_data_set_is_not_a_newer_version(tmp_path):
         run.at(2)
 
 
-def test_repartition_refuses_equal_sizes_and_second_writer(place):
+def test_repartition_refuses_equal_sizes_and_second_writer(location):
     with pytest.raises(ConfigError, match="has 3 files of these sizes already"):
-        repartition(place, PartitionedSource(place), [200] * 3)
-    with place.writing(after=1), pytest.raises(DatasetError, match=r"(is writing|writes) to .*wait"):
-        repartition(place, PartitionedSource(place), [300] * 2)
-    late = PartitionedSource(place)
-    repartition(place, PartitionedSource(place), [300] * 2)
+        repartition(location, PartitionedSource(location), [200] * 3)
+    with location.writing(after=1), pytest.raises(DatasetError, match=r"(is writing|writes) to .*wait"):
+        repartition(location, PartitionedSource(location), [300] * 2)
+    late = PartitionedSource(location)
+    repartition(location, PartitionedSource(location), [300] * 2)
     with pytest.raises(DatasetError, match="another writer has changed"):
-        repartition(place, late, [100] * 6)
-    assert place.manifest().sizes.tolist() == [300, 300]
+        repartition(location, late, [100] * 6)
+    assert location.manifest().sizes.tolist() == [300, 300]
 
 
-def test_interrupted_repartition_leaves_present_version(place, tmp_path):
-    before = rows(place)
+def test_interrupted_repartition_leaves_present_version(location, tmp_path):
+    before = rows(location)
 
-    def tear(what, done, of):
-        if what == "writing" and done > 300:
+    def tear(phase, completed, of):
+        if phase == "writing" and completed > 300:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        repartition(place, PartitionedSource(place), sizes_of(600, 1, files=5), moved=tear)
-    assert place.manifest().version == 1
-    assert rows(place) == before
-    if isinstance(place, Folder):
-        path = place.path / place.manifest().files[1].name
+        repartition(location, PartitionedSource(location), sizes_of(600, 1, files=5), moved=tear)
+    assert location.manifest().version == 1
+    assert rows(location) == before
+    if isinstance(location, Folder):
+        path = location.path / location.manifest().files[1].name
         path.write_bytes(path.read_bytes()[:-1] + b"!")
         with pytest.raises(DatasetError, match="is damaged"):
-            repartition(place, PartitionedSource(place), sizes_of(600, 1, files=5))
-        assert sorted(path.name for path in place.path.glob("v*")) == ["v0001"]
+            repartition(location, PartitionedSource(location), sizes_of(600, 1, files=5))
+        assert sorted(path.name for path in location.path.glob("v*")) == ["v0001"]
 
 
 KILLED = """
@@ -130,30 +130,30 @@ from ddlf.data.remote_folder import open_place
 from ddlf.data.split import PartitionedSource, repartition
 from ddlf.data.export import damage
 
-where = open_place(sys.argv[1])
+location = open_place(sys.argv[1])
 
 NAMES = ("fsync", "rename", "mkdir", "open", "fstat", "scandir", "unlink")
 
 def rows():
-    found = where.manifest()
-    assert not list(damage(where, found))
-    parts = [where.load(file, found.columns) for file in found.files]
-    return [np.concatenate([part[name] for part in parts]).tobytes() for name in found.columns]
+    manifest = location.manifest()
+    assert not list(damage(location, manifest))
+    parts = [location.load(file, manifest.columns) for file in manifest.files]
+    return [np.concatenate([part[name] for part in parts]).tobytes() for name in manifest.columns]
 
 before, ends = rows(), []
 for moment in range(50):
-    there = where.manifest()
-    files = {3: 5, 5: 7, 7: 3}[len(there.files)]
+    before_version = location.manifest()
+    files = {3: 5, 5: 7, 7: 3}[len(before_version.files)]
     sys.stdout.flush()
     if not (child := os.fork()):
         dies_after(moment, NAMES)
-        repartition(open_place(sys.argv[1]), PartitionedSource(where), split.sizes_of(600, 1, files=files))
+        repartition(open_place(sys.argv[1]), PartitionedSource(location), split.sizes_of(600, 1, files=files))
         os._exit(0)
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    now = where.manifest()
-    assert now == there or (now.version, len(now.files)) == (there.version + 1, files)
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    after_version = location.manifest()
+    assert after_version == before_version or (after_version.version, len(after_version.files)) == (before_version.version + 1, files)
     assert rows() == before
-    ends.append([ended, now.version - there.version])
+    ends.append([exit_code, after_version.version - before_version.version])
 print(json.dumps(ends))
 """
 

@@ -21,7 +21,7 @@ from tests.training.models import Blobs, blobs
 Pair = collections.namedtuple("Pair", ("left", "right"))
 
 
-def made(**attributes):
+def app_with(**attributes):
     app = Blobs()
     vars(app).update({"x_train": np.zeros((4, 2)), "y_train": np.zeros(4), **attributes})
     return app
@@ -65,7 +65,7 @@ def made(**attributes):
 )
 def test_unusable_data_is_refused_in_one_sentence(attributes, sentence):
     with pytest.raises((AppError, DatasetError), match=sentence):
-        check_data(made(**attributes))
+        check_data(app_with(**attributes))
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
@@ -92,7 +92,7 @@ def test_nested_arrays_have_distinct_fingerprints():
     trees = [(a, b), [a, b], Pair(a, b), {"left": a, "right": b}, {"pair": [a, b]}, {"pair": (a, b)}, [[a], [b]]]
     assert len({fingerprint(tree) for tree in trees}) == len(trees)
     for tree in trees:
-        check_data(made(x_train=tree))
+        check_data(app_with(x_train=tree))
         assert not_finite(tree) == ""
         assert len([name for name, _ in leaves(tree)]) == 2
     assert not_finite({"a": [np.array([1.0, np.nan])], "b": Pair(np.zeros(2), np.array([np.inf]))}) == "2 of 5 values"
@@ -134,28 +134,28 @@ def test_class_weights_apply_to_labels_of_any_form(labels):
     assert class_weights(labels, {1: 3, 10**12: np.float32(2)}).tolist() == [1.0, 3.0, 1.0, 1.0], (
         "of a class without samples"
     )
-    assert len(batches(made(y_train=labels, class_weight={1: 3.0}), "train")) == 3
-    assert len(batches(made(x_val=np.zeros(1), y_val=np.zeros(1), class_weight={1: 3.0}), "val")) == 2
+    assert len(batches(app_with(y_train=labels, class_weight={1: 3.0}), "train")) == 3
+    assert len(batches(app_with(x_val=np.zeros(1), y_val=np.zeros(1), class_weight={1: 3.0}), "val")) == 2
 
 
 def test_ineffective_attributes_are_named_unless_train_is_own():
     class Own(Blobs):
         def train(self, weights, worker_epochs, batch_size): ...
 
-    own = Own()
-    own.sample_weight = Blobs.sample_weights = 1
+    custom = Own()
+    custom.sample_weight = Blobs.sample_weights = 1
     try:
-        assert look_alikes(own) == []
+        assert look_alikes(custom) == []
         assert look_alikes(Blobs()) == ["self.sample_weights has no effect by that name; did you mean self.w_train?"]
     finally:
         del Blobs.sample_weights
 
 
-def replica_with(held, wanted=None, **attributes):
+def replica_with(cache, cached_contents=None, **attributes):
     app = Blobs()
     vars(app).update(attributes)
     replica = Replica(None, app)
-    return replica, replica.load_data(wanted or {}, held)
+    return replica, replica.load_data(cached_contents or {}, cache)
 
 
 def test_equal_arrays_are_cached_once():
@@ -166,11 +166,11 @@ def test_equal_arrays_are_cached_once():
             await super().load_dataset()
             self.used = self.scale
 
-    held, apps = ArrayCache(), []
+    cache, apps = ArrayCache(), []
     for scale in (1.0, 2.0):
         app = Scaled()
         app.scale = scale
-        Replica(None, app).load_data({}, held)
+        Replica(None, app).load_data({}, cache)
         apps.append(app)
     assert [app.used for app in apps] == [1.0, 2.0]
     assert apps[0].x_train is apps[1].x_train
@@ -179,41 +179,46 @@ def test_equal_arrays_are_cached_once():
 
 
 def test_cached_arrays_are_not_loaded_again():
-    held = ArrayCache()
-    replica, first = replica_with(held)
-    found = contents(replica.app)
-    other, again = replica_with(held, found, load_dataset=None)
-    assert (first["loaded"], again["loaded"]) == (True, False)
-    assert again["fingerprint"] == first["fingerprint"] == content(found)
-    assert other.app.y_test is replica.app.y_test
-    _, changed = replica_with(held, {**found, "x_train": "another"})
+    cache = ArrayCache()
+    replica, first = replica_with(cache)
+    contents_of_app = contents(replica.app)
+    second_replica, second = replica_with(cache, contents_of_app, load_dataset=None)
+    assert (first["loaded"], second["loaded"]) == (True, False)
+    assert second["fingerprint"] == first["fingerprint"] == content(contents_of_app)
+    assert second_replica.app.y_test is replica.app.y_test
+    _, changed = replica_with(cache, {**contents_of_app, "x_train": "another"})
     assert changed["loaded"]
 
 
 def test_cache_drops_data_of_older_runs():
-    held = ArrayCache()
+    cache = ArrayCache()
     sizes = []
     for samples in (100, 200, 300, 400):
-        replica_with(held, samples=samples)
-        sizes.append(held.nbytes)
-    one = (8 + 4) * 4
-    test = 100 * one
-    assert sizes == [100 * one + test, 300 * one + test, 500 * one + test, 700 * one + test]
+        replica_with(cache, samples=samples)
+        sizes.append(cache.nbytes)
+    sample_nbytes = (8 + 4) * 4
+    test_nbytes = 100 * sample_nbytes
+    assert sizes == [
+        100 * sample_nbytes + test_nbytes,
+        300 * sample_nbytes + test_nbytes,
+        500 * sample_nbytes + test_nbytes,
+        700 * sample_nbytes + test_nbytes,
+    ]
 
 
 def test_cache_drops_earlier_data_above_its_limit():
-    held = ArrayCache(max_bytes=1000)
+    cache = ArrayCache(max_bytes=1000)
     for name, size in (("a", 400), ("b", 500), ("c", 800)):
-        held[name] = np.zeros(size, np.uint8)
-        held.use([name])
-    assert list(held) == ["c"]
+        cache[name] = np.zeros(size, np.uint8)
+        cache.use([name])
+    assert list(cache) == ["c"]
     assert ArrayCache().use(["not here yet"]) is None
 
 
 def test_evaluations_of_the_same_data_share_one_feed():
     from ddlf.training.evaluation.model import _feed
 
-    app = made(x_test=np.zeros((3, 2)), y_test=np.zeros(3))
+    app = app_with(x_test=np.zeros((3, 2)), y_test=np.zeros(3))
     first = _feed(app, "test", 2)
     assert _feed(app, "test", 2) is first
     assert _feed(app, "test", 3) is not first

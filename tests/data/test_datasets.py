@@ -17,14 +17,16 @@ TRAIN = {"mnist": 60_000, "cifar10": 50_000}
 def arrays(name, train=None, test=10_000, value=None):
     """Return arrays in the form of Keras's downloads: uint8, and CIFAR's labels as a column."""
     random = np.random.default_rng(1)
-    made = {}
+    arrays_by_name = {}
     for split, count in (("train", train or TRAIN[name]), ("test", test)):
         pixels = (
             random.integers(0, 256, (1, *IMAGE[name]), np.uint8) if value is None else np.full((1, *IMAGE[name]), value)
         )
-        made[f"x_{split}"] = np.broadcast_to(pixels.astype(np.uint8), (count, *IMAGE[name]))
-        made[f"y_{split}"] = (np.arange(count) % 10).astype(np.uint8).reshape((-1, 1) if name == "cifar10" else -1)
-    return made
+        arrays_by_name[f"x_{split}"] = np.broadcast_to(pixels.astype(np.uint8), (count, *IMAGE[name]))
+        arrays_by_name[f"y_{split}"] = (
+            (np.arange(count) % 10).astype(np.uint8).reshape((-1, 1) if name == "cifar10" else -1)
+        )
+    return arrays_by_name
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +50,8 @@ def downloads(monkeypatch):
 
     def load_data():
         calls.append(1)
-        made = arrays("mnist", 100, 20)
-        return (made["x_train"], made["y_train"]), (made["x_test"], made["y_test"])
+        images = arrays("mnist", 100, 20)
+        return (images["x_train"], images["y_train"]), (images["x_test"], images["y_test"])
 
     keras = types.SimpleNamespace(datasets=types.SimpleNamespace(mnist=types.SimpleNamespace(load_data=load_data)))
     monkeypatch.setitem(sys.modules, "keras", keras)
@@ -61,16 +63,16 @@ def downloads(monkeypatch):
     [("mnist", ddlf.load_mnist, (28, 28, 1)), ("cifar10", ddlf.load_cifar10, (32, 32, 3))],
 )
 def test_loaded_images_are_float32_with_one_hot_labels(folder, name, load, shape):
-    made = arrays(name, 500, 100)
-    np.savez(folder / f"{name}.npz", **made)
+    raw = arrays(name, 500, 100)
+    np.savez(folder / f"{name}.npz", **raw)
     (x_train, y_train), (x_test, y_test) = load()
     assert x_train.shape == (500, *shape)
     assert x_test.shape == (100, *shape)
     assert x_train.dtype == y_train.dtype == np.float32
-    assert np.abs(x_train[0] - (made["x_train"][0].reshape(shape) / 255 - 0.5)).max() < 1e-6
+    assert np.abs(x_train[0] - (raw["x_train"][0].reshape(shape) / 255 - 0.5)).max() < 1e-6
     assert -0.5 <= x_train[0].min() < x_train[0].max() <= 0.5
     assert y_train.shape == (500, 10)
-    assert np.array_equal(y_test.argmax(1), made["y_test"].reshape(-1))
+    assert np.array_equal(y_test.argmax(1), raw["y_test"].reshape(-1))
     assert np.array_equal(y_test.sum(1), np.ones(100))
 
 
@@ -157,7 +159,7 @@ def test_fingerprint_differs_exactly_if_content_differs():
     assert fingerprint(np.asfortranarray(x), y.copy()) == same
     changed = x.copy()
     changed[2, 3] = np.nextafter(changed[2, 3], 100)
-    others = [
+    different = [
         fingerprint(changed, y),
         fingerprint(x[::-1], y),
         fingerprint(x.reshape(4, 3), y),
@@ -166,7 +168,7 @@ def test_fingerprint_differs_exactly_if_content_differs():
         fingerprint({"x": x}, y),
         fingerprint(y, x),
     ]
-    assert len({same, *others}) == 8
+    assert len({same, *different}) == 8
 
 
 def test_fingerprint_refuses_other_objects():

@@ -80,18 +80,18 @@ def test_tar_source_has_sample_per_stem(tmp_path):
         (f"a/{n:03}.{ending}", data) for n in range(5) for ending, data in (("png", png(n)), ("cls", b"%d\n" % n))
     ]
     for name in ("train.tar", "train.tar.gz"):
-        found = open_source(packed(tmp_path / name, members))
-        assert {name: (column.dtype, column.shape) for name, column in found.columns.items()} == {
+        source = open_source(packed(tmp_path / name, members))
+        assert {name: (column.dtype, column.shape) for name, column in source.columns.items()} == {
             "x": ("uint8", (3, 4, 1)),
             "y": ("int64", ()),
         }
-        rows = all_of(found)
+        rows = all_of(source)
         assert (rows["y"].tolist(), rows["x"][:, 0, 0, 0].tolist()) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
     members = [
         (f"{n}.{ending}", npy(np.full(2, n, np.float32))) for n in range(3) for ending in ("left.npy", "right.npy")
     ]
-    found = open_source(packed(tmp_path / "two.tar", members), columns="x['left']=left.npy,x['right']=right.npy")
-    assert all_of(found)["x['right']"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    source = open_source(packed(tmp_path / "two.tar", members), columns="x['left']=left.npy,x['right']=right.npy")
+    assert all_of(source)["x['right']"].tolist() == [[0, 0], [1, 1], [2, 2]]
     members = [(f"{n}.npy", npy(np.full(2, n, np.float32))) for n in range(3)]
     assert all_of(open_source(packed(tmp_path / "one.tar", members)))["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
 
@@ -99,9 +99,9 @@ def test_tar_source_has_sample_per_stem(tmp_path):
 def test_folder_of_files_is_one_source(tmp_path):
     for shard in range(2):
         packed(tmp_path / f"{shard}.tar", [(f"{n}.cls", b"%d" % (10 * shard + n)) for n in range(3)])
-    found = open_source(tmp_path)
-    assert found.samples == 6
-    assert all_of(found, 4)["y"].tolist() == [0, 1, 2, 10, 11, 12]
+    source = open_source(tmp_path)
+    assert source.samples == 6
+    assert all_of(source, 4)["y"].tolist() == [0, 1, 2, 10, 11, 12]
 
 
 def test_tfrecord_source_has_features_of_examples(tmp_path):
@@ -137,9 +137,9 @@ def test_parquet_source_has_numbers_vectors_images_and_labels(tmp_path):
         }
     )
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
-    found = open_source(tmp_path / "t.parquet", label="kind")
-    rows = all_of(found)
-    assert found.classes == ["ant", "cat", "dog"]
+    source = open_source(tmp_path / "t.parquet", label="kind")
+    rows = all_of(source)
+    assert source.classes == ["ant", "cat", "dog"]
     assert rows["y"].tolist() == [2, 1, 2, 0, 1]
     assert (rows["id"].tolist(), rows["id"].dtype, rows["v"][1].tolist()) == ([0, 1, 2, 3, 4], np.int32, [1, 1.5])
     assert (rows["m"][4].tolist(), rows["image"].shape) == ([[4, 1], [2, 3]], (5, 3, 4, 1))
@@ -167,9 +167,9 @@ def test_export_gives_same_data_set_again(tmp_path, ending):
         "far": np.arange(20, dtype=np.int64) * -(2**40),
     }
     np.savez(tmp_path / "a.npz", **arrays)
-    place = Folder(tmp_path / "place")
-    split(open_source(tmp_path / "a.npz"), place, sizes_of(20, 1, files=3), shuffle=False)
-    export(place, place.manifest(), tmp_path / f"b.{ending}")
+    folder = Folder(tmp_path / "place")
+    split(open_source(tmp_path / "a.npz"), folder, sizes_of(20, 1, files=3), shuffle=False)
+    export(folder, folder.manifest(), tmp_path / f"b.{ending}")
     rows = all_of(open_source(tmp_path / f"b.{ending}"))
     for name, array in arrays.items():
         assert rows[name].dtype == array.dtype
@@ -179,14 +179,14 @@ def test_export_gives_same_data_set_again(tmp_path, ending):
 
 def test_export_refuses_unsupported_columns(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones(3))
-    place = Folder(tmp_path / "place")
-    split(open_source(tmp_path / "a.npz"), place, [3])
+    folder = Folder(tmp_path / "place")
+    split(open_source(tmp_path / "a.npz"), folder, [3])
     with pytest.raises(DatasetError, match=r"column x is float64, which a tf\.train\.Example cannot hold"):
-        export(place, place.manifest(), tmp_path / "a.tfrecord")
+        export(folder, folder.manifest(), tmp_path / "a.tfrecord")
     with pytest.raises(DatasetError, match=r"a\.h5 has an unknown format; name it \.npz, \.parquet, \.tar, \.tfrecord"):
-        export(place, place.manifest(), tmp_path / "a.h5")
+        export(folder, folder.manifest(), tmp_path / "a.h5")
     with pytest.raises(DatasetError, match=r"s3:/bucket/a\.npz is a URL, but an export writes a file on this machine"):
-        export(place, place.manifest(), Path("s3://bucket/a.npz"))
+        export(folder, folder.manifest(), Path("s3://bucket/a.npz"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "place"]
 
 
@@ -197,7 +197,7 @@ def link(kind):
 
 
 @pytest.mark.parametrize(
-    ("members", "said"),
+    ("members", "message"),
     [
         ([(link(tarfile.SYMTYPE), b"")], r"0\.png of .*a\.tar is a link"),
         ([(link(tarfile.LNKTYPE), b"")], "is a link"),
@@ -219,8 +219,8 @@ def link(kind):
         ([], "has no samples"),
     ],
 )
-def test_unusable_tar_file_is_refused_in_one_sentence(tmp_path, members, said):
-    with pytest.raises(DatasetError, match=said):
+def test_unusable_tar_file_is_refused_in_one_sentence(tmp_path, members, message):
+    with pytest.raises(DatasetError, match=message):
         all_of(open_source(packed(tmp_path / "a.tar", members)))
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
 
@@ -247,7 +247,7 @@ def test_damaged_source_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"a": pa.array([1, None])}, r"a\.parquet, row 1: column 'a' has no value"),
         ({"a": [[1], [1, 2]]}, "row 1: column 'a' has a list of 2 values, but 1 in the rows before"),
@@ -257,30 +257,30 @@ def test_damaged_source_file_is_named(tmp_path):
         ({"a": pa.array([], pa.int64())}, "has no samples"),
     ],
 )
-def test_unusable_parquet_file_is_refused_in_one_sentence(tmp_path, columns, said):
+def test_unusable_parquet_file_is_refused_in_one_sentence(tmp_path, columns, message):
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=message):
         all_of(open_source(tmp_path / "a.parquet"))
 
 
 def test_parquet_labels_without_a_value_are_refused_by_row(tmp_path):
-    for labels, said in (
+    for labels, message in (
         (["a", None, "b"], r"a\.parquet, row 1: column 'y' has no value"),
         (["a", "b", ""], r"a\.parquet: column 'y' has an empty text"),
     ):
         pq.write_table(pa.table({"x": [1.0, 2.0, 3.0], "y": labels}), tmp_path / "a.parquet", row_group_size=1)
-        with pytest.raises(DatasetError, match=said):
+        with pytest.raises(DatasetError, match=message):
             all_of(open_source(tmp_path / "a.parquet", label="y"))
 
 
 def test_unusable_source_options_are_refused(tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
-    for options, said in {
+    for options, message in {
         "label": ({"label": "b"}, "has no column 'b'; it has a"),
         "columns": ({"columns": "x=b"}, "has no column 'b'; it has a"),
         "part": ({"part": "test"}, "--part has no effect"),
     }.values():
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             open_source(tmp_path / "a.parquet", **options)
     pq.write_table(pa.table({"b": [1]}), tmp_path / "b.parquet")
     with pytest.raises(DatasetError, match=r"b\.parquet has the columns b, but .*a\.parquet has a"):

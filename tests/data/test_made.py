@@ -33,11 +33,11 @@ def read(data, portion, memory=10**6, before=None):
 def test_generated_data_is_read_in_order_of_files(shuffle):
     data = ddlf.data.generated(numbers, SIZES)
     for portion in portions(SIZES, [70, 50], shuffle, seed=1, epoch=1):
-        stream, found = read(data, portion)
-        assert np.array_equal(found["y"], portion.ids(SIZES))
-        assert np.array_equal(found["x"], X[found["y"]])
-        again, _ = read(data, portion, before=stream)
-        assert not again.files or shuffle == "none"
+        stream, columns = read(data, portion)
+        assert np.array_equal(columns["y"], portion.ids(SIZES))
+        assert np.array_equal(columns["x"], X[columns["y"]])
+        second, _ = read(data, portion, before=stream)
+        assert not second.files or shuffle == "none"
 
 
 def test_nodes_compare_counts_shapes_and_labels_of_generated_data():
@@ -78,7 +78,7 @@ ROWS = np.zeros((4, 2))
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (parts([ROWS], [ROWS]), "part 0 of .* yields 4 samples, not 8"),
         (parts([ROWS] * 2, []), "part 1 of .* yields nothing"),
@@ -97,14 +97,14 @@ ROWS = np.zeros((4, 2))
         (parts([ROWS, ROWS]), "part 1 of .* cannot be made: IndexError"),
     ],
 )
-def test_generated_data_with_wrong_counts_is_named(function, said):
+def test_generated_data_with_wrong_counts_is_named(function, message):
     data = ddlf.data.generated(function, [8, 8])
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=message):
         read(data, portions([8, 8], [16], "none", seed=0, epoch=0)[0])
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "said"),
+    ("make", "error", "message"),
     [
         (lambda: ddlf.data.generated(parts([]), 8), DatasetError, "part 0 of .* yields nothing"),
         (lambda: ddlf.data.generated(numbers, [8, 0]), AppError, "must be whole numbers > 0"),
@@ -112,8 +112,8 @@ def test_generated_data_with_wrong_counts_is_named(function, said):
         (lambda: ddlf.data.generated(numbers(0), 8), AppError, "is not a function"),
     ],
 )
-def test_unusable_generator_is_refused_at_once(make, error, said):
-    with pytest.raises(error, match=said):
+def test_unusable_generator_is_refused_at_once(make, error, message):
+    with pytest.raises(error, match=message):
         make()
 
 
@@ -133,9 +133,9 @@ def test_generator_object_is_refused_with_hint():
 
 
 @pytest.mark.parametrize(
-    ("shuffle", "said"), [("global", "all of it"), ("window:2", "2 of its parts"), ("none", "its largest part")]
+    ("shuffle", "amount"), [("global", "all of it"), ("window:2", "2 of its parts"), ("none", "its largest part")]
 )
-def test_too_large_parts_are_refused(shuffle, said):
+def test_too_large_parts_are_refused(shuffle, amount):
     (portion,) = portions(SIZES, [120], shuffle, seed=0, epoch=0)
-    with pytest.raises(ConfigError, match=rf"Then {said} has to fit into half of data_memory: \d.* in 650 B"):
+    with pytest.raises(ConfigError, match=rf"Then {amount} has to fit into half of data_memory: \d.* in 650 B"):
         read(ddlf.data.generated(numbers, SIZES), portion, 1300)

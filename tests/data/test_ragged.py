@@ -112,7 +112,7 @@ def huge():
 
 
 @pytest.mark.parametrize(
-    ("image", "said"),
+    ("image", "message"),
     [
         (encoded(PICTURES[0])[:60], "is not a readable image"),
         (encoded(np.zeros((4, 4, 4), np.uint8)), "has transparent pixels"),
@@ -124,12 +124,12 @@ def huge():
     ids=["cut", "transparent", "CMYK", "0x0", "400 megapixels", "nothing"],
 )
 @pytest.mark.parametrize("ragged", ["", "x"])
-def test_unusable_images_are_named_before_writing(tmp_path, image, said, ragged):
+def test_unusable_images_are_named_before_writing(tmp_path, image, message, ragged):
     tar = packed(tmp_path / "a.tar", [("0.png", encoded(PICTURES[0])), ("1.png", image)])
-    with pytest.raises(DatasetError, match=rf"1\.png of .*({said})"):
+    with pytest.raises(DatasetError, match=rf"1\.png of .*({message})"):
         split(open_source(tar, ragged=ragged), Folder(tmp_path / "place"), [2])
     assert not (tmp_path / "place").exists()
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=message):
         ddlf.data.pixels(image)
 
 

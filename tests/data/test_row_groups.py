@@ -115,9 +115,9 @@ def test_decode_gets_bytes_texts_and_ragged_lists_as_they_are(folder):
         return {"x": x, "y": np.int64(sample["y"].tobytes() == b"dog"), "w": sample["w"]}
 
     for shuffle in ("window:2", "global"):
-        found = read(ddlf.data.open(folder, decode, x="ragged", y="label", w="id"), shuffle=shuffle)
-        assert np.array_equal(np.count_nonzero(found["x"], axis=1), found["w"] % 3)
-        assert np.array_equal(found["y"], found["w"] % 2)
+        columns = read(ddlf.data.open(folder, decode, x="ragged", y="label", w="id"), shuffle=shuffle)
+        assert np.array_equal(np.count_nonzero(columns["x"], axis=1), columns["w"] % 3)
+        assert np.array_equal(columns["y"], columns["w"] % 2)
 
 
 def test_joined_columns_of_several_types_are_cast_with_a_message(folder):
@@ -133,7 +133,7 @@ def test_names_of_classes_come_from_the_schema_of_hugging_face(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "said"),
+    ("arguments", "kind", "message"),
     [
         (dict(x="imgae"), DatasetError, r"has no column 'imgae'; it has image, id, f0"),
         (dict(x="f0", y="lable"), DatasetError, r"has no column 'lable'; it has label, "),
@@ -153,13 +153,13 @@ def test_names_of_classes_come_from_the_schema_of_hugging_face(tmp_path):
         (dict(x="f0", storage_options={"anon": True}), ConfigError, "storage_options have no effect"),
     ],
 )
-def test_unusable_columns_are_refused_by_name(folder, arguments, kind, said):
-    with pytest.raises(kind, match=said):
+def test_unusable_columns_are_refused_by_name(folder, arguments, kind, message):
+    with pytest.raises(kind, match=message):
         read(ddlf.data.open(folder, **arguments))
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (pa.array([1, 2, 3, None, 5, 6]), r"a\.parquet, row group 1, row 1: column 'y' has no value"),
         (pa.array([[1.0], [2.0], [3.0], [4.0], [None], [6.0]]), r"row group 2, row 0: column 'y' has no value"),
@@ -169,11 +169,11 @@ def test_unusable_columns_are_refused_by_name(folder, arguments, kind, said):
         ),
     ],
 )
-def test_missing_value_is_refused_with_file_row_group_and_row(tmp_path, values, said):
+def test_missing_value_is_refused_with_file_row_group_and_row(tmp_path, values, message):
     pq.write_table(pa.table({"x": np.arange(6.0), "y": values}), tmp_path / "a.parquet", row_group_size=2)
     data = ddlf.data.open(tmp_path / "a.parquet")
     for memory in (10**6, 800):
-        with pytest.raises(DatasetError, match=said):
+        with pytest.raises(DatasetError, match=message):
             read(data, memory=memory, slots=1)
 
 
@@ -195,7 +195,7 @@ NUMBERS = pa.array(np.arange(6.0))
 
 
 @pytest.mark.parametrize(
-    ("column", "said"),
+    ("column", "message"),
     [
         (
             pa.array([{"a": 1.0}] * 6),
@@ -211,9 +211,9 @@ NUMBERS = pa.array(np.arange(6.0))
         (pa.array([0, None] * 3).dictionary_encode(), r"row group 0, row 1: column 'y' has no value"),
     ],
 )
-def test_column_without_numbers_is_refused_by_its_type(tmp_path, column, said):
+def test_column_without_numbers_is_refused_by_its_type(tmp_path, column, message):
     pq.write_table(pa.table({"x": NUMBERS, "y": column}), tmp_path / "a.parquet", row_group_size=2)
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=message):
         read(ddlf.data.open(tmp_path / "a.parquet", x="x", y="y"))
 
 
@@ -231,8 +231,8 @@ def test_column_without_numbers_is_refused_by_its_type(tmp_path, column, said):
 def test_stored_forms_of_numbers_and_texts_are_read(tmp_path, column):
     pq.write_table(pa.table({"x": NUMBERS, "y": column}), tmp_path / "a.parquet", row_group_size=1)
     classes = ["a", "b"] if "string" in str(column.type) else ()
-    found = read(ddlf.data.open(tmp_path / "a.parquet", x="x", y="y", classes=classes))
-    assert np.array_equal(found["y"], found["x"] % 2)
+    columns = read(ddlf.data.open(tmp_path / "a.parquet", x="x", y="y", classes=classes))
+    assert np.array_equal(columns["y"], columns["x"] % 2)
 
 
 def test_file_without_rows_is_skipped(tmp_path):
@@ -385,15 +385,15 @@ def test_row_group_larger_than_memory_is_read_piece_by_piece(tmp_path, monkeypat
     pq.write_table(pa.table({"x": arrays, "y": np.arange(len(x))}), tmp_path / "a.parquet", data_page_size=2**14)
     monkeypatch.setattr("ddlf.data.row_groups.PIECE_BYTES", 2**14)
     data = ddlf.data.open(tmp_path / "a.parquet")
-    seen = []
+    lengths = []
     pieces = data._pieces
     monkeypatch.setattr(
-        data, "_pieces", lambda *given: (seen.append(len(each["y"])) or each for each in pieces(*given))
+        data, "_pieces", lambda *arguments: (lengths.append(len(piece["y"])) or piece for piece in pieces(*arguments))
     )
-    found = read(data, memory=2**17, slots=2)
-    assert max(seen) * 40 <= 2**14
-    assert np.array_equal(np.sort(found["y"]), np.arange(len(x)))
-    assert np.array_equal(found["x"][:, 0], 4.0 * found["y"])
+    columns = read(data, memory=2**17, slots=2)
+    assert max(lengths) * 40 <= 2**14
+    assert np.array_equal(np.sort(columns["y"]), np.arange(len(x)))
+    assert np.array_equal(columns["x"][:, 0], 4.0 * columns["y"])
 
 
 # -- in stores ---------------------------------------------------------------------------------------------------------
@@ -419,17 +419,17 @@ def urls(store):
 
 def test_web_server_sends_only_the_requested_columns_and_each_once(folder, served, monkeypatch):
     monkeypatch.setattr("ddlf.data.parquet_files.GAP_BYTES", 0)
-    data, here = ddlf.data.open(urls(served), x="f0", y="id"), ddlf.data.open(folder, x="f0", y="id")
-    assert data.columns == here.columns
+    data, local = ddlf.data.open(urls(served), x="f0", y="id"), ddlf.data.open(folder, x="f0", y="id")
+    assert data.columns == local.columns
     opened = served.ranged
     for shuffle in ("window:2", "global"):
-        assert np.array_equal(read(data, shuffle=shuffle)["y"], read(here, shuffle=shuffle)["y"])
+        assert np.array_equal(read(data, shuffle=shuffle)["y"], read(local, shuffle=shuffle)["y"])
     groups = [pq.read_metadata(path).row_group(n) for path in folder.glob("part-*") for n in range(4)]
     chunks = [group.column(n) for group in groups for n in range(2)]  # the chunks of id and f0
     assert served.ranged - opened == sum(chunk.total_compressed_size for chunk in chunks)
-    again = ddlf.data.open(urls(served), x="f0", y="id")
+    cached = ddlf.data.open(urls(served), x="f0", y="id")
     opened = served.ranged
-    assert np.array_equal(read(again)["y"], read(here)["y"])
+    assert np.array_equal(read(cached)["y"], read(local)["y"])
     assert served.ranged == opened  # the cache has all chunks
 
 
@@ -451,23 +451,23 @@ def test_files_of_a_store_are_found_by_glob_and_folder(folder):
     files.store.clear()
     for path in folder.iterdir():
         files.pipe(f"memory://bucket/train/{path.name}", path.read_bytes())
-    found = ddlf.data.open("memory://bucket/train/part-*.parquet", x="f0", y="id", storage_options={})
-    assert np.array_equal(found["y"], np.arange(ROWS))
+    remote = ddlf.data.open("memory://bucket/train/part-*.parquet", x="f0", y="id", storage_options={})
+    assert np.array_equal(remote["y"], np.arange(ROWS))
     assert ddlf.data.open("memory://bucket", x="f0", y="id")["y"].tolist() == list(range(ROWS))
     files.pipe("memory://bucket/train/part-1.parquet", (folder / "part-0.parquet").read_bytes())
-    found = ddlf.data.open("memory://bucket/train/part-*.parquet", x="f1", y="id")
+    remote = ddlf.data.open("memory://bucket/train/part-*.parquet", x="f1", y="id")
     files.pipe("memory://bucket/train/part-1.parquet", (folder / "part-1.parquet").read_bytes())
     with pytest.raises(DatasetError, match=r"memory://bucket/train/part-1\.parquet was written to since"):
-        found.load(6)
+        remote.load(6)
     files.store.clear()
 
 
-@pytest.mark.parametrize("place", [[], None, "", " ", 3, [""], ["a.parquet", None]], ids=str)
-def test_open_refuses_a_value_that_is_not_a_place(place):
+@pytest.mark.parametrize("location", [[], None, "", " ", 3, [""], ["a.parquet", None]], ids=str)
+def test_open_refuses_a_value_that_is_not_a_place(location):
     with pytest.raises(
         DatasetError, match="as the place of a data set; name a folder of partition files, a Parquet file"
     ):
-        ddlf.data.open(place, x="f0")
+        ddlf.data.open(location, x="f0")
 
 
 def test_open_refuses_names_that_are_given_twice(folder):
@@ -484,8 +484,8 @@ def test_local_names_with_glob_characters_are_file_names(folder, monkeypatch):
     first = np.arange(ROWS // 2)
     pq.write_table(table(first + 7), "br1.parquet")
     pq.write_table(table(first), "br[1].parquet")
-    for place, rows in (("br[1]", ROWS), ("br[1]/part-*.parquet", ROWS), ("br[1].parquet", ROWS // 2)):
-        assert np.array_equal(np.sort(read(ddlf.data.open(place, x="f0", y="id"))["y"]), np.arange(rows))
+    for location, rows in (("br[1]", ROWS), ("br[1]/part-*.parquet", ROWS), ("br[1].parquet", ROWS // 2)):
+        assert np.array_equal(np.sort(read(ddlf.data.open(location, x="f0", y="id"))["y"]), np.arange(rows))
 
 
 def test_local_file_without_an_ending_is_read_by_its_content(folder):

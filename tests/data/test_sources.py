@@ -31,22 +31,22 @@ def test_keras_archive_gives_training_part_as_x_and_y(tmp_path):
 def test_arrays_are_read_from_file_and_folder(tmp_path):
     np.save(tmp_path / "left.npy", np.arange(6, dtype=">i4").reshape(3, 2))
     np.save(tmp_path / "right.npy", np.array([True, False, True]))
-    found = all_of(open_source(tmp_path))
-    assert found["left"].tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert found["right"].tolist() == [True, False, True]
+    columns = all_of(open_source(tmp_path))
+    assert columns["left"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert columns["right"].tolist() == [True, False, True]
     assert all_of(open_source(tmp_path / "left.npy"), 2)["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_table_has_labels_of_each_kind(tmp_path):
     (tmp_path / "t.csv").write_text("a,kind,b,n\n1,dog,2.5,1.5\n3,cat,4e1,2\n")
-    found = open_source(tmp_path / "t.csv", label="n")
-    assert found.columns["y"].dtype == "float32"
+    source = open_source(tmp_path / "t.csv", label="n")
+    assert source.columns["y"].dtype == "float32"
     (tmp_path / "t.csv").write_text("a,kind\n1,1_2\n3,1_1\n")
     assert open_source(tmp_path / "t.csv", label="kind").classes == ["1_1", "1_2"]
     (tmp_path / "t.csv").write_text('a,kind,b\n1,dog,2.5\n\n3,"cat",4e1\n')
-    found = open_source(tmp_path / "t.csv", label="kind")
-    rows = all_of(found, 1)
-    assert found.classes == ["cat", "dog"]
+    source = open_source(tmp_path / "t.csv", label="kind")
+    rows = all_of(source, 1)
+    assert source.classes == ["cat", "dog"]
     assert (rows["x"].tolist(), rows["y"].tolist(), rows["x"].dtype) == ([[1, 2.5], [3, 40]], [1, 0], np.float32)
 
 
@@ -54,9 +54,9 @@ def test_images_have_the_number_of_their_folder_as_label(tmp_path):
     for name, value in (("cats", 10), ("dogs", 20)):
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 3), (value, 0, 1)).save(tmp_path / name / "1.png")
-    found = open_source(tmp_path)
-    assert (found.classes, found.columns["x"].shape) == (["cats", "dogs"], (3, 4, 3))
-    rows = all_of(found)
+    source = open_source(tmp_path)
+    assert (source.classes, source.columns["x"].shape) == (["cats", "dogs"], (3, 4, 3))
+    rows = all_of(source)
     assert (rows["y"].tolist(), rows["x"][1, 0, 0].tolist()) == ([0, 1], [20, 0, 1])
     Image.new("RGB", (8, 8)).save(tmp_path / "dogs" / "2.png")
     with pytest.raises(DatasetError, match=r"2\.png is 8x8 RGB, but .*1\.png is 4x3 RGB"):
@@ -71,8 +71,8 @@ def test_empty_class_folder_keeps_the_numbers_of_other_classes(tmp_path):
     for name in ("ants", "bees", "cats"):
         (tmp_path / name).mkdir()
     Image.new("RGB", (4, 3)).save(tmp_path / "cats" / "1.png")
-    found = open_source(tmp_path)
-    assert (found.classes, all_of(found)["y"].tolist()) == (["ants", "bees", "cats"], [2])
+    source = open_source(tmp_path)
+    assert (source.classes, all_of(source)["y"].tolist()) == (["ants", "bees", "cats"], [2])
     (tmp_path / "bees" / "1.heic").write_bytes(b"1")
     with pytest.raises(DatasetError, match=r"bees has 1 other files, but no images, so it is not a class"):
         open_source(tmp_path)
@@ -97,10 +97,10 @@ def wide_png():
 def test_images_of_other_modes_are_converted(tmp_path):
     colours = Image.new("RGB", (4, 3), (200, 100, 50))
     for number, image in enumerate([colours.convert("RGBA"), colours.convert("P", palette=Image.Palette.ADAPTIVE)]):
-        found = Decoder().pixels(saved(tmp_path / f"{number}.png", image), "it")
-        assert (found.dtype, found.shape, found[0, 0].tolist()) == (np.uint8, (3, 4, 3), [200, 100, 50])
-    found = Decoder().pixels(saved(tmp_path / "la.png", colours.convert("LA")), "it")
-    assert found.shape == (3, 4, 1)
+        pixels = Decoder().pixels(saved(tmp_path / f"{number}.png", image), "it")
+        assert (pixels.dtype, pixels.shape, pixels[0, 0].tolist()) == (np.uint8, (3, 4, 3), [200, 100, 50])
+    pixels = Decoder().pixels(saved(tmp_path / "la.png", colours.convert("LA")), "it")
+    assert pixels.shape == (3, 4, 1)
     bits = Image.fromarray(np.array([[True, False]]))
     assert Decoder().pixels(saved(tmp_path / "1.png", bits), "it").ravel().tolist() == [255, 0]
 
@@ -113,9 +113,9 @@ def test_grey_images_of_16_bits_keep_them(tmp_path, ending):
     assert Decoder("2x2").pixels(path, "it").dtype == np.uint16
     (tmp_path / "set" / "a").mkdir(parents=True)
     path.rename(tmp_path / "set" / "a" / path.name)
-    found = open_source(tmp_path / "set")
-    assert found.columns["x"].dtype == "uint16"
-    assert np.array_equal(all_of(found)["x"][0, ..., 0], values)
+    source = open_source(tmp_path / "set")
+    assert source.columns["x"].dtype == "uint16"
+    assert np.array_equal(all_of(source)["x"][0, ..., 0], values)
     Image.new("L", (4, 3)).save(tmp_path / "set" / "a" / "b.png")
     with pytest.raises(DatasetError, match=r"b\.png is 4x3 grey, but .* is 4x3 grey of 16 bits"):
         all_of(open_source(tmp_path / "set"))
@@ -217,8 +217,8 @@ def broken(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_unusable_source_is_refused_in_one_sentence(tmp_path):
-    for path, said, options in broken(tmp_path):
-        with pytest.raises((ConfigError, DatasetError), match=said) as raised:
+    for path, message, options in broken(tmp_path):
+        with pytest.raises((ConfigError, DatasetError), match=message) as raised:
             for _ in open_source(path, **options).rows(2):
                 pass
         assert "\n" not in str(raised.value)

@@ -34,16 +34,16 @@ def source(tmp_path):
     return tmp_path / "source.npz"
 
 
-def made(source, place, *, files=5, **options):
+def split_into(source, folder, *, files=5, **options):
     opened = open_source(source)
-    return split(opened, Folder(place), sizes_of(opened.samples, 1, files=files), **options)
+    return split(opened, Folder(folder), sizes_of(opened.samples, 1, files=files), **options)
 
 
-def read(place):
+def read(folder):
     """Return all samples of a place, in the order of their ids."""
-    found = Folder(place).manifest()
-    parts = [Folder(place).arrays(file, found.columns) for file in found.files]
-    return {name: np.concatenate([part[name] for part in parts]) for name in found.columns}
+    stored = Folder(folder).manifest()
+    parts = [Folder(folder).arrays(file, stored.columns) for file in stored.files]
+    return {name: np.concatenate([part[name] for part in parts]) for name in stored.columns}
 
 
 def rows_of(data):
@@ -53,11 +53,11 @@ def rows_of(data):
 
 
 def test_split_has_each_sample_once_and_shuffles_globally(source, tmp_path):
-    found = made(source, tmp_path / "place")
+    stored = split_into(source, tmp_path / "place")
     data = read(tmp_path / "place")
     assert rows_of(data) == rows_of(arrays())
-    assert found.sizes.tolist() == [120] * 5
-    assert [file.first for file in found.files] == [0, 120, 240, 360, 480]
+    assert stored.sizes.tolist() == [120] * 5
+    assert [file.first for file in stored.files] == [0, 120, 240, 360, 480]
     assert {name: (str(array.dtype), array.shape[1:]) for name, array in data.items()} == {
         "x": ("float32", (2, 3)),
         "y": ("int64", ()),
@@ -65,26 +65,28 @@ def test_split_has_each_sample_once_and_shuffles_globally(source, tmp_path):
     }
     for part in np.split(data["y"], 5):
         assert len(set(part.tolist())) == 10
-    assert Folder(tmp_path / "place").manifest() == found
-    assert list(damage(Folder(tmp_path / "place"), found)) == []
+    assert Folder(tmp_path / "place").manifest() == stored
+    assert list(damage(Folder(tmp_path / "place"), stored)) == []
 
 
 def test_split_without_shuffle_keeps_order(source, tmp_path):
-    made(source, tmp_path / "place", shuffle=False, files=7)
+    split_into(source, tmp_path / "place", shuffle=False, files=7)
     assert all(np.array_equal(read(tmp_path / "place")[name], array) for name, array in arrays().items())
 
 
 def test_split_bits_depend_on_seed_not_on_memory(source, tmp_path):
-    contents = {made(source, tmp_path / f"m{memory}", memory=memory).content for memory in (10**9, 10**5, 28_000)}
+    contents = {split_into(source, tmp_path / f"m{memory}", memory=memory).content for memory in (10**9, 10**5, 28_000)}
     assert len(contents) == 1
-    assert made(source, tmp_path / "seed", seed=1).content not in contents
+    assert split_into(source, tmp_path / "seed", seed=1).content not in contents
 
 
 def test_stratified_files_have_equal_shares_of_labels(tmp_path):
     labels = np.repeat([7, -2, 0], [500, 90, 10])
     np.savez(tmp_path / "s.npz", x=np.arange(600), y=labels)
-    found = {made(tmp_path / "s.npz", tmp_path / f"{m}", memory=m, stratify="y").content for m in (10**9, 40_000)}
-    assert len(found) == 1
+    hashes = {
+        split_into(tmp_path / "s.npz", tmp_path / f"{m}", memory=m, stratify="y").content for m in (10**9, 40_000)
+    }
+    assert len(hashes) == 1
     data = read(tmp_path / "40000")
     assert sorted(data["x"].tolist()) == list(range(600))
     assert np.array_equal(labels[data["x"]], data["y"])
@@ -96,7 +98,7 @@ def test_stratified_files_have_equal_shares_of_labels(tmp_path):
         with pytest.raises(
             ConfigError, match=f"--stratify {column} is not a column of labels; whole numbers are: x, y"
         ):
-            made(tmp_path / "s.npz", tmp_path / "none", stratify=column)
+            split_into(tmp_path / "s.npz", tmp_path / "none", stratify=column)
 
 
 def test_split_with_little_memory_uses_several_heaps():
@@ -107,11 +109,11 @@ def test_split_with_little_memory_uses_several_heaps():
 def test_split_stays_within_memory(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (20_000, 500), np.uint8))
     # the first call imports modules, which must not count as memory of the split
-    made(tmp_path / "x.npy", tmp_path / "before", files=40, memory=2_000_000)
+    split_into(tmp_path / "x.npy", tmp_path / "before", files=40, memory=2_000_000)
     peaks = []
     for name in ("place", "again"):  # Python's table of names may have to grow in one of the calls
         tracemalloc.start()
-        made(tmp_path / "x.npy", tmp_path / name, files=40, memory=2_000_000)
+        split_into(tmp_path / "x.npy", tmp_path / name, files=40, memory=2_000_000)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert min(peaks) < 2_400_000
@@ -147,34 +149,34 @@ def test_file_sizes_differ_by_at_most_one(samples, row, files, most):
 
 
 def test_export_has_all_samples_in_order_of_ids(source, tmp_path):
-    found = made(source, tmp_path / "place")
-    export(Folder(tmp_path / "place"), found, tmp_path / "again.npz")
-    with np.load(tmp_path / "again.npz") as again:
-        assert all(np.array_equal(again[name], array) for name, array in read(tmp_path / "place").items())
-        assert list(again) == ["x", "y", "w"]
+    stored = split_into(source, tmp_path / "place")
+    export(Folder(tmp_path / "place"), stored, tmp_path / "again.npz")
+    with np.load(tmp_path / "again.npz") as exported:
+        assert all(np.array_equal(exported[name], array) for name, array in read(tmp_path / "place").items())
+        assert list(exported) == ["x", "y", "w"]
     with pytest.raises(DatasetError, match="already exists"):
-        export(Folder(tmp_path / "place"), found, tmp_path / "again.npz")
+        export(Folder(tmp_path / "place"), stored, tmp_path / "again.npz")
 
 
 def test_verify_names_every_flipped_bit_and_truncation(source, tmp_path):
-    made(source, tmp_path / "place", files=3)
+    split_into(source, tmp_path / "place", files=3)
     folder, chance = Folder(tmp_path / "place"), np.random.default_rng(1)
-    found = folder.manifest()
-    files = [tmp_path / "place" / name for name in ("manifest.json", *(file.name for file in found.files))]
+    stored = folder.manifest()
+    files = [tmp_path / "place" / name for name in ("manifest.json", *(file.name for file in stored.files))]
     for number in range(140):
         path = files[number % len(files)]
-        whole = path.read_bytes()
-        at = int(chance.integers(len(whole)))
-        bad = bytearray(whole)
+        content = path.read_bytes()
+        at = int(chance.integers(len(content)))
+        bad = bytearray(content)
         bad[at] ^= 1 << int(chance.integers(8))
-        path.write_bytes(bad if number % 3 else whole[:at])
+        path.write_bytes(bad if number % 3 else content[:at])
         try:
             errors = list(damage(folder, folder.manifest()))
         except DatasetError as error:
             errors = [error]
         assert len(errors) == 1, (path, at)
         assert str(path) in str(errors[0])
-        path.write_bytes(whole)
+        path.write_bytes(content)
     assert list(damage(folder, folder.manifest())) == []
 
 
@@ -182,12 +184,12 @@ def test_interrupted_split_is_unreadable_and_restarts(source, tmp_path):
     class Torn(Exception):
         pass
 
-    def tear(what, done, of):
-        if what == "writing" and done > 300:
+    def tear(phase, completed, of):
+        if phase == "writing" and completed > 300:
             raise Torn
 
     with pytest.raises(Torn):
-        made(source, tmp_path / "place", moved=tear, memory=28_000)
+        split_into(source, tmp_path / "place", moved=tear, memory=28_000)
     assert not (tmp_path / "place").exists()
     # This state is like after kill -9, when no process can clean up.
     (tmp_path / "place" / "v0001").mkdir(parents=True)
@@ -196,42 +198,42 @@ def test_interrupted_split_is_unreadable_and_restarts(source, tmp_path):
     (tmp_path / "place" / LOCK).touch()
     with pytest.raises(DatasetError, match="unfinished"):
         Folder(tmp_path / "place").manifest()
-    found = made(source, tmp_path / "place")
-    assert list(damage(Folder(tmp_path / "place"), found)) == []
+    stored = split_into(source, tmp_path / "place")
+    assert list(damage(Folder(tmp_path / "place"), stored)) == []
     assert sorted(os.listdir(tmp_path / "place")) == [LOCK, "manifest.json", "v0001"]
 
 
 def test_split_overwrites_nothing_and_has_one_writer(source, tmp_path):
-    made(source, tmp_path / "place")
+    split_into(source, tmp_path / "place")
     with pytest.raises(DatasetError, match="already has a data set"):
-        made(source, tmp_path / "place")
+        split_into(source, tmp_path / "place")
     assert len(read(tmp_path / "place")["y"]) == ROWS
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "v0001").mkdir()
     with pytest.raises(DatasetError, match="is not empty"):
-        made(source, tmp_path / "mine")
+        split_into(source, tmp_path / "mine")
     assert (tmp_path / "mine" / "v0001").exists()
     (tmp_path / "busy").mkdir()
     with FileLock(tmp_path / "busy" / LOCK), pytest.raises(DatasetError, match="another process is writing"):
-        made(source, tmp_path / "busy")
+        split_into(source, tmp_path / "busy")
     with pytest.raises(DatasetError, match="is a file"):
-        made(source, source)
+        split_into(source, source)
 
 
 def test_full_disk_is_reported_before_writing(source, tmp_path, monkeypatch):
     monkeypatch.setattr("ddlf.data.location.shutil.disk_usage", lambda path: (10**9, 10**9, 10**6))
     with pytest.raises(DatasetError, match=r"no space in .*; \d+.* are needed"):
-        made(source, tmp_path / "place")
+        split_into(source, tmp_path / "place")
     assert not (tmp_path / "place").exists()
 
 
 def test_too_little_memory_error_names_enough(source, tmp_path):
     with pytest.raises(ConfigError, match=r"needs 27.4 kB of memory, .*files of at most 13 samples"):
-        made(source, tmp_path / "place", memory=3000)
+        split_into(source, tmp_path / "place", memory=3000)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda facts: facts.update(ddlf_data=3), "newer DDLF"),
         (lambda facts: facts["files"][0].__setitem__(0, "../../etc/passwd"), "is not the name of a partition file"),
@@ -249,14 +251,14 @@ def test_too_little_memory_error_names_enough(source, tmp_path):
         (lambda facts: facts.pop("classes"), "has an impossible entry"),
     ],
 )
-def test_impossible_manifest_is_refused_despite_right_hash(source, tmp_path, change, said):
-    made(source, tmp_path / "place")
+def test_impossible_manifest_is_refused_despite_right_hash(source, tmp_path, change, message):
+    split_into(source, tmp_path / "place")
     path = tmp_path / "place" / "manifest.json"
     facts = json.loads(path.read_bytes())
     del facts["sha256"]
     change(facts)
     path.write_bytes(manifest._sealed(manifest._spelled(facts)))
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=message):
         Folder(tmp_path / "place").manifest()
 
 
@@ -268,7 +270,7 @@ def test_other_file_is_refused_as_manifest(tmp_path, text):
 
 
 def test_verify_names_missing_extra_linked_and_swapped_files(source, tmp_path):
-    found = made(source, tmp_path / "place")
+    stored = split_into(source, tmp_path / "place")
     folder = tmp_path / "place" / "v0001"
     names = [folder / f"{number:05}.safetensors" for number in range(5)]
     names[0].rename(tmp_path / "away")
@@ -278,22 +280,22 @@ def test_verify_names_missing_extra_linked_and_swapped_files(source, tmp_path):
     names[3].rename(tmp_path / "real")
     names[3].symlink_to(tmp_path / "real")
     (folder / "00009.safetensors").touch()
-    said = [str(error) for error in damage(Folder(tmp_path / "place"), found)]
-    assert len(said) == 5
+    errors = [str(error) for error in damage(Folder(tmp_path / "place"), stored)]
+    assert len(errors) == 5
     assert [
-        "00009.safetensors does not belong to this" in said[0],
-        "is damaged" in said[1],
-        "is damaged" in said[2],
+        "00009.safetensors does not belong to this" in errors[0],
+        "is damaged" in errors[1],
+        "is damaged" in errors[2],
     ] == [True] * 3
-    assert "is missing" in said[3]
-    assert "is a link" in said[4]
+    assert "is missing" in errors[3]
+    assert "is a link" in errors[4]
 
 
 def test_file_with_other_columns_than_manifest_is_named(source, tmp_path):
-    found = made(source, tmp_path / "place")
-    other = dataclasses.replace(found, columns={**found.columns, "y": Column("int32", (2,))})
+    stored = split_into(source, tmp_path / "place")
+    changed = dataclasses.replace(stored, columns={**stored.columns, "y": Column("int32", (2,))})
     with pytest.raises(DatasetError, match="other columns than the manifest"):
-        Folder(tmp_path / "place").arrays(found.files[0], other.columns)
+        Folder(tmp_path / "place").arrays(stored.files[0], changed.columns)
 
 
 def test_manifest_of_a_hundred_thousand_files_is_read_back():
@@ -301,8 +303,8 @@ def test_manifest_of_a_hundred_thousand_files_is_read_back():
         PartitionFile(f"v0001/{number:05}.safetensors", 10_000, 7_840_000, f"{number:064x}", number * 10_000)
         for number in range(100_000)
     ]
-    made = Manifest({"x": Column("uint8", (28, 28))}, files)
-    assert made.samples == 10**9
-    assert len(made.spelled()) < 15e6
-    same = manifest.read(made.spelled(), "here") == made
-    assert same  # a comparison in the assertion would make pytest print all files
+    large = Manifest({"x": Column("uint8", (28, 28))}, files)
+    assert large.samples == 10**9
+    assert len(large.spelled()) < 15e6
+    is_equal = manifest.read(large.spelled(), "here") == large
+    assert is_equal  # a comparison in the assertion would make pytest print all files

@@ -30,18 +30,18 @@ class Machine:
     """A worker that runs functions with its own folder, which replaces their argument."""
 
     def __init__(self, folder, fails_at=None):
-        self.folder, self.fails_at, self.asked = folder, fails_at, []
+        self.folder, self.fails_at, self.calls = folder, fails_at, []
 
     async def run_method(self, function, path, *arguments):
         await asyncio.sleep(0)
-        self.asked.append(function.__name__)
-        if self.fails_at is not None and len(self.asked) > self.fails_at:
+        self.calls.append(function.__name__)
+        if self.fails_at is not None and len(self.calls) > self.fails_at:
             raise BrokenOff
         return function(str(self.folder), *arguments)
 
 
 @pytest.fixture
-def place(tmp_path):
+def location(tmp_path):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     split(open_source(tmp_path / "a.npz"), Folder(tmp_path / "place"), sizes_of(600, 1, files=12))
     return Folder(tmp_path / "place")
@@ -55,67 +55,67 @@ def machines(tmp_path, count=4, **more):
 @pytest.mark.parametrize("hosts", [1, 3, 4])
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_shares_cover_slots_and_have_wanted_copies(sizes, hosts, copies):
-    found = MadeUp(sizes).manifest
+    manifest = MadeUp(sizes).manifest
     if copies > hosts:
         with pytest.raises(ConfigError, match=f"need {copies} machines"):
-            spread.shares(found, hosts, copies)
+            spread.shares(manifest, hosts, copies)
         return
-    mine = spread.shares(found, hosts, copies)
-    assert all(sum(file in share for share in mine) >= copies for file in range(len(sizes)))
+    shares = spread.shares(manifest, hosts, copies)
+    assert all(sum(file in share for share in shares) >= copies for file in range(len(sizes)))
     for epoch in range(3):
         for shuffle in ("window:2", "none"):
             slots = portions(
-                found.sizes, equal_sizes(found.samples, hosts), shuffle, seed=epoch, epoch=epoch, stays=True
+                manifest.sizes, equal_sizes(manifest.samples, hosts), shuffle, seed=epoch, epoch=epoch, stays=True
             )
-            for portion, share in zip(slots, mine, strict=True):
-                assert set(portion.stretches(found.sizes)[:, 0].tolist()) <= set(share)
+            for portion, share in zip(slots, shares, strict=True):
+                assert set(portion.stretches(manifest.sizes)[:, 0].tolist()) <= set(share)
 
 
-async def test_send_copies_each_file_once(place, tmp_path):
-    found, progress = machines(tmp_path), []
-    assert await spread.send(place, found, 2, lambda *what: progress.append(what)) == [6, 6, 6, 6]
-    whole = DataSet(place.path)
-    assert whole.manifest.hosts == 4
-    assert whole.manifest.version == 2
-    assert whole.manifest.identity == place.manifest(1).content
-    assert all(whole.here())
-    for machine, share in zip(found, spread.shares(whole.manifest, 4, 2), strict=True):
-        mine = DataSet(machine.folder)
-        assert mine.manifest == whole.manifest
-        assert [number for number, here in enumerate(mine.here()) if here] == share
-        assert all(np.array_equal(mine.load(number)["x"], whole.load(number)["x"]) for number in share)
-        missing = [str(error) for error in damage(Folder(machine.folder), mine.manifest)]
+async def test_send_copies_each_file_once(location, tmp_path):
+    targets, progress = machines(tmp_path), []
+    assert await spread.send(location, targets, 2, lambda *facts: progress.append(facts)) == [6, 6, 6, 6]
+    spread_data = DataSet(location.path)
+    assert spread_data.manifest.hosts == 4
+    assert spread_data.manifest.version == 2
+    assert spread_data.manifest.identity == location.manifest(1).content
+    assert all(spread_data.here())
+    for machine, share in zip(targets, spread.shares(spread_data.manifest, 4, 2), strict=True):
+        local = DataSet(machine.folder)
+        assert local.manifest == spread_data.manifest
+        assert [number for number, is_here in enumerate(local.here()) if is_here] == share
+        assert all(np.array_equal(local.load(number)["x"], spread_data.load(number)["x"]) for number in share)
+        missing = [str(error) for error in damage(Folder(machine.folder), local.manifest)]
         assert len(missing) == 6
-    assert progress[-1][1] == progress[-1][2] == 2 * whole.manifest.nbytes
-    assert await spread.send(place, found, 2) == [0] * 4
-    assert place.manifest().version == 2
+    assert progress[-1][1] == progress[-1][2] == 2 * spread_data.manifest.nbytes
+    assert await spread.send(location, targets, 2) == [0] * 4
+    assert location.manifest().version == 2
 
 
-async def test_send_continues_after_interruption_and_damage(place, tmp_path):
+async def test_send_continues_after_interruption_and_damage(location, tmp_path):
     with pytest.raises(BrokenOff):
-        await spread.send(place, machines(tmp_path, fails_at=4), 1)
+        await spread.send(location, machines(tmp_path, fails_at=4), 1)
     assert not list(tmp_path.glob("pc*/manifest.json"))
-    there = len(list(tmp_path.glob("pc*/v0001/*.safetensors")))
-    assert there
-    found = machines(tmp_path)
-    assert sum(await spread.send(place, found, 1)) == 12 - there
-    path = next((found[2].folder / "v0001").glob("*.safetensors"))
+    sent = len(list(tmp_path.glob("pc*/v0001/*.safetensors")))
+    assert sent
+    targets = machines(tmp_path)
+    assert sum(await spread.send(location, targets, 1)) == 12 - sent
+    path = next((targets[2].folder / "v0001").glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    assert await spread.send(place, found, 1) == [0, 0, 1, 0]
+    assert await spread.send(location, targets, 1) == [0, 0, 1, 0]
 
 
-async def test_send_refuses_damaged_file(place, tmp_path):
-    path = place.path / "v0001/00005.safetensors"
+async def test_send_refuses_damaged_file(location, tmp_path):
+    path = location.path / "v0001/00005.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(DatasetError, match=r"SHA-256 of .*00005\.safetensors is not that"):
-        await spread.send(place, machines(tmp_path), 1)
+        await spread.send(location, machines(tmp_path), 1)
     assert not list(tmp_path.glob("pc*/**/*00005*"))
 
 
-def test_worker_gives_pieces_of_its_data_set_only(place, tmp_path):
-    data, name = DataSet(place.path), place.manifest().files[3].name
-    (place.path / "v0001" / "secret").write_bytes(b"!")
-    whole = np.concatenate([data.piece(name, 0, 100), data.piece(name, 100, 10**6)])
-    assert whole.tobytes() == (place.path / name).read_bytes()
-    for other in ("v0001/secret", "../a.npz", str(tmp_path / "a.npz"), "manifest.json"):
-        assert data.piece(other, 0, 10) is None
+def test_worker_gives_pieces_of_its_data_set_only(location, tmp_path):
+    data, name = DataSet(location.path), location.manifest().files[3].name
+    (location.path / "v0001" / "secret").write_bytes(b"!")
+    content = np.concatenate([data.piece(name, 0, 100), data.piece(name, 100, 10**6)])
+    assert content.tobytes() == (location.path / name).read_bytes()
+    for other_name in ("v0001/secret", "../a.npz", str(tmp_path / "a.npz"), "manifest.json"):
+        assert data.piece(other_name, 0, 10) is None

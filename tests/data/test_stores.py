@@ -60,26 +60,26 @@ def impatient(monkeypatch):
     monkeypatch.setattr(store, "FIRST_PAUSE_S", 0.01)
 
 
-def read(place):
-    found = place.manifest()
-    parts = [place.load(file, found.columns) for file in found.files]
-    return {name: np.concatenate([part[name] for part in parts]) for name in found.columns}
+def read(location):
+    manifest = location.manifest()
+    parts = [location.load(file, manifest.columns) for file in manifest.files]
+    return {name: np.concatenate([part[name] for part in parts]) for name in manifest.columns}
 
 
 def test_store_has_same_data_set_as_folder(source, url, tmp_path):
-    here, there = Folder(tmp_path / "place"), open_place(url)
-    assert split(source, here, [7, 7, 6]) == split(source, there, [7, 7, 6])
-    assert here.manifest() == there.manifest()
-    assert all(np.array_equal(array, read(there)[name]) for name, array in read(here).items())
-    for file in there.manifest().files:
-        mapped = there.mapped(file, there.manifest().columns)
-        assert np.array_equal(mapped["x"], here.load(file, here.manifest().columns)["x"])
-    assert not list(damage(there, there.manifest()))
-    export(there, there.manifest(), tmp_path / "again.npz")
-    with np.load(tmp_path / "again.npz") as again:
-        assert np.array_equal(again["y"], read(here)["y"])
+    local, remote = Folder(tmp_path / "place"), open_place(url)
+    assert split(source, local, [7, 7, 6]) == split(source, remote, [7, 7, 6])
+    assert local.manifest() == remote.manifest()
+    assert all(np.array_equal(array, read(remote)[name]) for name, array in read(local).items())
+    for file in remote.manifest().files:
+        mapped = remote.mapped(file, remote.manifest().columns)
+        assert np.array_equal(mapped["x"], local.load(file, local.manifest().columns)["x"])
+    assert not list(damage(remote, remote.manifest()))
+    export(remote, remote.manifest(), tmp_path / "again.npz")
+    with np.load(tmp_path / "again.npz") as exported:
+        assert np.array_equal(exported["y"], read(local)["y"])
     with pytest.raises(DatasetError, match="already has a data set"):
-        split(source, there, [20])
+        split(source, remote, [20])
     assert f"/bucket/data/{LOCK}" not in fsspec.filesystem("memory").store
 
 
@@ -94,8 +94,8 @@ def test_interrupted_write_to_store_leaves_nothing(source, url):
     class Torn(Exception):
         pass
 
-    def tear(what, done, of):
-        if what == "writing":
+    def tear(phase, completed, of):
+        if phase == "writing":
             raise Torn
 
     with pytest.raises(Torn):
@@ -113,17 +113,18 @@ def test_interrupted_write_to_store_leaves_nothing(source, url):
 @pytest.mark.parametrize("way", ["load", "mapped"])
 def test_file_is_fetched_once_unless_cached_copy_is_damaged(served, tmp_path, way):
     for _ in range(2):
-        for place in (open_place(served.url), open_place(served.url)):
-            found = place.manifest()
-            for file in found.files:
-                assert len(getattr(place, way)(file, found.columns)["x"]) == 5
-    names = [file.name for file in found.files]
+        for location in (open_place(served.url), open_place(served.url)):
+            manifest = location.manifest()
+            for file in manifest.files:
+                assert len(getattr(location, way)(file, manifest.columns)["x"]) == 5
+    names = [file.name for file in manifest.files]
     assert [served.served[name] for name in names] == [1] * 4
-    copy = tmp_path / "cache" / found.files[0].sha256
+    copy = tmp_path / "cache" / manifest.files[0].sha256
     copy.write_bytes(bytes(len(copy.read_bytes())))
     reading = open_place(served.url)
     assert np.array_equal(
-        getattr(reading, way)(found.files[0], found.columns)["x"], place.load(found.files[0], found.columns)["x"]
+        getattr(reading, way)(manifest.files[0], manifest.columns)["x"],
+        location.load(manifest.files[0], manifest.columns)["x"],
     )
     assert served.served[names[0]] == 2
 
@@ -131,13 +132,13 @@ def test_file_is_fetched_once_unless_cached_copy_is_damaged(served, tmp_path, wa
 def test_failing_store_is_retried_until_bytes_are_right(served, monkeypatch, caplog):
     monkeypatch.setattr(store, "STALL_S", 0.2)
     monkeypatch.setattr(store, "FIRST_PAUSE_S", 0.001)
-    wanted = read(open_place(served.url))
+    expected = read(open_place(served.url))
     served.fail(error=0.15, throttle=0.15, cut=0.15, stall=0.05)
     for cap in ("0", "1MB"):
         monkeypatch.setenv(CAP, cap)
         for _ in range(4):
-            got = read(open_place(served.url))
-            assert all(np.array_equal(array, got[name]) for name, array in wanted.items())
+            columns = read(open_place(served.url))
+            assert all(np.array_equal(array, columns[name]) for name, array in expected.items())
     assert sum(served.failed.values()) > 3
     lines = [record.message for record in caplog.records if "tried again" in record.message]
     assert any(served.url in line and ".safetensors" in line for line in lines)
@@ -145,9 +146,9 @@ def test_failing_store_is_retried_until_bytes_are_right(served, monkeypatch, cap
 
 def test_failing_store_is_reported_in_one_sentence(served, impatient, monkeypatch):
     monkeypatch.setenv(CAP, "0")
-    place = open_place(served.url)
-    found = place.manifest()
-    for kind, said in {
+    location = open_place(served.url)
+    manifest = location.manifest()
+    for kind, message in {
         "throttle": "the store answered 503",
         "error": "the store answered 500",
         "stall": "no bytes arrived for",
@@ -156,41 +157,41 @@ def test_failing_store_is_reported_in_one_sentence(served, impatient, monkeypatc
         served.fail(**{kind: 1.0})
         # only this case may time out, because a busy machine may stall, too
         monkeypatch.setattr(store, "STALL_S", 0.2 if kind == "stall" else PATIENCE_S)
-        with pytest.raises(DatasetError, match=rf"cannot read {served.url}/v0001/00002.safetensors: .*{said}"):
-            place.load(found.files[2], found.columns)
+        with pytest.raises(DatasetError, match=rf"cannot read {served.url}/v0001/00002.safetensors: .*{message}"):
+            location.load(manifest.files[2], manifest.columns)
     monkeypatch.setattr(store, "STALL_S", PATIENCE_S)
     served.fail(damage=1.0)
     with pytest.raises(DatasetError, match=r"00002\.safetensors is damaged"):
-        place.load(found.files[2], found.columns)
+        location.load(manifest.files[2], manifest.columns)
     served.fail()
-    assert len(place.load(found.files[2], found.columns)["x"]) == 5
+    assert len(location.load(manifest.files[2], manifest.columns)["x"]) == 5
 
 
 def test_file_of_wrong_size_is_named_without_retries(served, tmp_path, monkeypatch):
     for cap in ("0", "1MB"):
         monkeypatch.setenv(CAP, cap)
-        place = open_place(served.url)
-        found = place.manifest()
-        path = tmp_path / "place" / found.files[0].name
-        whole = path.read_bytes()
-        path.write_bytes(whole + bytes(1000))
+        location = open_place(served.url)
+        manifest = location.manifest()
+        path = tmp_path / "place" / manifest.files[0].name
+        content = path.read_bytes()
+        path.write_bytes(content + bytes(1000))
         with pytest.raises(DatasetError, match=r"00000.safetensors.*(has more than|has [\d,]+ bytes)"):
-            place.load(found.files[0], found.columns)
+            location.load(manifest.files[0], manifest.columns)
         path.unlink()
         with pytest.raises(DatasetError, match=r"00000\.safetensors is missing"):
-            place.load(found.files[0], found.columns)
-        path.write_bytes(whole)
+            location.load(manifest.files[0], manifest.columns)
+        path.write_bytes(content)
 
 
 def test_closed_place_ends_waiting_threads(served, monkeypatch):
-    place = open_place(served.url)
-    found = place.manifest()
+    location = open_place(served.url)
+    manifest = location.manifest()
     served.fail(throttle=1.0)
     errors = []
 
     def wait():
         try:
-            place.load(found.files[0], found.columns)
+            location.load(manifest.files[0], manifest.columns)
         except DatasetError as error:
             errors.append(error)
 
@@ -198,7 +199,7 @@ def test_closed_place_ends_waiting_threads(served, monkeypatch):
     waiting.start()
     while not served.failed:
         pass
-    place.close()
+    location.close()
     waiting.join(PATIENCE_S)
     assert errors
 
@@ -220,31 +221,31 @@ def test_closing_stream_does_not_wait_for_store(served, fault):
 
 
 def test_interrupt_ends_check_of_stalled_store(served, monkeypatch):
-    place = open_place(served.url)
-    found, real = place.manifest(), place.check
+    location = open_place(served.url)
+    manifest, usual_check = location.manifest(), location.check
     served.fail(stall=1.0)
 
     def check(file, columns):
-        if file is not found.files[0]:
-            real(file, columns)
+        if file is not manifest.files[0]:
+            usual_check(file, columns)
         while not served.failed:  # until another request waits
             pass
 
-    def interrupt(what, done, of):
+    def interrupt(phase, completed, of):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(place, "check", check)
+    monkeypatch.setattr(location, "check", check)
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        list(damage(place, found, interrupt))
+        list(damage(location, manifest, interrupt))
     assert time.monotonic() - begin < store.STALL_S  # the check did not wait for the store
 
 
 def test_workers_of_one_machine_fetch_each_file_once(served, tmp_path):
     def fetch(_):
-        place = RemoteFolder(served.url, Cache(tmp_path / "together", 10**6))
-        found = place.manifest()
-        return [len(place.load(file, found.columns)["x"]) for file in found.files]
+        location = RemoteFolder(served.url, Cache(tmp_path / "together", 10**6))
+        manifest = location.manifest()
+        return [len(location.load(file, manifest.columns)["x"]) for file in manifest.files]
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(fetch, range(4))) == [[5] * 4] * 4
@@ -271,51 +272,51 @@ def test_cache_keeps_cap_and_drops_least_recently_used(tmp_path):
 
 
 def test_cache_keeps_part_of_larger_data_set(served, tmp_path, caplog):
-    whole = open_place(served.url).manifest()
+    stored = open_place(served.url).manifest()
     chance = np.random.default_rng(0)
-    for way, kept in (("load", 2), ("mapped", None)):
+    for way, cached_files in (("load", 2), ("mapped", None)):
         folder = tmp_path / way
-        place = RemoteFolder(served.url, Cache(folder, 2 * whole.files[0].nbytes + 10))
-        found, hits = place.manifest(), []
+        location = RemoteFolder(served.url, Cache(folder, 2 * stored.files[0].nbytes + 10))
+        manifest, hits = location.manifest(), []
         for _ in range(3):
             before = sum(served.served.values())
             for number in chance.permutation(4):
-                file = found.files[number]
-                assert len(getattr(place, way)(file, found.columns)["x"]) == 5
+                file = manifest.files[number]
+                assert len(getattr(location, way)(file, manifest.columns)["x"]) == 5
                 assert sum(1 for path in folder.iterdir() if path.is_file()) <= 2
             hits.append(4 - (sum(served.served.values()) - before))
-        assert kept is None or hits == [0, kept, kept]
+        assert cached_files is None or hits == [0, cached_files, cached_files]
     assert not caplog.records
 
 
 def test_cache_drops_other_data_sets_and_keeps_smaller_cap(served, tmp_path):
-    folder, place = tmp_path / "c", open_place(served.url)
-    found = place.manifest()
-    each = found.files[0].nbytes
-    other = Cache(folder, 3 * each)
+    folder, location = tmp_path / "c", open_place(served.url)
+    manifest = location.manifest()
+    file_nbytes = manifest.files[0].nbytes
+    cache = Cache(folder, 3 * file_nbytes)
     for number in range(3):
-        other.path(f"{number:064x}", each, lambda path: path.write_bytes(bytes(each)))
-    read(RemoteFolder(served.url, Cache(folder, 3 * each)))
-    assert {path.name for path in folder.iterdir() if path.is_file()} == {file.sha256 for file in found.files[:3]}
-    read(RemoteFolder(served.url, Cache(folder, 2 * each)))
+        cache.path(f"{number:064x}", file_nbytes, lambda path: path.write_bytes(bytes(file_nbytes)))
+    read(RemoteFolder(served.url, Cache(folder, 3 * file_nbytes)))
+    assert {path.name for path in folder.iterdir() if path.is_file()} == {file.sha256 for file in manifest.files[:3]}
+    read(RemoteFolder(served.url, Cache(folder, 2 * file_nbytes)))
     assert sum(path.is_file() for path in folder.iterdir()) == 2
 
 
 def test_waiting_for_another_fetch_can_be_ended(served, tmp_path):
-    folder, place = tmp_path / "c", RemoteFolder(served.url, Cache(tmp_path / "c", 10**6))
-    found, errors = place.manifest(), []
+    folder, location = tmp_path / "c", RemoteFolder(served.url, Cache(tmp_path / "c", 10**6))
+    manifest, errors = location.manifest(), []
     folder.joinpath("locks").mkdir(parents=True)
 
     def wait():
         try:
-            place.load(found.files[0], found.columns)
+            location.load(manifest.files[0], manifest.columns)
         except DatasetError as error:
             errors.append(str(error))
 
-    with FileLock(folder / "locks" / found.files[0].sha256[:2]):
+    with FileLock(folder / "locks" / manifest.files[0].sha256[:2]):
         waiting = threading.Thread(target=wait)
         waiting.start()
-        place.close()
+        location.close()
         waiting.join(PATIENCE_S)
     assert "was ended" in errors[0] or "was closed" in errors[0]
 
@@ -346,46 +347,46 @@ class Conditional(store.Store):
 
 @pytest.mark.parametrize("moment", ["while it writes", "at its end"])
 def test_second_writer_of_next_version_is_refused(source, url, tmp_path, moment):
-    place, late = (RemoteFolder(url, Cache(tmp_path / name), Conditional(url)) for name in ("one", "two"))
-    split(source, place, [5] * 4)
-    before = read(place)
+    location, late = (RemoteFolder(url, Cache(tmp_path / name), Conditional(url)) for name in ("one", "two"))
+    split(source, location, [5] * 4)
+    before = read(location)
 
-    def other():  # the name in the store was removed, by hand or because the store does not protect it
+    def write_version():  # the name in the store was removed, by hand or because the store does not protect it
         fsspec.filesystem("memory").rm(f"{url}/{LOCK}")
         repartition(late, PartitionedSource(late), [10] * 2)
 
-    def moved(what, done, of):
-        if moment == "while it writes" and what == "writing" and done == 12:
-            other()
+    def moved(phase, completed, of):
+        if moment == "while it writes" and phase == "writing" and completed == 12:
+            write_version()
 
     if moment == "at its end":
-        place._store.happens = other
+        location._store.happens = write_version
     with pytest.raises(DatasetError, match="another writer has changed"):
-        repartition(place, PartitionedSource(place), [4] * 5, moved=moved)
-    found = place.manifest()
-    assert found.sizes.tolist() == [10, 10]
-    assert not list(damage(place, found))
-    place._store.happens = lambda: None
-    place._store.loses = True
-    assert repartition(place, PartitionedSource(place), [20]) == place.manifest()
-    assert all(np.array_equal(array, before[name]) for name, array in read(place).items())
+        repartition(location, PartitionedSource(location), [4] * 5, moved=moved)
+    manifest = location.manifest()
+    assert manifest.sizes.tolist() == [10, 10]
+    assert not list(damage(location, manifest))
+    location._store.happens = lambda: None
+    location._store.loses = True
+    assert repartition(location, PartitionedSource(location), [20]) == location.manifest()
+    assert all(np.array_equal(array, before[name]) for name, array in read(location).items())
 
 
 def test_cache_without_room_warns_once(served, tmp_path, monkeypatch, caplog):
-    wanted = read(open_place(served.url))
+    expected = read(open_place(served.url))
     monkeypatch.setattr("ddlf.data.cache.shutil.disk_usage", lambda path: _Usage)
     caplog.clear()
-    place = RemoteFolder(served.url, Cache(tmp_path / "none"))
+    location = RemoteFolder(served.url, Cache(tmp_path / "none"))
     for _ in range(2):
-        assert np.array_equal(read(place)["x"], wanted["x"])
-    found = place.manifest()
-    assert np.array_equal(place.mapped(found.files[0], found.columns)["x"], wanted["x"][:5])
+        assert np.array_equal(read(location)["x"], expected["x"])
+    manifest = location.manifest()
+    assert np.array_equal(location.mapped(manifest.files[0], manifest.columns)["x"], expected["x"][:5])
     (tmp_path / "a file").touch()
-    other = RemoteFolder(served.url, Cache(tmp_path / "a file", 10**6))
-    assert np.array_equal(read(other)["x"], wanted["x"])
+    uncached = RemoteFolder(served.url, Cache(tmp_path / "a file", 10**6))
+    assert np.array_equal(read(uncached)["x"], expected["x"])
     lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert [line.split(":")[0] for line in lines] == [
-        f"no room in {tmp_path / 'none'} for a file of {found.files[0].nbytes} B",
+        f"no room in {tmp_path / 'none'} for a file of {manifest.files[0].nbytes} B",
         f"{tmp_path / 'a file'} cannot be used",
     ]
 
@@ -401,7 +402,7 @@ class _Usage:
 
 
 @pytest.mark.parametrize(
-    ("place", "error", "said"),
+    ("location", "error", "message"),
     [
         ("s3://key:secret@bucket/data", ConfigError, "s3://bucket/data contains a password"),
         ("https://host/data?token=secret", ConfigError, r"https://host/data ends with a query"),
@@ -410,9 +411,9 @@ class _Usage:
         ("az://box/data", DatasetError, "az:// needs adlfs, which is not installed here; pip install adlfs"),
     ],
 )
-def test_unusable_url_is_refused_without_its_secret(place, error, said):
-    with pytest.raises(error, match=said) as raised:
-        open_place(place)
+def test_unusable_url_is_refused_without_its_secret(location, error, message):
+    with pytest.raises(error, match=message) as raised:
+        open_place(location)
     assert "secret" not in str(raised.value)
 
 

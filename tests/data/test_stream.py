@@ -22,7 +22,7 @@ X, Y = np.arange(N * 6, dtype=np.float32).reshape(N, 2, 3), np.arange(N)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def location(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     np.savez(folder / "a.npz", x=X, y=Y)
     split(open_source(folder / "a.npz"), Folder(folder / "place"), SIZES, shuffle=False)
@@ -31,8 +31,8 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("memory", [10_000, 10**9], ids=["from the disk", "in memory"])
 @pytest.mark.parametrize("shuffle", ["global", "window:3", "none"])
-def test_stream_yields_rows_of_portion_in_order(place, shuffle, memory):
-    data = ddlf.data.open(place)
+def test_stream_yields_rows_of_portion_in_order(location, shuffle, memory):
+    data = ddlf.data.open(location)
     for portion in portions(SIZES, [500, 300, 200], shuffle, seed=1, epoch=2):
         stream = SampleStream(data, portion, 8, memory)
         chunks = list(stream)
@@ -44,8 +44,8 @@ def test_stream_yields_rows_of_portion_in_order(place, shuffle, memory):
         assert shuffle == "global" or len(set(stream.files)) == len(stream.files)
 
 
-def test_stream_reads_only_needed_files_and_a_little_ahead(place):
-    data = ddlf.data.open(place)
+def test_stream_reads_only_needed_files_and_a_little_ahead(location):
+    data = ddlf.data.open(location)
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
     stream = SampleStream(data, portion, 8, 10_000)
     chunks = iter(stream)
@@ -56,31 +56,31 @@ def test_stream_reads_only_needed_files_and_a_little_ahead(place):
     stream.close()
 
 
-def test_first_chunks_are_small(place):
+def test_first_chunks_are_small(location):
     (portion,) = portions(SIZES, [N], "window:3", seed=0, epoch=0)
-    lengths = [len(chunk["y"]) for chunk in SampleStream(ddlf.data.open(place), portion, 8, 10**9)]
+    lengths = [len(chunk["y"]) for chunk in SampleStream(ddlf.data.open(location), portion, 8, 10**9)]
     assert lengths == [64, 128, 256, 512, 40]
 
 
-def test_stream_reuses_files_of_previous_pass(place):
-    data = ddlf.data.open(place)
-    one, other = portions(SIZES, [600, 400], "window:8", seed=1, epoch=0)
-    first = SampleStream(data, one, 8, 10**9)
-    assert [number for chunk in first for number in chunk["y"]] == one.ids(SIZES).tolist()
-    assert [number for chunk in SampleStream(data, one, 8, 10**9, first) for number in chunk["y"]] == one.ids(
+def test_stream_reuses_files_of_previous_pass(location):
+    data = ddlf.data.open(location)
+    larger, smaller = portions(SIZES, [600, 400], "window:8", seed=1, epoch=0)
+    first = SampleStream(data, larger, 8, 10**9)
+    assert [number for chunk in first for number in chunk["y"]] == larger.ids(SIZES).tolist()
+    assert [number for chunk in SampleStream(data, larger, 8, 10**9, first) for number in chunk["y"]] == larger.ids(
         SIZES
     ).tolist()
-    again, third = SampleStream(data, one, 8, 10**9, first), SampleStream(data, other, 8, 10**9, first)
-    assert len([*again]) == len([*SampleStream(data, one, 8, 10**9)])
-    assert [number for chunk in third for number in chunk["y"]] == other.ids(SIZES).tolist()
-    assert not again.files
+    second, third = SampleStream(data, larger, 8, 10**9, first), SampleStream(data, smaller, 8, 10**9, first)
+    assert len([*second]) == len([*SampleStream(data, larger, 8, 10**9)])
+    assert [number for chunk in third for number in chunk["y"]] == smaller.ids(SIZES).tolist()
+    assert not second.files
     assert not set(third.files) & set(first.files)
 
 
-def test_stream_keeps_files_in_half_of_memory(place):
-    data = ddlf.data.open(place)
-    whole, largest = data.manifest.nbytes, max(file.nbytes for file in data.manifest.files)
-    for memory, all_stay in ((2 * whole, True), (2 * whole - 2, False), (4 * largest, False)):
+def test_stream_keeps_files_in_half_of_memory(location):
+    data = ddlf.data.open(location)
+    total, largest = data.manifest.nbytes, max(file.nbytes for file in data.manifest.files)
+    for memory, all_stay in ((2 * total, True), (2 * total - 2, False), (4 * largest, False)):
         opened, before = [], None
         for epoch in range(4):
             for portion in portions(SIZES, [600, 400], "window:1", seed=1, epoch=epoch):
@@ -88,25 +88,25 @@ def test_stream_keeps_files_in_half_of_memory(place):
                 rows = np.concatenate([chunk["y"] for chunk in before])
                 assert np.array_equal(rows, portion.ids(SIZES))
                 opened += before.files
-                held = sum(data.manifest.files[number].nbytes for number in before._open)
-                assert held <= memory // 2
+                cached_nbytes = sum(data.manifest.files[number].nbytes for number in before._open)
+                assert cached_nbytes <= memory // 2
         assert (sorted(opened) == list(range(len(SIZES)))) is all_stay
         assert set(opened) == set(range(len(SIZES)))
 
 
-def test_closed_stream_ends_waiting_for_slow_store(place):
-    data = ddlf.data.open(place)
+def test_closed_stream_ends_waiting_for_slow_store(location):
+    data = ddlf.data.open(location)
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
-    asked, go_on = threading.Event(), threading.Event()
+    load_began, go_on = threading.Event(), threading.Event()
 
     def load(number):
-        asked.set()
+        load_began.set()
         go_on.wait(PATIENCE_S)
         return type(data).load(data, number)
 
     data.load = load
     stream = SampleStream(data, portion, 8, 10**9)
-    assert asked.wait(PATIENCE_S)
+    assert load_began.wait(PATIENCE_S)
     ended = []
 
     def wait():
@@ -122,47 +122,47 @@ def test_closed_stream_ends_waiting_for_slow_store(place):
     assert ended
 
 
-def test_stream_names_damaged_file_before_its_samples(place, tmp_path):
-    shutil.copytree(place, tmp_path / "copy")
+def test_stream_names_damaged_file_before_its_samples(location, tmp_path):
+    shutil.copytree(location, tmp_path / "copy")
     path = tmp_path / "copy" / "v0001" / "00003.safetensors"
-    bad = bytearray(path.read_bytes())
-    bad[-1] ^= 1
-    path.write_bytes(bad)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
-    got, stream = [], SampleStream(ddlf.data.open(tmp_path / "copy"), portion, 10, 10_000)
+    labels, stream = [], SampleStream(ddlf.data.open(tmp_path / "copy"), portion, 10, 10_000)
     with pytest.raises(DatasetError, match=r"00003\.safetensors is damaged"):
-        got.extend(number for chunk in stream for number in chunk["y"].tolist())
-    assert got == list(range(len(got)))
-    assert len(got) <= sum(SIZES[:3])
+        labels.extend(number for chunk in stream for number in chunk["y"].tolist())
+    assert labels == list(range(len(labels)))
+    assert len(labels) <= sum(SIZES[:3])
 
 
 @pytest.mark.parametrize("shuffle", ["global", "window:3", "none"])
-def test_skipped_files_are_counted_before_first_chunk(place, tmp_path, shuffle):
-    shutil.copytree(place, tmp_path / "copy")
+def test_skipped_files_are_counted_before_first_chunk(location, tmp_path, shuffle):
+    shutil.copytree(location, tmp_path / "copy")
     damaged, missing = (tmp_path / "copy" / "v0001" / f"{number:05}.safetensors" for number in (3, 5))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     missing.unlink()
     data = ddlf.data.open(tmp_path / "copy")
     bad = [number for number in range(len(SIZES)) if data.damaged(number)]
     assert bad == [3, 5]
-    files, out = np.repeat(np.arange(len(SIZES)), SIZES), 0
+    files, skipped = np.repeat(np.arange(len(SIZES)), SIZES), 0
     for portion in portions(SIZES, [500, 300, 200], shuffle, seed=1, epoch=2):
         stream = SampleStream(data, portion, 8, 10_000, None, bad)
         ids = portion.ids(SIZES)
-        kept = ids[~np.isin(files[ids], bad)]
-        assert stream.samples == len(kept)
+        remaining = ids[~np.isin(files[ids], bad)]
+        assert stream.samples == len(remaining)
         assert stream.left_out == {number: n for number in bad if (n := int((files[ids] == number).sum()))}
-        assert [number for chunk in stream for number in chunk["y"]] == kept.tolist()
-        out += len(ids) - len(kept)
-    assert out == SIZES[3] + SIZES[5]
+        assert [number for chunk in stream for number in chunk["y"]] == remaining.tolist()
+        skipped += len(ids) - len(remaining)
+    assert skipped == SIZES[3] + SIZES[5]
 
 
-def test_too_little_data_memory_error_names_enough(place):
+def test_too_little_data_memory_error_names_enough(location):
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
     with pytest.raises(
         ConfigError, match=r"data_memory is 1\.00 kB, too little for batches of 32 samples of 32 B each"
     ):
-        SampleStream(ddlf.data.open(place), portion, 32, 1000)
+        SampleStream(ddlf.data.open(location), portion, 32, 1000)
 
 
 @pytest.mark.parametrize(

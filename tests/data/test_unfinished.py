@@ -38,69 +38,69 @@ def source(tmp_path):
 
 
 @pytest.fixture(params=["folder", "store"])
-def place(request, tmp_path, monkeypatch):
+def location(request, tmp_path, monkeypatch):
     monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(splitting, "NOTED_S", 0.0)
     return str(tmp_path / "place") if request.param == "folder" else f"memory://{tmp_path.name}/data"
 
 
-class Made:
+class SplitCall:
     """One call of ``split``.
 
     Args:
-        what: The phase that is interrupted: "reading" or "writing".
+        phase: The phase that is interrupted: "reading" or "writing".
         behind: The number of samples before the interruption.
     """
 
-    def __init__(self, source, place, *, what="", behind=0, broken=Torn, options="", files=6, **more):
-        self.said, self.read, self.wrote, self.manifest = [], 0, 0, None
+    def __init__(self, source, location, *, phase="", behind=0, broken=Torn, options="", files=6, **more):
+        self.messages, self.read, self.wrote, self.manifest = [], 0, 0, None
 
-        def moved(doing, done, of):
-            if doing == what and done > behind:
+        def moved(step, completed, of):
+            if step == phase and completed > behind:
                 raise broken
-            self.read += doing == "reading"
-            self.wrote += doing == "writing"
+            self.read += step == "reading"
+            self.wrote += step == "writing"
 
         opened = open_source(source)
         with contextlib.suppress(Torn, broken):
             self.manifest = split(
                 opened,
-                open_place(place),
+                open_place(location),
                 sizes_of(opened.samples, 1, files=files),
                 **{"memory": LITTLE} | more,
                 state=state_of(source, options),
                 moved=moved,
-                say=lambda what, text: self.said.append(f"{what}: {text}"),
+                say=lambda phase, text: self.messages.append(f"{phase}: {text}"),
             )
 
 
-@pytest.mark.parametrize("how", [{}, {"shuffle": False}, {"stratify": "y"}, {"memory": 10**9}], ids=str)
-@pytest.mark.parametrize("what", ["reading", "writing"])
-def test_interrupted_split_continues_with_same_bytes(source, place, tmp_path, what, how):
-    whole = Made(source, tmp_path / "whole", **how)
-    first = Made(source, place, what=what, behind=300, **how)
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"stratify": "y"}, {"memory": 10**9}], ids=str)
+@pytest.mark.parametrize("phase", ["reading", "writing"])
+def test_interrupted_split_continues_with_same_bytes(source, location, tmp_path, phase, options):
+    uninterrupted = SplitCall(source, tmp_path / "whole", **options)
+    first = SplitCall(source, location, phase=phase, behind=300, **options)
     with pytest.raises(DatasetError, match=r"unfinished|no data set|no folder"):
-        open_place(place).manifest()
-    again = Made(source, place, **how)
-    assert again.manifest == whole.manifest
-    assert not list(damage(open_place(place), again.manifest))
-    if what == "writing":
+        open_place(location).manifest()
+    second = SplitCall(source, location, **options)
+    assert second.manifest == uninterrupted.manifest
+    assert not list(damage(open_place(location), second.manifest))
+    if phase == "writing":
         assert first.wrote == 3
-        assert again.wrote == 3
-        assert again.said[0].startswith("continues: 3 of 6 files are finished")
-    elif how in ({}, {"stratify": "y"}):
-        assert 0 < again.read < whole.read
-        assert again.said[0].startswith("continues: 0 of 6 files are finished, ")
-    if again.said:
-        assert "run the same command to continue" in first.said[-1]
-    if "://" not in place:
-        assert sorted(os.listdir(place)) == [LOCK, "manifest.json", "v0001"]
+        assert second.wrote == 3
+        assert second.messages[0].startswith("continues: 3 of 6 files are finished")
+    elif options in ({}, {"stratify": "y"}):
+        assert 0 < second.read < uninterrupted.read
+        assert second.messages[0].startswith("continues: 0 of 6 files are finished, ")
+    if second.messages:
+        assert "run the same command to continue" in first.messages[-1]
+    if "://" not in location:
+        assert sorted(os.listdir(location)) == [LOCK, "manifest.json", "v0001"]
     else:
-        assert not [name for name in fsspec.filesystem("memory").find(place) if LOCK in name]
+        assert not [name for name in fsspec.filesystem("memory").find(location) if LOCK in name]
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("changes", "message"),
     [
         ({"seed": 1}, "the unfinished data set of an earlier call has other options, and is removed"),
         ({"files": 5}, "the unfinished data set of an earlier call has other options, and is removed"),
@@ -110,12 +110,12 @@ def test_interrupted_split_continues_with_same_bytes(source, place, tmp_path, wh
         ),
     ],
 )
-def test_split_with_another_plan_restarts(source, place, tmp_path, other, said):
-    Made(source, place, what="writing", behind=300)
-    again = Made(source, place, **other)
-    assert again.said == [f"anew: {said}"]
-    assert again.manifest == Made(source, tmp_path / "whole", **other).manifest
-    assert not list(damage(open_place(place), again.manifest))
+def test_split_with_another_plan_restarts(source, location, tmp_path, changes, message):
+    SplitCall(source, location, phase="writing", behind=300)
+    second = SplitCall(source, location, **changes)
+    assert second.messages == [f"anew: {message}"]
+    assert second.manifest == SplitCall(source, tmp_path / "whole", **changes).manifest
+    assert not list(damage(open_place(location), second.manifest))
 
 
 def test_written_source_has_another_state(source):
@@ -125,33 +125,33 @@ def test_written_source_has_another_state(source):
     assert state_of(source) != before
 
 
-def test_other_memory_keeps_finished_files(source, place, tmp_path):
-    Made(source, place, what="writing", behind=300)
-    again = Made(source, place, memory=60_000)
-    assert again.wrote == 3
-    assert again.manifest == Made(source, tmp_path / "whole").manifest
+def test_other_memory_keeps_finished_files(source, location, tmp_path):
+    SplitCall(source, location, phase="writing", behind=300)
+    second = SplitCall(source, location, memory=60_000)
+    assert second.wrote == 3
+    assert second.manifest == SplitCall(source, tmp_path / "whole").manifest
 
 
 def test_damaged_heaps_and_finished_files_are_made_again(source, tmp_path, monkeypatch):
     monkeypatch.setattr(splitting, "NOTED_S", 0.0)
-    place, whole = tmp_path / "place", Made(source, tmp_path / "whole").manifest
-    Made(source, place, what="writing", behind=300)
-    third = place / "v0001" / "00002.safetensors"
+    location, expected = tmp_path / "place", SplitCall(source, tmp_path / "whole").manifest
+    SplitCall(source, location, phase="writing", behind=300)
+    third = location / "v0001" / "00002.safetensors"
     third.write_bytes(third.read_bytes()[:-1] + b"!")
-    heap = max((place / WORK).glob("heap-*"))
+    heap = max((location / WORK).glob("heap-*"))
     heap.write_bytes(bytes(heap.stat().st_size))
     with pytest.raises(DatasetError, match=r"heap-\d+, which .* is damaged.*run the command again"):
-        Made(source, place)
-    again = Made(source, place)
-    assert again.manifest == whole
-    Made(source, tmp_path / "other", what="reading", behind=300)
+        SplitCall(source, location)
+    second = SplitCall(source, location)
+    assert second.manifest == expected
+    SplitCall(source, tmp_path / "other", phase="reading", behind=300)
     heap = next((tmp_path / "other" / WORK).glob("heap-*"))
     heap.write_bytes(bytes(heap.stat().st_size))
-    assert Made(source, tmp_path / "other").manifest == whole
+    assert SplitCall(source, tmp_path / "other").manifest == expected
 
 
 def test_full_disk_keeps_finished_files_bad_source_keeps_none(source, tmp_path, monkeypatch):
-    place = tmp_path / "place"
+    location = tmp_path / "place"
     real = Folder.new
 
     def full(self, name):
@@ -162,29 +162,29 @@ def test_full_disk_keeps_finished_files_bad_source_keeps_none(source, tmp_path, 
     with monkeypatch.context() as patched:
         patched.setattr(Folder, "new", full)
         with pytest.raises(DatasetError, match="no space in"):
-            Made(source, place)
-    again = Made(source, place)
-    assert again.wrote == 3
-    assert not list(damage(Folder(place), again.manifest))
+            SplitCall(source, location)
+    second = SplitCall(source, location)
+    assert second.wrote == 3
+    assert not list(damage(Folder(location), second.manifest))
     folder = tmp_path / "table.csv"
     folder.write_text("a,b\n" + "1,2\n" * 400 + "1,two\n")
     for _ in range(2):
         with pytest.raises(DatasetError, match="line 402"):
-            Made(folder, tmp_path / "table", shuffle=False)
+            SplitCall(folder, tmp_path / "table", shuffle=False)
         assert not (tmp_path / "table").exists()
 
 
 def test_lock_of_killed_writer_is_recognised_on_its_machine(source, tmp_path, monkeypatch):
     monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
     url = f"memory://{tmp_path.name}/killed"
-    Made(source, url, what="writing", behind=300)
+    SplitCall(source, url, phase="writing", behind=300)
     key = next((tmp_path / "cache" / "unfinished").glob("*/key")).read_text()
     files = fsspec.filesystem("memory")
     files.pipe(f"{url}/{LOCK}", f'{{"host": "h", "since": "then", "key": "{key}"}}'.encode())
-    assert Made(source, url).said[0].startswith("continues")
+    assert SplitCall(source, url).messages[0].startswith("continues")
     files.pipe(f"{url}2/{LOCK}", b'{"host": "h", "since": "then", "key": "of another machine"}')
     with pytest.raises(DatasetError, match=r"h since then writes to .*remove .*data.lock and run this again"):
-        Made(source, f"{url}2")
+        SplitCall(source, f"{url}2")
 
 
 KILLED = """

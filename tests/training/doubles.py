@@ -20,14 +20,14 @@ class Doubles:
     after: Any = (2,)
 
     def __init__(self, app: Any, settings: Any) -> None:
-        self.seen: list[bool] = []
-        app.seen = self.seen
+        self.weights_were_remote: list[bool] = []
+        app.weights_were_remote = self.weights_were_remote
 
     async def begin(self, progress: Any) -> None:
         self._progress = progress
 
     async def show(self) -> None:
-        self.seen.append(isinstance(self._progress.weights, WeightsRef))
+        self.weights_were_remote.append(isinstance(self._progress.weights, WeightsRef))
 
     async def end_epoch(self) -> Any:
         if self._progress.round in self.after and self.need_weights:

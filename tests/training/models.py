@@ -108,17 +108,17 @@ def with_model(build, app_class=Blobs):
 
 def app(cluster, app_class=Blobs, **attributes) -> Blobs:
     """A new app with these attributes."""
-    made = app_class(cluster)
+    new_app = app_class(cluster)
     for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
+        setattr(new_app, name, value)
+    return new_app
 
 
-def distance(one, other) -> float:
+def distance(first, second) -> float:
     """The largest difference between two lists of weights."""
-    return max(float(np.max(np.abs(a - b))) for a, b in zip(one, other, strict=True))
+    return max(float(np.max(np.abs(a - b))) for a, b in zip(first, second, strict=True))
 
 
-def equal(one, other) -> bool:
+def equal(first, second) -> bool:
     """Whether two lists of weights are the same bits."""
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

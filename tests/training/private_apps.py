@@ -41,13 +41,13 @@ class Private(ddlf.IApp):
 
 def killing(cluster, app, worker, round):
     """Kill a worker when its slot begins a round. Return the events."""
-    seen = []
+    received = []
 
-    def see(event):
-        seen.append(event)
-        lost = any(isinstance(one, events.WorkerLost) for one in seen)
+    def kill_on_start(event):
+        received.append(event)
+        lost = any(isinstance(earlier, events.WorkerLost) for earlier in received)
         if isinstance(event, events.SlotStarted) and (event.worker, event.round) == (worker, round) and not lost:
             cluster.machine(worker).kill()
 
-    app.subscribe(see)
-    return seen
+    app.subscribe(kill_on_start)
+    return received

@@ -17,8 +17,8 @@ FROZEN = frozenset(["norm/mean", "norm/steps"])
 
 def run_of(settings, workers=3, **more):
     run = FakeRun(FakeCluster(workers), slots=3, start=START, frozen=FROZEN, **{**settings, **more})
-    run.told = []
-    run.subscribe(run.told.append)
+    run.event_log = []
+    run.subscribe(run.event_log.append)
     return run
 
 
@@ -35,6 +35,6 @@ def bits(run):
     return [(a.dtype, a.tobytes()) for a in [*run.model.get_weights(), *(a for name in state for a in state[name])]]
 
 
-def of(run, kind):
+def events_of(run, kind):
     """The events of a kind."""
-    return [event for event in run.told if isinstance(event, kind)]
+    return [event for event in run.event_log if isinstance(event, kind)]

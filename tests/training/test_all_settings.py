@@ -29,7 +29,7 @@ OF_THE_CLUSTER = {"min_workers", "connect_timeout_s", "heartbeat_s", "suspect_af
 
 def test_an_app_has_every_setting_and_its_default():
     app = ddlf.IApp()
-    fields = [one.name for kind in KINDS_OF_GROUPS for one in kind.settings()]
+    fields = [field.name for kind in KINDS_OF_GROUPS for field in kind.settings()]
     assert {*fields, "mode", "exchange"} == set(SETTINGS)
     assert flat(spec_of(app)).keys() == SETTINGS.keys()
     assert all(getattr(app, name) == SETTINGS[name].default for name in SETTINGS)
@@ -37,9 +37,9 @@ def test_an_app_has_every_setting_and_its_default():
 
 
 def test_command_line_has_each_setting_with_an_option_and_its_help():
-    options = {each.dest: each for each in RUN.parser("ddlf run").options}
+    options = {entry.dest: entry for entry in RUN.parser("ddlf run").options}
     with_option = {name for name, setting in SETTINGS.items() if setting.flag is not None}
-    others = {
+    without_setting = {
         *OF_A_CLUSTER,
         "help",
         "app",
@@ -52,7 +52,7 @@ def test_command_line_has_each_setting_with_an_option_and_its_help():
         "debug",
         "requeue",
     }
-    assert set(options) == with_option | others
+    assert set(options) == with_option | without_setting
     for name in with_option:
         assert options[name].names == (option(name),)
         assert options[name].help.startswith(SETTINGS[name].help)
@@ -68,7 +68,7 @@ def test_cluster_file_and_schema_have_each_setting_of_a_file():
 
 
 def test_help_of_a_rule_setting_names_all_rules():
-    said = RUN.parser("ddlf run").format_help(list(GROUPS))
+    help_text = RUN.parser("ddlf run").format_help(list(GROUPS))
     described = schema()["$defs"]["RunConfig"]["properties"]
     for name, family in (
         ("codec", CODEC),
@@ -79,7 +79,7 @@ def test_help_of_a_rule_setting_names_all_rules():
         ("local_rule", LOCAL),
         ("partition", PARTITION),
     ):
-        row = re.search(rf"^  {option(name)} .*\n(?:   .*\n)*", said, re.MULTILINE)[0]
+        row = re.search(rf"^  {option(name)} .*\n(?:   .*\n)*", help_text, re.MULTILINE)[0]
         assert [rule for rule in family.names if rule not in row] == []
         if Use.FILE in SETTINGS[name].use:
             assert [rule for rule in family.names if rule not in described[name]["description"]] == []

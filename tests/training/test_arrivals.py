@@ -19,8 +19,8 @@ EXACT = {"layer": np.linspace(-1, 1, 12).reshape(3, 4), "bias": np.zeros(5)}
 
 async def trained(**settings):
     run = FakeRun(**{"mode": "async", "start": EXACT, "samples": 204, "batch_size": 17, **settings})
-    run.told = []
-    run.subscribe(run.told.append)
+    run.event_log = []
+    run.subscribe(run.event_log.append)
     await run.train_model()
     return run
 
@@ -41,8 +41,8 @@ async def test_a_bound_of_0_equals_synchronous_training():
     order = [1, 2, 3, 3, 1, 2, 2, 3, 1, 1, 2, 3]
     for arrivals in (order, None):
         bounded = await trained(slots=3, arrivals=arrivals, max_staleness=0, cluster=FakeCluster(3))
-        for got, wanted in zip(weights(bounded), weights(sync), strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+        for actual, expected in zip(weights(bounded), weights(sync), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
     assert [record.round for record in bounded.history] == [n for n in (1, 2, 3, 4) for _ in range(3)]
     free = await trained(slots=3, arrivals=[1, 1, 2, 3, 2, 3, 3, 1, 2, 3, 1, 2], cluster=FakeCluster(3))
     assert np.abs(weights(free)[0] - weights(sync)[0]).max() > 1e-6
@@ -59,8 +59,8 @@ async def test_lost_slot_with_bound_0_restarts_with_weights_of_its_round():
     cluster = FakeCluster(4)
     lose_once(cluster, slot=1, round=2)
     bounded = await trained(slots=3, max_staleness=0, cluster=cluster)
-    for got, wanted in zip(weights(bounded), weights(sync), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+    for actual, expected in zip(weights(bounded), weights(sync), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def lose_once(cluster, slot, round):
@@ -126,12 +126,12 @@ async def test_arrivals_before_all_slots_are_measured_are_refused():
 
 
 async def test_staleness_is_reported_at_the_end(capsys):
-    told = []
+    events = []
     run = FakeRun(mode="async", slots=2, arrivals=[1, 1, 2, 2], master_epochs=2, verbose=True)
-    run.subscribe(told.append)
+    run.subscribe(events.append)
     await run.train_model()
     assert run.history.staleness == {0: 3, 2: 1}
-    (ended,) = [event for event in told if isinstance(event, RunEnded)]
+    (ended,) = [event for event in events if isinstance(event, RunEnded)]
     assert ended.staleness == (3, 0, 1)
     assert "staleness 0 in 3, 2 in 1 of 4 updates" in capsys.readouterr().out
 
@@ -153,10 +153,10 @@ async def test_synchronous_training_after_asynchronous_reports_no_staleness(caps
     run = FakeRun(mode="async", slots=2, verbose=True)
     await run.train_model()
     assert "staleness" in capsys.readouterr().out
-    told, run.mode = [], "sync"
-    run.subscribe(told.append)
+    events, run.mode = [], "sync"
+    run.subscribe(events.append)
     await run.train_model()
-    assert [event.staleness for event in told if isinstance(event, RunEnded)] == [()]
+    assert [event.staleness for event in events if isinstance(event, RunEnded)] == [()]
 
 
 # -- convergence -------------------------------------------------------------------------------------------------------
@@ -164,9 +164,9 @@ async def test_synchronous_training_after_asynchronous_reports_no_staleness(caps
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 async def test_training_ends_when_the_mean_metric_reaches_the_target(mode):
-    whole = await trained(mode=mode, slots=1, master_epochs=12)
-    found = [record.accuracy for record in whole.history]
-    means = [sum(found[n - 3 : n]) / 3 for n in range(3, 13)]
+    untargeted = await trained(mode=mode, slots=1, master_epochs=12)
+    accuracies = [record.accuracy for record in untargeted.history]
+    means = [sum(accuracies[n - 3 : n]) / 3 for n in range(3, 13)]
     assert means[0] != means[4]
     metric, value = ("accuracy", means[4]) if means[4] > means[0] else ("accuracy", max(means[4:]))
     first = next(n for n, mean in enumerate(means) if mean >= value) + 3
@@ -176,7 +176,7 @@ async def test_training_ends_when_the_mean_metric_reaches_the_target(mode):
 
 
 async def test_a_target_that_no_round_can_reach_is_refused_by_name():
-    for settings, what in (
+    for settings, message in (
         (
             {"converge": "target:acc,0.9"},
             "looks at 'acc', which is not a metric of this run; name one of loss, accuracy",
@@ -186,14 +186,14 @@ async def test_a_target_that_no_round_can_reach_is_refused_by_name():
     ):
         with pytest.raises((AppError, ConfigError)) as refused:
             await trained(mode="sync", **settings)
-        assert what in str(refused.value)
+        assert message in str(refused.value)
 
 
 # -- updates that wait in a buffer --------------------------------------------------------------------------------------
 
 
 def warnings(run):
-    return [event.why for event in run.told if isinstance(event, Warned)]
+    return [event.why for event in run.event_log if isinstance(event, Warned)]
 
 
 async def test_run_warns_of_a_buffer_that_is_never_full():
@@ -245,7 +245,7 @@ async def test_a_rejected_update_does_not_move_the_end_of_an_epoch():
 
 
 @pytest.mark.parametrize(
-    ("settings", "what"),
+    ("settings", "message"),
     [
         ({"staleness": "polynomial:a=-1"}, "staleness 'polynomial:a=-1': a must be finite and >= 0, got -1.0"),
         ({"staleness": "hinge:a=1,a=2"}, "a is given twice"),
@@ -258,9 +258,9 @@ async def test_a_rejected_update_does_not_move_the_end_of_an_epoch():
         ({"mode": "sync", "max_staleness": 2}, "max_staleness=2 is for asynchronous and Downpour training"),
     ],
 )
-async def test_impossible_settings_are_refused_before_workers_are_connected(settings, what):
+async def test_impossible_settings_are_refused_before_workers_are_connected(settings, message):
     run = FakeRun(**{"mode": "async", **settings})
     with pytest.raises(ConfigError) as refused:
         await run.train_model()
-    assert what in str(refused.value)
+    assert message in str(refused.value)
     assert all(not worker.asked for worker in run.cluster.workers)

@@ -37,22 +37,22 @@ def one_weight(optimizer=None):
 
 
 def data():
-    ones = np.ones((24, 1), "float32")
-    return ones, ones, ones[:6], ones[:6] * 0.5
+    inputs = np.ones((24, 1), "float32")
+    return inputs, inputs, inputs[:6], inputs[:6] * 0.5
 
 
 def the_eight(folder, **early):
     import keras
 
-    made = keras.callbacks
+    library = keras.callbacks
     return [
-        made.EarlyStopping(patience=3, restore_best_weights=True, **early),
-        made.ModelCheckpoint(folder / "epoch-{epoch}.keras", save_best_only=True),
-        made.ReduceLROnPlateau(patience=1, factor=0.5),
-        made.LearningRateScheduler(slower),
-        made.CSVLogger(folder / "log.csv"),
-        made.TensorBoard(folder / "board"),
-        made.TerminateOnNaN(),
+        library.EarlyStopping(patience=3, restore_best_weights=True, **early),
+        library.ModelCheckpoint(folder / "epoch-{epoch}.keras", save_best_only=True),
+        library.ReduceLROnPlateau(patience=1, factor=0.5),
+        library.LearningRateScheduler(slower),
+        library.CSVLogger(folder / "log.csv"),
+        library.TensorBoard(folder / "board"),
+        library.TerminateOnNaN(),
     ]
 
 
@@ -81,8 +81,8 @@ def on_master(make):
     """Return a function that makes callbacks on the master only, because they use the folder of the test."""
     import os
 
-    here = os.getpid()
-    return lambda: make() if os.getpid() == here else []
+    master_process = os.getpid()
+    return lambda: make() if os.getpid() == master_process else []
 
 
 def rows(file):
@@ -90,10 +90,12 @@ def rows(file):
         return list(csv.DictReader(lines))
 
 
-def same_rows(one, other):
-    assert [row.keys() for row in one] == [row.keys() for row in other]
-    for mine, theirs in zip(one, other, strict=True):
-        assert [float(mine[name]) for name in mine] == pytest.approx([float(theirs[name]) for name in mine], abs=1e-6)
+def same_rows(actual_rows, expected_rows):
+    assert [row.keys() for row in actual_rows] == [row.keys() for row in expected_rows]
+    for row, expected_row in zip(actual_rows, expected_rows, strict=True):
+        assert [float(row[name]) for name in row] == pytest.approx(
+            [float(expected_row[name]) for name in row], abs=1e-6
+        )
 
 
 def scalars_of(folder):
@@ -101,14 +103,14 @@ def scalars_of(folder):
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.util import tensor_util
 
-    found = {}
+    points = {}
     for file in sorted(folder.rglob("events*")):
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
                 if value.metadata.plugin_data.plugin_name == "scalars":
                     number = float(tensor_util.make_ndarray(value.tensor))
-                    found.setdefault((file.parent.name, value.tag), []).append((event.step, number))
-    return found
+                    points.setdefault((file.parent.name, value.tag), []).append((event.step, number))
+    return points
 
 
 @pytest.mark.slow
@@ -120,31 +122,31 @@ async def test_callbacks_on_the_master_decide_as_in_fit_at_the_same_epochs(one_w
     x, y, x_val, y_val = data()
     model, callbacks = one_weight(), the_eight(tmp_path / "fit")
     callbacks.append(keras.callbacks.BackupAndRestore(tmp_path / "fit" / "backup"))
-    told = model.fit(x, y, batch_size=24, epochs=30, validation_data=(x_val, y_val), callbacks=callbacks, verbose=0)
+    history = model.fit(x, y, batch_size=24, epochs=30, validation_data=(x_val, y_val), callbacks=callbacks, verbose=0)
 
     def make():
         return [*the_eight(tmp_path / "here"), keras.callbacks.BackupAndRestore(tmp_path / "here" / "backup")]
 
     app = OneWeight(one_worker, on_master(make))
     records = await app.train_sync()
-    assert 5 < len(records) == len(told.epoch) < 20
+    assert 5 < len(records) == len(history.epoch) < 20
     assert app.run_context.progress.converged
-    for name, values in told.history.items():
+    for name, values in history.history.items():
         assert records.history[name] == pytest.approx(values, abs=1e-6)
     assert equal(app.model.get_weights(), app.run_context.progress.weights)
     assert app.model.get_weights()[0] == pytest.approx(model.get_weights()[0], abs=1e-6)
     assert min(records.history["val_loss"]) == pytest.approx((app.model.get_weights()[0].item() - 0.5) ** 2, abs=1e-6)
     assert app.callbacks[0].stopped_epoch == callbacks[0].stopped_epoch
     same_rows(rows(tmp_path / "here" / "log.csv"), rows(tmp_path / "fit" / "log.csv"))
-    kept = sorted(file.name for file in (tmp_path / "here").glob("*.keras"))
-    assert kept == sorted(file.name for file in (tmp_path / "fit").glob("*.keras"))
-    mine, theirs = (keras.models.load_model(tmp_path / side / kept[-1]) for side in ("here", "fit"))
-    assert mine.optimizer.variables[0] == theirs.optimizer.variables[0]  # the number of steps
-    assert float(mine.optimizer.learning_rate) == pytest.approx(float(theirs.optimizer.learning_rate), abs=1e-7)
+    files = sorted(file.name for file in (tmp_path / "here").glob("*.keras"))
+    assert files == sorted(file.name for file in (tmp_path / "fit").glob("*.keras"))
+    of_ddlf, of_fit = (keras.models.load_model(tmp_path / side / files[-1]) for side in ("here", "fit"))
+    assert of_ddlf.optimizer.variables[0] == of_fit.optimizer.variables[0]  # the number of steps
+    assert float(of_ddlf.optimizer.learning_rate) == pytest.approx(float(of_fit.optimizer.learning_rate), abs=1e-7)
     assert not (tmp_path / "here" / "backup").exists()
-    shown, wanted = scalars_of(tmp_path / "here" / "board"), scalars_of(tmp_path / "fit" / "board")
-    assert shown.keys() == wanted.keys()
-    for tag, points in wanted.items():
+    shown, expected = scalars_of(tmp_path / "here" / "board"), scalars_of(tmp_path / "fit" / "board")
+    assert shown.keys() == expected.keys()
+    for tag, points in expected.items():
         assert np.array(shown[tag]) == pytest.approx(np.array(points), abs=1e-6)
 
 
@@ -250,11 +252,11 @@ async def test_a_loss_that_is_not_a_number_ends_the_run_where_fit_ends(one_worke
 
     x, y, _, _ = data()
     model = one_weight(keras.optimizers.SGD(1e18))
-    told = model.fit(x, y, batch_size=24, epochs=30, callbacks=[keras.callbacks.TerminateOnNaN()], verbose=0)
+    history = model.fit(x, y, batch_size=24, epochs=30, callbacks=[keras.callbacks.TerminateOnNaN()], verbose=0)
     app = Explodes(one_worker, on_master(lambda: [keras.callbacks.TerminateOnNaN()]))
     await app.train_sync()
-    assert 1 < len(told.epoch) < 10
-    assert len(told.epoch) - 1 <= len(app.history) <= len(told.epoch)  # an update with NaN is not merged
+    assert 1 < len(history.epoch) < 10
+    assert len(history.epoch) - 1 <= len(app.history) <= len(history.epoch)  # an update with NaN is not merged
     assert app.run_context.progress.converged
     assert all(np.isfinite(array).all() for array in app.model.get_weights())
 
@@ -263,7 +265,7 @@ async def test_a_loss_that_is_not_a_number_ends_the_run_where_fit_ends(one_worke
 async def test_each_epoch_of_a_longer_round_has_its_own_learning_rate(one_worker):
     import keras
 
-    seen, ended = [], []
+    rates, ended = [], []
 
     def halved(epoch, rate):
         return RATE * 0.5**epoch
@@ -272,7 +274,7 @@ async def test_each_epoch_of_a_longer_round_has_its_own_learning_rate(one_worker
         worker_epochs, master_epochs = 2, 5
 
         def on_round(self, record):
-            seen.append((record.epochs, record.metrics["learning_rate"]))
+            rates.append((record.epochs, record.metrics["learning_rate"]))
 
     def make():
         on_end = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ended.append(epoch))
@@ -284,7 +286,7 @@ async def test_each_epoch_of_a_longer_round_has_its_own_learning_rate(one_worker
     app = Sees(one_worker, on_master(make))
     await app.train_sync()
     assert app.model.get_weights()[0] == pytest.approx(model.get_weights()[0], abs=1e-6)
-    assert seen == [(2, pytest.approx(RATE / 2)), (2, pytest.approx(RATE / 8)), (1, pytest.approx(RATE / 16))]
+    assert rates == [(2, pytest.approx(RATE / 2)), (2, pytest.approx(RATE / 8)), (1, pytest.approx(RATE / 16))]
     assert ended == [1, 3, 4]
 
 
@@ -292,24 +294,24 @@ async def test_each_epoch_of_a_longer_round_has_its_own_learning_rate(one_worker
 async def test_callbacks_that_cannot_run_on_the_master_are_refused(one_worker, tmp_path):
     import keras
 
-    made = keras.callbacks
+    library = keras.callbacks
 
-    class Counts(made.Callback):
+    class Counts(library.Callback):
         def on_train_batch_end(self, batch, logs=None):
             pass
 
     refused = {
         "Counts in callbacks looks at batches, which are on the workers only; put it into worker_callbacks": Counts(),
-        "LambdaCallback in callbacks looks at batches": made.LambdaCallback(on_train_batch_end=print),
-        "ModelCheckpoint in callbacks looks at batches, .*; give it save_freq='epoch'": made.ModelCheckpoint(
+        "LambdaCallback in callbacks looks at batches": library.LambdaCallback(on_train_batch_end=print),
+        "ModelCheckpoint in callbacks looks at batches, .*; give it save_freq='epoch'": library.ModelCheckpoint(
             "m.keras", save_freq=5
         ),
-        "TensorBoard in callbacks looks at batches, .*; give it update_freq='epoch'": made.TensorBoard(
+        "TensorBoard in callbacks looks at batches, .*; give it update_freq='epoch'": library.TensorBoard(
             tmp_path, update_freq=1
         ),
-        "SwapEMAWeights has no averages to swap on the master": made.SwapEMAWeights(),
+        "SwapEMAWeights has no averages to swap on the master": library.SwapEMAWeights(),
         "callbacks has a str, which is not a Keras callback": "EarlyStopping",
-        "BackupAndRestore and checkpoints both define where a run continues": made.BackupAndRestore(
+        "BackupAndRestore and checkpoints both define where a run continues": library.BackupAndRestore(
             tmp_path / "backup"
         ),
     }
@@ -319,13 +321,13 @@ async def test_callbacks_that_cannot_run_on_the_master_are_refused(one_worker, t
         app.callbacks = [callback]
         with pytest.raises(AppError, match=sentence):
             await app.train_sync()
-    app.checkpoint, app.callbacks, app.local_rule = None, [made.BackupAndRestore(tmp_path / "backup")], "scaffold"
+    app.checkpoint, app.callbacks, app.local_rule = None, [library.BackupAndRestore(tmp_path / "backup")], "scaffold"
     with pytest.raises(
         AppError, match="stores weights and optimizer only, but with local_rule='scaffold' each slot keeps"
     ):
         await app.train_sync()
     app.local_rule = "plain"
-    for callback in (made.ReduceLROnPlateau(), made.LearningRateScheduler(slower)):
+    for callback in (library.ReduceLROnPlateau(), library.LearningRateScheduler(slower)):
         app.callbacks = [callback]
         app.model.compile(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)), "mse")
         with pytest.raises(AppError, match="sets the optimizer's learning rate, which follows a schedule"):
@@ -394,7 +396,7 @@ async def test_learning_rate_applies_to_the_masters_steps_with_gradients(two_wor
     x, y, _, _ = data()
     model = one_weight(keras.optimizers.SGD(RATE, momentum=0.5))
     callbacks = [keras.callbacks.LearningRateScheduler(halved), keras.callbacks.EarlyStopping("loss", baseline=0.5)]
-    told = model.fit(x, y, batch_size=12, epochs=6, shuffle=False, callbacks=callbacks, verbose=0)
+    history = model.fit(x, y, batch_size=12, epochs=6, shuffle=False, callbacks=callbacks, verbose=0)
 
     class Stepping(OneWeight):
         exchange, slots, batch_size, master_epochs = "gradient", 2, 6, 6
@@ -408,5 +410,5 @@ async def test_learning_rate_applies_to_the_masters_steps_with_gradients(two_wor
 
     app = Stepping(two_workers, on_master(make))
     await app.train_sync()
-    assert len(app.history) == 2 * len(told.epoch)
+    assert len(app.history) == 2 * len(history.epoch)
     assert app.model.get_weights()[0] == pytest.approx(model.get_weights()[0], abs=1e-6)

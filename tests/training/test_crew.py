@@ -70,14 +70,14 @@ class Story:
 
     def observe(self, event):
         self.events.append(event)
-        self.seen((event.kind, event.worker)).set()
+        self.signal_of((event.kind, event.worker)).set()
 
-    def seen(self, event):
+    def signal_of(self, event):
         return self.waited.setdefault(event, asyncio.Event())
 
     async def open(self, worker):
         self.opened.append(worker.id)
-        self.seen((f"opening {self.opened.count(worker.id)}", worker.id)).set()
+        self.signal_of((f"opening {self.opened.count(worker.id)}", worker.id)).set()
         outcomes = self.openings.get(worker.id, [])
         outcome = outcomes.pop(0) if outcomes else None
         if isinstance(outcome, asyncio.Event):
@@ -129,10 +129,10 @@ async def test_event_of_an_executor_that_ended_while_it_was_idle_has_the_reason(
     worker.crash = before
     async with story.ready() as crew:
         story.answers[1] = [AppMissing("another run"), AppMissing("new executor"), "done"]
-        found = asyncio.ensure_future(crew.carry(0, 0, story.work))
-        await story.seen(("back", 1)).wait()
+        carried = asyncio.ensure_future(crew.carry(0, 0, story.work))
+        await story.signal_of(("back", 1)).wait()
         worker.crash = crash
-        assert await found == "done"
+        assert await carried == "done"
     lost = [event.text.partition(";")[0] for event in story.events if event.kind == "lost"]
     assert lost == ["another run", "the executor was ended by SIGKILL"]
 
@@ -453,7 +453,7 @@ async def test_an_error_inside_the_crew_itself_ends_the_run(monkeypatch):
 
 async def wait_for(story, event):
     """Wait until the story has an event."""
-    await asyncio.wait_for(story.seen(event).wait(), PATIENCE_S)
+    await asyncio.wait_for(story.signal_of(event).wait(), PATIENCE_S)
 
 
 # --- workers that announce their end ----------------------------------------------------------------------------------------
@@ -486,12 +486,12 @@ async def test_worker_that_announces_its_end_finishes_its_slot_and_is_released_b
         assert not leaving.lost, "its update is not merged yet"
         crew.begin_round()
         assert await asyncio.wait_for(crew.carry(0, 1, story.work), PATIENCE_S) == 2
-        await asyncio.wait_for(story.seen(("left", 1)).wait(), PATIENCE_S)
+        await asyncio.wait_for(story.signal_of(("left", 1)).wait(), PATIENCE_S)
         assert leaving.lost
         assert handed_back == [1]
         assert crew.losses == 0
         leaving.back.set()
-        await asyncio.wait_for(story.seen(("back", 1)).wait(), PATIENCE_S)
+        await asyncio.wait_for(story.signal_of(("back", 1)).wait(), PATIENCE_S)
     assert story.kinds() == [("leaving", 1), ("left", 1), ("back", 1)]
 
 
@@ -501,10 +501,10 @@ async def test_slot_of_a_leaving_worker_moves_at_once_if_it_would_not_end_in_tim
     async with story.ready() as crew:
         crew.finishes = False
         slot = asyncio.ensure_future(crew.carry(0, 0, story.work))
-        await asyncio.wait_for(story.seen(("start", 1)).wait(), PATIENCE_S)
+        await asyncio.wait_for(story.signal_of(("start", 1)).wait(), PATIENCE_S)
         announces(story.cluster.workers[0])
         assert await asyncio.wait_for(slot, PATIENCE_S) == 2
-        await asyncio.wait_for(story.seen(("left", 1)).wait(), PATIENCE_S)
+        await asyncio.wait_for(story.signal_of(("left", 1)).wait(), PATIENCE_S)
     (event,) = [event for event in story.events if event.kind == "leaving"]
     assert event.slot == 1
     assert event.text == "worker 1 ends within 60 s (SIGTERM); slot 1 moves to another worker"
@@ -512,12 +512,12 @@ async def test_slot_of_a_leaving_worker_moves_at_once_if_it_would_not_end_in_tim
 
 async def test_run_waits_for_a_worker_that_is_being_released_after_a_notice(monkeypatch):
     story = Story(1)
-    asked, released = asyncio.Event(), asyncio.Event()
+    release_began, released = asyncio.Event(), asyncio.Event()
     (worker,) = story.cluster.workers
     release = worker.release
 
     async def slowly():
-        asked.set()
+        release_began.set()
         await released.wait()
         await release()
 
@@ -526,7 +526,7 @@ async def test_run_waits_for_a_worker_that_is_being_released_after_a_notice(monk
         crew.finishes = False
         announces(worker)
         slot = asyncio.ensure_future(crew.carry(0, 0, story.work))
-        await asyncio.wait_for(asked.wait(), PATIENCE_S)
+        await asyncio.wait_for(release_began.wait(), PATIENCE_S)
         crew.changed()
         for _ in range(3):
             await asyncio.sleep(0)

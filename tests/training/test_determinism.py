@@ -35,12 +35,14 @@ async def test_run_turns_op_determinism_on_and_the_next_one_off(monkeypatch):
     monkeypatch.setattr(determinism, "jax_was_used", lambda: False)
     async with in_process_cluster(1) as cluster:
         first = app(cluster, deterministic=True, optimizer="adam", dropout=0.2)
-        said = []
-        first.subscribe(said.append)
+        received = []
+        first.subscribe(received.append)
         await first.train_sync()
         assert determinism_of()
         assert first.run_context.progress.settings["deterministic"] is True
-        assert not [event for event in said if isinstance(event, Warned) and event.about in ("deterministic", "cards")]
+        assert not [
+            event for event in received if isinstance(event, Warned) and event.about in ("deterministic", "cards")
+        ]
         second = app(cluster, deterministic=True, optimizer="adam", dropout=0.2)
         await second.train_sync()
         assert equal(first.model.get_weights(), second.model.get_weights())
@@ -50,19 +52,19 @@ async def test_run_turns_op_determinism_on_and_the_next_one_off(monkeypatch):
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_executor_computes_as_the_run_demands(two_workers):
-    one = two_workers.options(workers=[1])  # its executor starts twice with Keras
+    one_worker = two_workers.options(workers=[1])  # its executor starts twice with Keras
 
     async def process():
-        (found,) = await one.run_method(process_of)
-        return found
+        (facts,) = await one_worker.run_method(process_of)
+        return facts
 
     assert (await process())[:2] == ["", ""]
-    await app(one, Quick, deterministic=True, master_epochs=1).train_sync()
+    await app(one_worker, Quick, deterministic=True, master_epochs=1).train_sync()
     during = await process()
     assert during[:3] == ["--xla_gpu_deterministic_ops=true", ":4096:8", True]
-    await app(one, Quick, deterministic=True, master_epochs=1).train_sync()
+    await app(one_worker, Quick, deterministic=True, master_epochs=1).train_sync()
     assert await process() == during  # the executor was not restarted
-    await app(one, Quick, master_epochs=1).train_sync()
+    await app(one_worker, Quick, master_epochs=1).train_sync()
     assert (await process())[:3] == ["", "", False]
 
 
@@ -90,15 +92,15 @@ async def test_run_is_not_resumed_with_another_arithmetic(tmp_path):
 )
 def test_run_warns_of_a_setting_without_full_effect(settings, workers, about):
     computed = {f"worker {number}": Arithmetic(card=card) for number, card in enumerate(workers, 1)}
-    assert [found for found, _ in said_of(app(None, **settings), computed, Arithmetic())] == about
+    assert [subject for subject, _ in said_of(app(None, **settings), computed, Arithmetic())] == about
 
 
 def test_run_warns_of_determinism_without_effect():
-    why = "JAX computes equal bits on CPUs in any case"
-    workers = {"worker 1": Arithmetic(in_any_case=why)}
+    reason = "JAX computes equal bits on CPUs in any case"
+    workers = {"worker 1": Arithmetic(in_any_case=reason)}
     trained = app(None, deterministic=True)
-    assert list(said_of(trained, workers, Arithmetic(in_any_case=why))) == [
-        ("deterministic", f"deterministic=True changes nothing in this run: {why}")
+    assert list(said_of(trained, workers, Arithmetic(in_any_case=reason))) == [
+        ("deterministic", f"deterministic=True changes nothing in this run: {reason}")
     ]
     assert not list(said_of(trained, workers, Arithmetic("H100")))
 
@@ -106,9 +108,9 @@ def test_run_warns_of_determinism_without_effect():
 def test_card_that_the_framework_does_not_see_is_said(monkeypatch):
     monkeypatch.setenv("DDLF_CARDS", '["0 (Test Card)"]')
     workers = {"worker 1": set_arithmetic(app(None)), "worker 2": Arithmetic()}
-    ((about, why),) = said_of(app(None), workers, Arithmetic())
+    ((about, message),) = said_of(app(None), workers, Arithmetic())
     assert about == "cards"
-    assert why.startswith(
+    assert message.startswith(
         "worker 1 has the card 0 (Test Card), but its framework does not see it and computes on the CPU"
     )
 
@@ -122,13 +124,13 @@ def test_mixed_cards_are_named_with_their_workers():
 
 
 async def test_run_warns_once_of_a_late_worker_with_another_card():
-    opening, said = Opening(app(None), "a run"), []
-    opening.app.subscribe(said.append)
+    opening, received = Opening(app(None), "a run"), []
+    opening.app.subscribe(received.append)
     opening._kinds = {"H100"}
     late = SimpleNamespace(name="worker 3 (pc03)")
     for card in ("H100", "A100", "A100"):
         opening._say_kind(late, Arithmetic(card))
-    (warned,) = said
+    (warned,) = received
     assert "computes on A100 (worker 3 (pc03)) and H100 (the others)" in warned.why
 
 
@@ -145,10 +147,10 @@ async def test_run_reports_products_in_tf32(monkeypatch):
 
     monkeypatch.setattr(TensorFlow, "tf32", lambda self: "products and convolutions")
     async with in_process_cluster(1) as cluster:
-        trained, said = app(cluster, Quick, master_epochs=1), []
-        trained.subscribe(said.append)
+        trained, received = app(cluster, Quick, master_epochs=1), []
+        trained.subscribe(received.append)
         await trained.train_sync()
-    (built,) = [event for event in said if isinstance(event, ModelBuilt)]
+    (built,) = [event for event in received if isinstance(event, ModelBuilt)]
     assert "precision products and convolutions of float32 use TF32 on cards" in line(built)
 
 

@@ -79,40 +79,40 @@ class Mirrored(Blobs):
 
 
 async def test_model_of_a_strategy_trains_to_the_same_weights_as_without():
-    found = []
+    weights = []
     async with in_process_cluster(1) as cluster:
         for kind in (Blobs, Mirrored):
             trained = app(cluster, kind, slots=2, optimizer="adam", local_rule="fedprox:0.1", precision="mixed_float16")
             await trained.train_sync()
-            found.append(trained.model.get_weights())
+            weights.append(trained.model.get_weights())
     assert copies_of(trained.model) == 1
     assert type(strategy_of(trained.model)).__name__ == "MirroredStrategy"
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    for plain, mirrored in zip(*weights, strict=True):
+        np.testing.assert_allclose(plain, mirrored, atol=1e-5)
 
 
 async def test_a_strategy_with_steps_per_execution_is_refused_on_the_master():
     import tensorflow as tf
 
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
-        made = Blobs()
-        await made.create_model()
-        made.model.compile("sgd", "categorical_crossentropy", steps_per_execution=4)
+        blobs = Blobs()
+        await blobs.create_model()
+        blobs.model.compile("sgd", "categorical_crossentropy", steps_per_execution=4)
     with pytest.raises(AppError, match="leave out steps_per_execution: Keras cannot put several steps"):
-        ready_model(made)
+        ready_model(blobs)
 
 
 @pytest.mark.parametrize("inside", ["model", "compile"])
 async def test_an_optimizer_of_another_strategy_than_its_model_is_refused(inside):
     import tensorflow as tf
 
-    made, scope = Blobs(), tf.distribute.MirroredStrategy(["/cpu:0"]).scope
+    blobs, scope = Blobs(), tf.distribute.MirroredStrategy(["/cpu:0"]).scope
     with scope() if inside == "model" else nullcontext():
-        await made.create_model()
+        await blobs.create_model()
     with scope() if inside == "compile" else nullcontext():
-        made.model.compile("sgd", "categorical_crossentropy")
+        blobs.model.compile("sgd", "categorical_crossentropy")
     with pytest.raises(AppError, match=r"'sequential.*' and its optimizer are not made in the same strategy"):
-        ready_model(made)
+        ready_model(blobs)
 
 
 @pytest.mark.parametrize("setting", ["gradient_accumulation_steps=2", "jit_compile=True"])
@@ -122,26 +122,26 @@ async def test_steps_that_keras_cannot_compile_in_a_strategy_are_refused(setting
 
     jit, steps = ("jit" in setting or "auto"), (None if "jit" in setting else 2)
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
-        made = Blobs()
-        await made.create_model()
-        made.model.compile(
+        blobs = Blobs()
+        await blobs.create_model()
+        blobs.model.compile(
             keras.optimizers.SGD(gradient_accumulation_steps=steps), "categorical_crossentropy", jit_compile=jit
         )
     with pytest.raises(AppError, match=f"{setting} does not work with the strategy of the model"):
-        ready_model(made)
+        ready_model(blobs)
 
 
 async def test_a_model_without_input_shape_is_built_in_its_strategy():
     import keras
     import tensorflow as tf
 
-    made = Blobs()
-    await made.load_dataset()
+    blobs = Blobs()
+    await blobs.load_dataset()
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
-        made.model = keras.Sequential([keras.layers.Dense(4, activation="softmax")])
-        made.model.compile("sgd", "categorical_crossentropy")
-    ready_model(made)
-    made.model.fit(made.x_train, made.y_train, verbose=0)
+        blobs.model = keras.Sequential([keras.layers.Dense(4, activation="softmax")])
+        blobs.model.compile("sgd", "categorical_crossentropy")
+    ready_model(blobs)
+    blobs.model.fit(blobs.x_train, blobs.y_train, verbose=0)
 
 
 def test_each_strategy_of_a_process_has_numbers_of_its_own():
@@ -149,8 +149,8 @@ def test_each_strategy_of_a_process_has_numbers_of_its_own():
 
     separate_strategies()
     separate_strategies()
-    one, two = (tf.distribute.MirroredStrategy(["/cpu:0"]).extended for _ in range(2))
-    assert one._collective_key_base != two._collective_key_base
+    first, second = (tf.distribute.MirroredStrategy(["/cpu:0"]).extended for _ in range(2))
+    assert first._collective_key_base != second._collective_key_base
 
 
 def test_stabilisers_refuse_copies_on_several_cards():

@@ -60,9 +60,9 @@ def summed(run):
     total = np.zeros(row(START.values()).size)
 
     def added(*arguments):
-        found = gradient(*arguments)
-        total[:] += found
-        return found
+        pushed = gradient(*arguments)
+        total[:] += pushed
+        return pushed
 
     for worker in run.cluster.workers:
         worker.gradient = added
@@ -104,27 +104,29 @@ async def test_each_push_of_several_replicas_counts_once_at_each_shard():
     await run.train_model()
     assert run.ledger.is_exact(2)
     for shard in range(3):
-        places = sorted(push[5 + shard] for record in run.history for push in record.pushes)
-        assert places == list(range(len(places)))
+        numbers = sorted(push[5 + shard] for record in run.history for push in record.pushes)
+        assert numbers == list(range(len(numbers)))
     assert np.allclose(row(run.model.get_weights()), row(START.values()) - 0.01 * total, rtol=0, atol=1e-5)
 
 
 async def test_a_replica_alone_steps_as_the_formula_says():
     """With n_fetch = n_push = 1 a step uses weights from before the last pushes, moved by the gradients of these pushes."""
     run = run_of(1, slots=1, samples=64, master_epochs=1, learning_rate=0.25, start={"w": np.ones(3, "f4")}, **PLAIN)
-    seen = []
+    read_weights = []
 
     def linear(app, task, samples, weights):
-        seen.append(weights.copy())
+        read_weights.append(weights.copy())
         return weights.copy()
 
     run.cluster.workers[0].gradient = linear
     delayed(run, 2)
     await run.train_model()
     shard = [np.ones(3)]
-    for number, weights in enumerate(seen):
-        known = (shard[version] - 0.25 * sum(seen[version:number], np.zeros(3)) for version in range(number + 1))
-        assert any(np.allclose(weights, one, rtol=0, atol=1e-6) for one in known)
+    for number, weights in enumerate(read_weights):
+        allowed = (
+            shard[version] - 0.25 * sum(read_weights[version:number], np.zeros(3)) for version in range(number + 1)
+        )
+        assert any(np.allclose(weights, candidate, rtol=0, atol=1e-6) for candidate in allowed)
         shard.append(shard[-1] - 0.01 * weights)
     assert np.allclose(run.model.get_weights()[0], shard[-1], rtol=0, atol=1e-6)
 
@@ -165,7 +167,7 @@ async def test_partition_files_travel_as_ranges(settings):
     delayed(run, 3)
     await run.train_model()
     assert (run.ledger.is_exact(2), set(run.ledger.counts)) == (True, {2})
-    tasks = [asked[1] for worker in run.cluster.workers for asked in worker.asked if asked[0] == "train"]
+    tasks = [request[1] for worker in run.cluster.workers for request in worker.asked if request[0] == "train"]
     assert all(isinstance(task.indices, Portion) for task in tasks)
     assert {(task.indices.epoch, task.slot) for task in tasks} >= {(0, 0), (1, 2)}
 
@@ -183,8 +185,8 @@ async def test_ledger_of_files_is_exact_after_a_replica_is_lost(monkeypatch, tmp
     await run.train_model()
     assert (run.ledger.is_exact(2), set(run.ledger.counts)) == (True, {2})
     assert sum(record.recomputed for record in run.history) == 1
-    found = tmp_path / "round-000003"
-    resumed = run_of(4, slots=4, n_push=2, shards=1, resume=found, checkpoint=tmp_path / "on", **FILES, **PLAIN)
+    checkpoint = tmp_path / "round-000003"
+    resumed = run_of(4, slots=4, n_push=2, shards=1, resume=checkpoint, checkpoint=tmp_path / "on", **FILES, **PLAIN)
     await resumed.train_model()
     assert resumed.ledger.is_exact(2)
 
@@ -238,11 +240,11 @@ async def test_lost_replica_continues_on_another_worker_after_its_last_push(monk
 async def test_run_continues_if_a_worker_is_lost_while_shards_are_assigned(workers):
     run = run_of(workers, **PLAIN)
     worker, count = run.cluster.workers[0], itertools.count()
-    asked = worker.rpc
+    usual_rpc = worker.rpc
 
     async def rpc(request, *more):
         worker.lost = worker.lost or (request.args[2] == "own" and not next(count))
-        return await asked(request, *more)
+        return await usual_rpc(request, *more)
 
     worker.rpc = rpc
     total = summed(run)
@@ -255,10 +257,10 @@ async def test_without_workers_a_run_waits_for_its_set_time():
     run = run_of(1, wait_for_workers_s=0.01)
     worker = run.cluster.workers[0]
 
-    async def gone():
+    async def stay_away():
         raise WorkerLost("it was switched off", worker=worker.name)
 
-    worker.lost, worker.reconnect = True, gone
+    worker.lost, worker.reconnect = True, stay_away
     with pytest.raises(ClusterTooSmall, match=r"none came back within 0\.01 s"):
         await run.train_model()
 
@@ -309,50 +311,50 @@ NONE = np.zeros(0, "f4")
 
 
 async def test_fetched_weights_do_not_change_and_stale_pushes_step_less():
-    one, g = shard(), np.ones(4, "f4")
-    before = await one.fetch(0, 1)
-    assert [await one.push(0, 1, 0, number, 0, g, NONE) for number in range(3)] == [(0, 0), (1, 1), (2, 2)]
+    server, g = shard(), np.ones(4, "f4")
+    before = await server.fetch(0, 1)
+    assert [await server.push(0, 1, 0, number, 0, g, NONE) for number in range(3)] == [(0, 0), (1, 1), (2, 2)]
     assert (before["weights"] == 0).all()
-    after = await one.fetch(0, 1)
+    after = await server.fetch(0, 1)
     assert np.allclose(after["weights"], -0.5 - 0.5 - 0.25)
     assert (after["version"], after["received"], after["round"], after["number"]) == (3, 3, 0, 2)
 
 
 async def test_replicas_fetch_encoded_values_and_shards_keep_exact_ones():
     values = CHANCE.normal(size=400).astype("f4")
-    one = shard(weights=values, codec="float16")
+    server = shard(weights=values, codec="float16")
     for _ in range(2):
-        found = (await one.fetch(0, 1))["weights"]
-        assert sum(part.nbytes for part in found["payloads"][0].values()) < 0.6 * values.nbytes
-        assert decode_update(found, [values])[0].tobytes() == values.astype("f2").astype("f4").tobytes()
-        await one.push(0, 1, 0, one.received, one.version, values, NONE)
-        values = one.weights
+        fetched = (await server.fetch(0, 1))["weights"]
+        assert sum(part.nbytes for part in fetched["payloads"][0].values()) < 0.6 * values.nbytes
+        assert decode_update(fetched, [values])[0].tobytes() == values.astype("f2").astype("f4").tobytes()
+        await server.push(0, 1, 0, server.received, server.version, values, NONE)
+        values = server.weights
 
-    def seen(app, task, samples, weights):
+    def check_rounded(app, task, samples, weights):
         assert (weights == weights.astype("f2")).all()
         return np.zeros_like(weights)
 
     run = run_of(weights_codec="float16")
     for worker in run.cluster.workers:
-        worker.gradient = seen
+        worker.gradient = check_rounded
     await run.train_model()
     assert bits(run) == digest(list(START.values()))
 
 
 async def test_a_push_counts_once_and_a_lost_answer_is_repeated():
-    one, g = shard(), np.ones(4, "f4")
-    await one.push(2, 1, 0, 0, 0, g, NONE)
+    server, g = shard(), np.ones(4, "f4")
+    await server.push(2, 1, 0, 0, 0, g, NONE)
     with pytest.raises(BadUpdate, match="push 1 of replica 3 in round 1 came twice"):
-        await one.push(2, 1, 0, 0, 0, g, NONE)
-    assert await one.push(2, 1, 0, 0, 0, g, NONE, again=True) == (0, 0)
-    assert one.received == 1
-    assert await one.begin([2, 5], 7, 0) == [1, 0]
+        await server.push(2, 1, 0, 0, 0, g, NONE)
+    assert await server.push(2, 1, 0, 0, 0, g, NONE, again=True) == (0, 0)
+    assert server.received == 1
+    assert await server.begin([2, 5], 7, 0) == [1, 0]
     with pytest.raises(AppMissing, match="replica 3 is now on another worker"):
-        await one.push(2, 1, 0, 1, 0, g, NONE)
+        await server.push(2, 1, 0, 1, 0, g, NONE)
 
 
 @pytest.mark.parametrize(
-    ("read", "gradient", "said"),
+    ("read", "gradient", "message"),
     [
         (0, np.ones(3, "f4"), r"push 1 of replica 1 has float32 \(3,\) for values of float32 \(4,\)"),
         (0, np.ones(4, "f8"), r"push 1 of replica 1 has float64 \(4,\) for values of float32 \(4,\)"),
@@ -363,23 +365,23 @@ async def test_a_push_counts_once_and_a_lost_answer_is_repeated():
     ],
     ids=["length", "type", "list", "nan", "infinity", "version"],
 )
-async def test_push_that_does_not_fit_is_refused_and_changes_nothing(read, gradient, said):
-    one = shard()
-    with pytest.raises(BadUpdate, match=said):
-        await one.push(0, 1, 0, 0, read, gradient, NONE)
-    assert (one.received, one.weights.sum()) == (0, 0)
+async def test_push_that_does_not_fit_is_refused_and_changes_nothing(read, gradient, message):
+    server = shard()
+    with pytest.raises(BadUpdate, match=message):
+        await server.push(0, 1, 0, 0, read, gradient, NONE)
+    assert (server.received, server.weights.sum()) == (0, 0)
 
 
 async def test_a_moved_shard_continues_from_its_state():
-    one, g = shard(rule="adam", collects=2), np.ones(4, "f4")
+    first, g = shard(rule="adam", collects=2), np.ones(4, "f4")
     for number in range(3):
-        await one.push(1, 1, 0, number, 0, g, NONE)
-    taken = {**await one.snapshot(), "rule": "adam", "staleness": "inverse", "collects": 2}
-    other = Server.made(taken)
-    for both in (one, other):
-        await both.push(1, 1, 0, 3, 1, g, NONE)
-    assert one.weights.tobytes() == other.weights.tobytes()
-    assert (one.version, one.last) == (other.version, other.last)
+        await first.push(1, 1, 0, number, 0, g, NONE)
+    snapshot = {**await first.snapshot(), "rule": "adam", "staleness": "inverse", "collects": 2}
+    moved = Server.made(snapshot)
+    for server in (first, moved):
+        await server.push(1, 1, 0, 3, 1, g, NONE)
+    assert first.weights.tobytes() == moved.weights.tobytes()
+    assert (first.version, first.last) == (moved.version, moved.last)
 
 
 async def test_a_model_without_trained_weights_is_refused():
@@ -397,11 +399,11 @@ async def test_training_continues_with_other_push_rule_and_shard_count():
 
 
 async def test_replicas_get_no_optimizer_state_of_the_earlier_training(monkeypatch):
-    found, go_on = [], resume._go_on
+    has_optimizer, go_on = [], resume._go_on
 
-    def noted(*given):
-        progress = go_on(*given)
-        found.append([OPTIMIZER in state for state in progress.states])
+    def noted(*arguments):
+        progress = go_on(*arguments)
+        has_optimizer.append([OPTIMIZER in state for state in progress.states])
         return progress
 
     monkeypatch.setattr(resume, "_go_on", noted)
@@ -410,18 +412,18 @@ async def test_replicas_get_no_optimizer_state_of_the_earlier_training(monkeypat
     for mode in ("sync", "downpour"):
         run.mode = mode
         await run.train_model()
-    assert found == [[True] * 3, [False] * 3]
+    assert has_optimizer == [[True] * 3, [False] * 3]
 
 
 async def test_run_warns_of_weights_that_lose_digits_on_the_shards():
-    for kind, told in (("f4", 0), ("f8", 1)):
+    for kind, count in (("f4", 0), ("f8", 1)):
         run = run_of(start=START | {"scale": np.asarray(0.5, kind)}, master_epochs=1)
-        found = []
-        run.subscribe(found.append)
+        received = []
+        run.subscribe(received.append)
         await run.train_model()
-        whys = [one.why for one in found if isinstance(one, Warned) and "float64" in one.why]
-        assert len(whys) == told
-        assert all("the first is 'scale'" in why for why in whys)
+        reasons = [event.why for event in received if isinstance(event, Warned) and "float64" in event.why]
+        assert len(reasons) == count
+        assert all("the first is 'scale'" in reason for reason in reasons)
 
 
 async def test_worker_epochs_of_another_mode_have_no_effect():
@@ -458,7 +460,7 @@ async def test_a_shard_refuses_verbs_that_it_does_not_offer_to_other_workers():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"copies": 3}, "copies=3 of each shard and the shard itself need 4 workers, and there are 3"),
         ({"mode": "async", "copies": 0}, "copies=0 is for Downpour training: asynchronous training does not use it"),
@@ -477,8 +479,8 @@ async def test_a_shard_refuses_verbs_that_it_does_not_offer_to_other_workers():
     ],
     ids=str,
 )
-async def test_impossible_settings_are_refused_by_name(settings, said):
-    with pytest.raises(ConfigError, match=said):
+async def test_impossible_settings_are_refused_by_name(settings, message):
+    with pytest.raises(ConfigError, match=message):
         await FakeRun(
             FakeCluster(3), **{"mode": "downpour", "slots": 3, "start": START, "frozen": FROZEN, **settings}
         ).train_model()

@@ -18,13 +18,13 @@ class Plain(ddlf.IApp):
     async def create_model(self): ...
 
 
-def made(**attributes):
+def app_with(**attributes):
     """Return an app whose class has these attributes."""
     return type("Mine", (Plain,), attributes)()
 
 
 @pytest.mark.parametrize(
-    ("attributes", "meant"),
+    ("attributes", "suggestion"),
     [
         (dict(master_epoch=3), "master_epochs"),
         (dict(batchsize=3), "batch_size"),
@@ -37,17 +37,17 @@ def made(**attributes):
         (dict(compression="int8"), "codec"),
     ],
 )
-def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(attributes, meant):
-    with pytest.raises(ConfigError, match=f"is not a setting, so it would have no effect; did you mean {meant}?"):
-        check(made(**attributes), "sync")
-    app = made()
+def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(attributes, suggestion):
+    with pytest.raises(ConfigError, match=f"is not a setting, so it would have no effect; did you mean {suggestion}?"):
+        check(app_with(**attributes), "sync")
+    app = app_with()
     vars(app).update(attributes)
-    with pytest.raises(ConfigError, match=f"did you mean {meant}?"):
+    with pytest.raises(ConfigError, match=f"did you mean {suggestion}?"):
         check(app, "async")
 
 
 def test_test_data_of_the_master_without_private_training_data_is_refused():
-    app = made(load_test_dataset=lambda self: None)
+    app = app_with(load_test_dataset=lambda self: None)
     with pytest.raises(AppError, match="load_test_dataset has no effect, because the training data is not private"):
         check(app, "sync")
     app.private = True
@@ -64,20 +64,20 @@ def test_test_data_of_the_master_without_private_training_data_is_refused():
 )
 def test_settings_that_are_written_as_a_dict_or_a_text_are_refused(attributes, hint):
     with pytest.raises(ConfigError) as refused:
-        check(made(**attributes), "sync")
+        check(app_with(**attributes), "sync")
     assert "so it would have no effect" in str(refused.value)
     assert refused.value.hint == hint
-    check(made(data={"train": 1}, local="here", name_of_it=own), "sync")
+    check(app_with(data={"train": 1}, local="here", name_of_it=reads_attributes), "sync")
 
 
 def test_two_settings_of_the_learning_rate_are_refused():
     with pytest.raises(ConfigError, match=r"schedule='cosine.* and rate_decay='plateau.*' both set the learning rate"):
-        check(made(schedule="cosine", rate_decay="plateau"), "sync")
-    assert check(made(schedule="cosine", rate_decay="never"), "sync")
-    assert check(made(rate_decay="plateau"), "sync")
+        check(app_with(schedule="cosine", rate_decay="plateau"), "sync")
+    assert check(app_with(schedule="cosine", rate_decay="never"), "sync")
+    assert check(app_with(rate_decay="plateau"), "sync")
 
 
-def own(self):
+def reads_attributes(self):
     return self.seeds, self.batch_sizes
 
 
@@ -86,21 +86,21 @@ def own(self):
     [
         dict(learning_rate=0.1, layers=2, optimizer="adam", width=3, model_name="x"),
         dict(seeds=[1, 2]),  # another type than that of a seed
-        dict(batch_sizes=3, seeds=4, name_of_it=own),  # a method reads them
+        dict(batch_sizes=3, seeds=4, name_of_it=reads_attributes),  # a method reads them
         dict(epochs=3, name_of_it=lambda self: self.epochs),
         dict(_master_epoch=3),
     ],
 )
 def test_attributes_of_the_app_itself_are_left_alone(attributes):
-    assert check(made(**attributes), "sync").data.batch_size == 32
+    assert check(app_with(**attributes), "sync").data.batch_size == 32
 
 
 def test_error_of_a_train_with_wrong_parameters_shows_the_right_ones():
     with pytest.raises(
         AppError, match=r"Mine.train cannot be .*; write train\(self, weights, worker_epochs, batch_size\)"
     ):
-        check(made(train=lambda self, worker_epochs, batch_size: None), "sync")
-    check(made(train=lambda self, weights, *rest, **more: None), "sync")
+        check(app_with(train=lambda self, worker_epochs, batch_size: None), "sync")
+    check(app_with(train=lambda self, weights, *rest, **more: None), "sync")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_error_of_a_train_with_wrong_parameters_shows_the_right_ones():
 )
 def test_a_setting_that_cannot_be_used_is_refused(attributes, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        check(made(**attributes), "sync")
+        check(app_with(**attributes), "sync")
 
 
 def test_folder_with_checkpoints_of_another_run_is_refused(tmp_path):
@@ -123,9 +123,9 @@ def test_folder_with_checkpoints_of_another_run_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"has checkpoints already, the newest of round 12; continue from it with resu"
     ):
-        check(made(checkpoint=tmp_path), "sync")
-    check(made(checkpoint=tmp_path, resume="auto"), "sync")
-    check(made(checkpoint=tmp_path / "new"), "sync")
+        check(app_with(checkpoint=tmp_path), "sync")
+    check(app_with(checkpoint=tmp_path, resume="auto"), "sync")
+    check(app_with(checkpoint=tmp_path / "new"), "sync")
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -219,7 +219,7 @@ LARGE, SMALL, DOUBLE = np.zeros((300, 2), "f4"), np.zeros(3, "f4"), np.zeros((30
 
 
 @pytest.mark.parametrize(
-    ("settings", "weights", "trainable", "said"),
+    ("settings", "weights", "trainable", "beginning"),
     [
         ({"codec": "int8"}, [LARGE, SMALL], [True, True], ""),
         ({"codec": "int8"}, [LARGE, SMALL], [False, True], "codec='int8' has no effect: only float32 weights of 1024"),
@@ -236,10 +236,10 @@ LARGE, SMALL, DOUBLE = np.zeros((300, 2), "f4"), np.zeros(3, "f4"), np.zeros((30
         ({"mode": "downpour", "weights_codec": "float16"}, [SMALL], [True], ""),
     ],
 )
-def test_run_warns_of_a_codec_without_effect_in_its_model(settings, weights, trainable, said):
-    found = check_effect(used(**settings), weights, trainable)
-    assert found.startswith(said)
-    assert bool(found) == bool(said)
+def test_run_warns_of_a_codec_without_effect_in_its_model(settings, weights, trainable, beginning):
+    warning = check_effect(used(**settings), weights, trainable)
+    assert warning.startswith(beginning)
+    assert bool(warning) == bool(beginning)
 
 
 @pytest.mark.parametrize("rule", ["scaffold", "fedprox:0.1"])

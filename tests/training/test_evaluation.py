@@ -15,10 +15,10 @@ from ddlf.training.samples.policy import CommonData
 def with_data(shape=(8,), **data):
     """Return an app with one input of this shape and this data. It records its events."""
     data = {"x_train": np.zeros((30, 8)), "y_train": np.zeros(30), **data}
-    said = []
+    received = []
     model = SimpleNamespace(inputs=[SimpleNamespace(shape=(None, *shape))])
-    context = SimpleNamespace(emit=said.append, data=CommonData())
-    return SimpleNamespace(evaluate_every=0, run_context=context, said=said, model=model, **data)
+    context = SimpleNamespace(emit=received.append, data=CommonData())
+    return SimpleNamespace(evaluate_every=0, run_context=context, events=received, model=model, **data)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def with_data(shape=(8,), **data):
 def test_unusable_test_data_is_warned_of_or_refused(data, sentence):
     app = with_data(**data)
     check_test_data(app)
-    assert len(app.said) == 1
-    assert app.said[0].why.endswith("it cannot be evaluated")
+    assert len(app.events) == 1
+    assert app.events[0].why.endswith("it cannot be evaluated")
     app.evaluate_every = 2
     with pytest.raises(AppError, match=f"evaluate_every=2, but {sentence}"):
         check_test_data(app)
@@ -55,13 +55,13 @@ def test_usable_test_data_causes_no_warning(data):
     app = with_data(**data)
     app.evaluate_every = 1
     check_test_data(app)
-    assert not app.said
+    assert not app.events
 
 
 def test_missing_test_data_is_refused_only_for_an_evaluation():
     app = with_data()
     check_test_data(app)
-    assert not app.said
+    assert not app.events
     app.evaluate_every = 1
     with pytest.raises(AppError, match="there is no x_test"):
         check_test_data(app)

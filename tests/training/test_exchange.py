@@ -16,10 +16,10 @@ def tensors(seed):
 
 @pytest.mark.parametrize("name", ["float32", "delta:float32"])
 def test_exact_codecs_deliver_the_same_bits(name):
-    out, held = StarWeights(name, [False, False]), None
+    out, cached = StarWeights(name, [False, False]), None
     for round in range(3):
-        held = read_weights(out.encode(0, tensors(round), round), held, tensors(0))
-        assert all(np.array_equal(a, b) for a, b in zip(held, tensors(round), strict=True))
+        cached = read_weights(out.encode(0, tensors(round), round), cached, tensors(0))
+        assert all(np.array_equal(a, b) for a, b in zip(cached, tensors(round), strict=True))
 
 
 def test_weights_for_all_workers_are_encoded_once():
@@ -30,7 +30,7 @@ def test_weights_for_all_workers_are_encoded_once():
 
 
 def test_error_of_deltas_does_not_add_up():
-    out, held = StarWeights("delta:int8", [False, False]), {}
+    out, cached = StarWeights("delta:int8", [False, False]), {}
     random = np.random.default_rng(0)
     weights = tensors(0)
     for round in range(30):
@@ -38,28 +38,28 @@ def test_error_of_deltas_does_not_add_up():
         for slot in range(2):
             if slot == 1 and round % 3:
                 continue  # this worker is asked less often
-            held[slot] = read_weights(out.encode(slot, weights, round), held.get(slot), weights)
-            assert max(np.abs(a - b).max() for a, b in zip(held[slot], weights, strict=True)) < 0.001
+            cached[slot] = read_weights(out.encode(slot, weights, round), cached.get(slot), weights)
+            assert max(np.abs(a - b).max() for a, b in zip(cached[slot], weights, strict=True)) < 0.001
 
 
 def test_another_worker_gets_the_weights_that_the_slots_own_worker_holds():
-    out, held = StarWeights("delta:int8", [False, False]), None
+    out, cached = StarWeights("delta:int8", [False, False]), None
     for round in range(3):
         weights = tensors(round)
-        held = read_weights(out.encode(0, weights, round), held, weights)
+        cached = read_weights(out.encode(0, weights, round), cached, weights)
         with pytest.raises(ConfigError, match="before any weights"):
             read_weights({**out.encode(0, weights, round), "delta": True}, None, weights)
-        given = read_weights(out.encode(0, weights, round, holds=False), None, weights)
-        assert all(np.array_equal(a, b) for a, b in zip(held, given, strict=True))
-    assert not np.array_equal(held[0], weights[0]), "int8 is lossy, or this test shows nothing"
+        of_another_worker = read_weights(out.encode(0, weights, round, holds=False), None, weights)
+        assert all(np.array_equal(a, b) for a, b in zip(cached, of_another_worker, strict=True))
+    assert not np.array_equal(cached[0], weights[0]), "int8 is lossy, or this test shows nothing"
 
 
 @pytest.mark.parametrize("codec", ["float16", "int8"])
 def test_difference_of_unchanged_weights_is_sent_once(codec):
-    out, held = StarWeights(f"delta:{codec}", [False, False]), None
+    out, cached = StarWeights(f"delta:{codec}", [False, False]), None
     for round, weights in enumerate([tensors(0), *[tensors(1)] * 3]):  # the same list
-        held = read_weights(out.encode(0, weights, round), held, weights)
-    assert max(np.abs(a - b).max() for a, b in zip(held, weights, strict=True)) < 0.001
+        cached = read_weights(out.encode(0, weights, round), cached, weights)
+    assert max(np.abs(a - b).max() for a, b in zip(cached, weights, strict=True)) < 0.001
 
 
 def test_lost_part_of_an_update_is_sent_later():

@@ -30,15 +30,15 @@ quick_and_hard = pytest.mark.parametrize(
 
 def with_faults(trained, faults):
     """Call ``faults[(round, worker)]`` when that worker begins a slot of that round for the first time."""
-    left, usual = dict(faults), trained.on_event
-    trained.seen, trained.joined = [], asyncio.Event()
+    pending, usual = dict(faults), trained.on_event
+    trained.event_log, trained.joined = [], asyncio.Event()
 
     def on_event(event):
-        trained.seen.append(event)
+        trained.event_log.append(event)
         if event.kind == "joined":
             trained.joined.set()
         if event.kind == "start":
-            left.pop((event.round, event.worker), lambda: None)()
+            pending.pop((event.round, event.worker), lambda: None)()
         usual(event)
 
     trained.on_event = on_event
@@ -70,7 +70,7 @@ def no_backups(monkeypatch):
 
 
 def kinds(trained):
-    return [event.kind for event in trained.seen if event.kind not in ("start", "finish")]
+    return [event.kind for event in trained.event_log if event.kind not in ("start", "finish")]
 
 
 async def undisturbed(cluster, **options):
@@ -179,7 +179,7 @@ async def test_update_nobody_can_recompute_is_left_out_of_the_ledger(two_workers
 async def test_asynchronous_training_drops_a_rejected_update_and_says_so(two_workers):
     trained = with_faults(poisoned(two_workers, "nan", mode="async", update_policy="reject", master_epochs=4), {})
     records = await trained.train_model()
-    dropped = [event for event in trained.seen if event.kind == "rejected"]
+    dropped = [event for event in trained.event_log if event.kind == "rejected"]
     assert len(records) + len(dropped) == 8
     assert all(np.isfinite(w).all() for w in trained.model.get_weights())
     assert trained.ledger.counts.sum() == sum(record.samples for record in records)

@@ -81,13 +81,13 @@ def test_a_piece_of_a_portion_is_that_part_of_its_samples():
 async def test_run_resumes_within_an_epoch_with_the_same_bits(files, mode, tmp_path):
     settings = {"files": files, "mode": mode, "round_samples": 70, "master_epochs": 2, "workers": 1}
     settings |= {"slots": 3 if mode == "sync" else 1}
-    whole = await trained(**settings, checkpoint=tmp_path / "whole", checkpoint_keep=100)
-    found = sorted((tmp_path / "whole").glob("round-*"))
-    assert len(found) == len(whole.history) == 6  # an epoch of 203 samples is 3 rounds
-    assert all(60 < record.samples < 75 for record in whole.history)
-    for number, source in enumerate(found[:-1], 1):
+    uninterrupted = await trained(**settings, checkpoint=tmp_path / "whole", checkpoint_keep=100)
+    checkpoints = sorted((tmp_path / "whole").glob("round-*"))
+    assert len(checkpoints) == len(uninterrupted.history) == 6  # an epoch of 203 samples is 3 rounds
+    assert all(60 < record.samples < 75 for record in uninterrupted.history)
+    for number, source in enumerate(checkpoints[:-1], 1):
         resumed = await trained(**settings, resume=source, checkpoint=tmp_path / f"{number}")
-        assert bits(resumed) == bits(whole)
+        assert bits(resumed) == bits(uninterrupted)
         assert resumed.ledger.is_exact(2)
 
 
@@ -116,7 +116,7 @@ async def test_joining_workers_get_slots_of_files_when_an_epoch_begins():
 
 
 async def test_parts_by_speed_last_an_epoch_and_survive_a_resume(tmp_path):
-    def made(**more):
+    def run_with_speeds(**more):
         settings = {"slots": 3, "files": SEVEN, "master_epochs": 4, "round_samples": 70, "balance": "speed"}
         run = FakeRun(FakeCluster(3), **settings, **more)
         for worker, speed in zip(run.cluster.workers, (1000, 2000, 1), strict=True):
@@ -128,86 +128,86 @@ async def test_parts_by_speed_last_an_epoch_and_survive_a_resume(tmp_path):
             worker.train = train
         return run
 
-    run = made(checkpoint=tmp_path / "whole", checkpoint_keep=100)
+    run = run_with_speeds(checkpoint=tmp_path / "whole", checkpoint_keep=100)
     await run.train_model()
     assert run.ledger.is_exact(4)
-    tasks = [asked[1] for worker in run.cluster.workers for asked in worker.asked if asked[0] == "train"]
+    tasks = [request[1] for worker in run.cluster.workers for request in worker.asked if request[0] == "train"]
     shares = {(task.round, task.slot): len(task.indices) for task in tasks}
     assert max(shares[0, slot] for slot in range(3)) < 30  # equal shares before the first measurement
     for number in range(3, 12):
         assert shares[number, 1] > 1.5 * shares[number, 0] > shares[number, 2] > 0
         assert 65 <= sum(shares[number, slot] for slot in range(3)) <= 70
     for source in sorted((tmp_path / "whole").glob("round-*"))[:-1]:
-        again = made(resume=source, checkpoint=tmp_path / f"on {source.name}")
-        await again.train_model()
-        assert again.ledger.is_exact(4)
-        assert bits(again) == bits(run)
+        resumed = run_with_speeds(resume=source, checkpoint=tmp_path / f"on {source.name}")
+        await resumed.train_model()
+        assert resumed.ledger.is_exact(4)
+        assert bits(resumed) == bits(run)
 
 
 def test_the_ledger_counts_only_the_given_ranges_of_a_portion():
-    (one, other) = portions([6, 6], [6, 6], "none", seed=0, epoch=0)
+    (first, second) = portions([6, 6], [6, 6], "none", seed=0, epoch=0)
     ledger = FileLedger(12, [6, 6])
-    ledger.add(one, 1, [[0, 2], [4, 6]])
-    ledger.add(other, 1)
+    ledger.add(first, 1, [[0, 2], [4, 6]])
+    ledger.add(second, 1)
     assert ledger.counts.tolist() == [1, 1, 0, 0] + [1] * 8
     assert not ledger.is_exact(1)
-    ledger.add(one[2:4], 1)
+    ledger.add(first[2:4], 1)
     assert ledger.is_exact(1)
 
 
 def test_the_ledger_of_files_counts_exactly_the_samples_read():
     ledger = FileLedger(10, [4, 3, 3])
-    one = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=0, stop=5)
-    ledger.add(one, 1)
+    first = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=0, stop=5)
+    ledger.add(first, 1)
     assert ledger.counts.tolist() == [1] * 5 + [0] * 5
-    again = FileLedger.from_facts(json.loads(json.dumps(ledger.to_facts())))
-    again.sizes = [4, 3, 3]
-    assert np.array_equal(again.counts, ledger.counts)
-    other = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=5, stop=10)
-    ledger.add(Portion(**{**other.to_message(), "end": 2}), 1)
+    restored = FileLedger.from_facts(json.loads(json.dumps(ledger.to_facts())))
+    restored.sizes = [4, 3, 3]
+    assert np.array_equal(restored.counts, ledger.counts)
+    second = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=5, stop=10)
+    ledger.add(Portion(**{**second.to_message(), "end": 2}), 1)
     assert not ledger.is_exact(1)
     assert ledger.summary()["least"] == 0
-    ledger.add(Portion(**{**other.to_message(), "begin": 2}), 1)
+    ledger.add(Portion(**{**second.to_message(), "begin": 2}), 1)
     assert ledger.is_exact(1)
-    ledger.add(one, 2, fed=1)
+    ledger.add(first, 2, fed=1)
     assert not ledger.is_exact(1)
     assert ledger.counts.tolist() == [2] * 5 + [1] * 5
-    ledger.add(one, 1)  # half of the samples count three times, and the other half once
+    ledger.add(first, 1)  # half of the samples count three times, and the other half once
     assert not ledger.is_exact(2)
     assert ledger.counts.tolist() == [3] * 5 + [1] * 5
 
 
 def test_a_copy_of_the_ledger_does_not_change_with_it():
-    one, two, other = (
+    first, second, third = (
         Portion(shuffle="none", seed=0, epoch=0, slots=3, start=start, stop=start + 4) for start in (0, 4, 8)
     )
     ledger = FileLedger(12, [6, 6])
-    ledger.add(one, 1)
+    ledger.add(first, 1)
     before = copy.copy(ledger)
-    ledger.add(two, 1, skipped=[1])
-    ledger.add(other, 1)
-    ledger.add(one[:2], 1)
+    ledger.add(second, 1, skipped=[1])
+    ledger.add(third, 1)
+    ledger.add(first[:2], 1)
     assert before.counts.tolist() == [1] * 4 + [0] * 8
 
 
 def test_samples_left_out_stay_in_the_ledger():
     sizes = [4, 3, 5]
-    one, other = portions(sizes, [6, 6], "window:2", seed=0, epoch=0)
+    first, second = portions(sizes, [6, 6], "window:2", seed=0, epoch=0)
     ledger = FileLedger(12, sizes)
-    ledger.add(one, 1, skipped=[1])
-    ledger.add(other, 1, skipped=[1])
-    wanted = [1] * 4 + [0] * 3 + [1] * 5
-    again = FileLedger.from_facts(json.loads(json.dumps(ledger.to_facts())))
-    again.sizes = sizes
-    for each in (ledger, again):
-        assert each.counts.tolist() == wanted
-        assert not each.is_exact(1)
-        summary = each.summary()
+    ledger.add(first, 1, skipped=[1])
+    ledger.add(second, 1, skipped=[1])
+    expected = [1] * 4 + [0] * 3 + [1] * 5
+    restored = FileLedger.from_facts(json.loads(json.dumps(ledger.to_facts())))
+    restored.sizes = sizes
+    for copy_of_ledger in (ledger, restored):
+        assert copy_of_ledger.counts.tolist() == expected
+        assert not copy_of_ledger.is_exact(1)
+        summary = copy_of_ledger.summary()
         assert (summary["exact"], summary["skipped"], summary["least"], summary["mean"]) == (False, [2], 0, 9 / 12)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"files": (), "shuffle": "window:8"}, "shuffle='window:files=8' is for partition files"),
         ({"files": (), "data_memory": "1GB"}, "data_memory=1000000000 is for partition files"),
@@ -223,8 +223,8 @@ def test_samples_left_out_stay_in_the_ledger():
         ({"round_samples": 50, "worker_epochs": 2}, "both set the length of a round"),
     ],
 )
-async def test_settings_that_are_impossible_or_without_effect_are_refused_by_name(settings, said):
-    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+async def test_settings_that_are_impossible_or_without_effect_are_refused_by_name(settings, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         await trained(**settings)
 
 

@@ -15,10 +15,10 @@ from ddlf.training import run as training_run
 
 
 async def test_update_judged_twice_is_reported_once(monkeypatch):
-    told, distrusted = [], []
+    events, distrusted = [], []
     crew = SimpleNamespace(
-        emit=told.append,
-        distrust=lambda slot, worker, why: distrusted.append((slot, worker)),
+        emit=events.append,
+        distrust=lambda slot, worker, reason: distrusted.append((slot, worker)),
         trust=lambda worker: None,
         others_than=lambda workers: len(workers) < 2,
     )
@@ -42,7 +42,7 @@ async def test_update_judged_twice_is_reported_once(monkeypatch):
     carrying = [asyncio.ensure_future(reply(task, worker)) for worker, task in enumerate(tasks, 1)]
     merge = MERGE.read("mean").start(3, like)
     fit = await training_run.gather(run, tasks, carrying, lambda task, avoid: reply(task, 7 + task.slot), merge)
-    assert told == [UpdateClipped(round=4, slot=2, worker=2, factor=1.0, why="slot 2 scaled by 1: why")]
+    assert events == [UpdateClipped(round=4, slot=2, worker=2, factor=1.0, why="slot 2 scaled by 1: why")]
     assert distrusted == [(0, 1), (2, 3), (0, 7)]
     assert [reply.slot for reply in fit] == [1, 2]
     assert merge.result()[0].tolist() == [5.5, 5.5], "of workers 2 and 9"

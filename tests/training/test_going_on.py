@@ -37,7 +37,7 @@ def no_disk():
         yield
 
 
-def said(app):
+def lines_of(app):
     lines = []
     app.say = lines.append
     return lines
@@ -57,17 +57,17 @@ def content(folder):
 
 @pytest.mark.parametrize("options", [{}, ALL], ids=["plain", "all"])
 async def test_an_app_trained_again_continues_like_one_run(options):
-    whole = FakeRun(**options)
-    await whole.train_sync(7)
-    parts = FakeRun(**options)
-    returned = [await parts.train_sync(3), await parts.train_sync(2), await parts.train_sync(2)]
-    assert equal(weights(parts), weights(whole))
-    for one, other in zip(parts.optimizers, whole.optimizers, strict=True):
-        assert equal(one, other)
+    in_one_run = FakeRun(**options)
+    await in_one_run.train_sync(7)
+    in_parts = FakeRun(**options)
+    returned = [await in_parts.train_sync(3), await in_parts.train_sync(2), await in_parts.train_sync(2)]
+    assert equal(weights(in_parts), weights(in_one_run))
+    for state, expected_state in zip(in_parts.optimizers, in_one_run.optimizers, strict=True):
+        assert equal(state, expected_state)
     assert [[record.round for record in records] for records in returned] == [[1, 2, 3], [4, 5], [6, 7]]
-    assert [record.version for record in parts.history] == list(range(1, 8))
-    assert [record.rounds for record in parts.history] == [3, 3, 3, 5, 5, 7, 7]
-    assert parts.ledger.is_exact(7)
+    assert [record.version for record in in_parts.history] == list(range(1, 8))
+    assert [record.rounds for record in in_parts.history] == [3, 3, 3, 5, 5, 7, 7]
+    assert in_parts.ledger.is_exact(7)
 
 
 async def test_asynchronous_training_continues_with_every_slots_next_round():
@@ -109,12 +109,15 @@ async def test_second_training_starts_from_the_models_current_weights():
     app = FakeRun()
     await app.train_sync(1)
     app.model.set_weights([array + 1 for array in weights(app)])
-    seen = []
+    received_weights = []
     for worker in app.cluster.workers:
-        worker.fit = lambda task, got, *m, worker=worker: (seen.append(got), type(worker).fit(worker, task, got, *m))[1]
+        worker.fit = lambda task, weights_in, *m, worker=worker: (
+            received_weights.append(weights_in),
+            type(worker).fit(worker, task, weights_in, *m),
+        )[1]
     start = weights(app)
     await app.train_sync(1)
-    assert equal(seen[0], start)
+    assert equal(received_weights[0], start)
 
 
 @pytest.mark.parametrize(
@@ -189,13 +192,13 @@ async def test_a_second_training_writes_to_the_same_folder(tmp_path):
     await app.train_sync(1)
     app.checkpoint = tmp_path
     await app.train_sync(1)
-    found = CheckpointFolder(tmp_path).newest()
-    assert (found.round, [record.round for record in found.records]) == (5, [1, 2, 3, 4, 5])
+    newest = CheckpointFolder(tmp_path).newest()
+    assert (newest.round, [record.round for record in newest.records]) == (5, [1, 2, 3, 4, 5])
     resumed = FakeRun(resume=tmp_path, master_epochs=7, **ALL)
     await resumed.train_model()
-    whole = FakeRun(**ALL)
-    await whole.train_sync(7)
-    assert equal(weights(resumed), weights(whole))
+    uninterrupted = FakeRun(**ALL)
+    await uninterrupted.train_sync(7)
+    assert equal(weights(resumed), weights(uninterrupted))
 
 
 async def test_a_fresh_training_does_not_overwrite_the_earlier_one(tmp_path):
@@ -267,7 +270,7 @@ async def test_a_checkpoint_that_was_copied_alone_needs_a_folder_to_write_to(tmp
     with pytest.raises(ConfigError, match="is in no checkpoint folder, so the folder"):
         await FakeRun(resume=tmp_path / "best", master_epochs=5).train_model()
     app = FakeRun(resume=tmp_path / "best", checkpoint=tmp_path / "new", master_epochs=5)
-    lines = said(app)
+    lines = lines_of(app)
     records = await app.train_model()
     assert [record.round for record in records] == [record.round for record in app.history] == [4, 5]
     assert any("records.jsonl is missing; best is used without its records" in line for line in lines)
@@ -363,7 +366,7 @@ async def test_a_converged_run_trains_only_if_more_epochs_are_requested(tmp_path
     start = weights(app)
     for _ in range(2):
         again = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=6)
-        lines = said(again)
+        lines = lines_of(again)
         assert await again.train_model() == []
         assert "nothing   to train: it converged after round 3; to continue, set more than 6 epochs" in lines
         assert equal(weights(again), start)
@@ -371,7 +374,7 @@ async def test_a_converged_run_trains_only_if_more_epochs_are_requested(tmp_path
     more = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=8)
     assert [record.round for record in await more.train_model()] == [4, 5, 6, 7, 8]
     done = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=8)
-    lines = said(done)
+    lines = lines_of(done)
     assert await done.train_model() == []
     assert "nothing   to train: all 8 epochs are done; to continue, set more epochs" in lines
 
@@ -436,8 +439,8 @@ def test_a_description_has_no_address_and_differs_between_values():
 def as_of_0_1(folder):
     """Rewrite the newest checkpoint in the form of DDLF 0.1.0."""
     reader = CheckpointFolder(folder)
-    found = reader.newest()
-    file = folder / f"round-{found.round:06d}" / "manifest.json"
+    newest = reader.newest()
+    file = folder / f"round-{newest.round:06d}" / "manifest.json"
     manifest = unseal(file.read_bytes(), file)
     facts = manifest["facts"]
     for name in ("training", "round", "epochs", "asked", "converged"):
@@ -445,22 +448,22 @@ def as_of_0_1(folder):
     facts["settings"] = {name: value for name, value in facts["settings"].items() if not name.startswith("optimizer ")}
     facts["records"] = [
         {**dataclasses.asdict(record), "workers": list(record.workers), "verdicts": [], "lost": 3}
-        for record in found.records
+        for record in newest.records
     ]
     for record in facts["records"]:
         del record["recomputed"]
     facts["begun"] = ["optimizer" in groups for groups in facts.pop("states")]
     del manifest["records"]
-    for now, then in GROUPS_OF_0_1.items():
-        entry = next((entry for entry in manifest["files"] if entry["name"] == f"{now}.safetensors"), None)
+    for new_name, old_name in GROUPS_OF_0_1.items():
+        entry = next((entry for entry in manifest["files"] if entry["name"] == f"{new_name}.safetensors"), None)
         if entry is None:  # in 0.1.0, every group had a file
-            path = file.with_name(f"{then}.safetensors")
+            path = file.with_name(f"{old_name}.safetensors")
             tensors.write({}, path)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             manifest["files"].append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest, "arrays": []})
         else:
-            entry["name"] = f"{then}.safetensors"
-            file.with_name(f"{now}.safetensors").rename(file.with_name(entry["name"]))
+            entry["name"] = f"{old_name}.safetensors"
+            file.with_name(f"{new_name}.safetensors").rename(file.with_name(entry["name"]))
     file.write_bytes(seal({**manifest, "format": 1}))
     (folder / JOURNAL).unlink(missing_ok=True)
 
@@ -470,14 +473,17 @@ GROUPS_OF_0_1 = {"state_outer": "outer", "slots_optimizer": "optimizer", "slots_
 
 @pytest.mark.parametrize("codecs", [{"codec": "int8"}, ALL], ids=["int8", "all"])
 async def test_states_of_slots_are_read_from_a_checkpoint_of_0_1(tmp_path, codecs):
-    whole = FakeRun(master_epochs=5, **codecs)
-    await whole.train_model()
+    uninterrupted = FakeRun(master_epochs=5, **codecs)
+    await uninterrupted.train_model()
     await FakeRun(checkpoint=tmp_path, **codecs).train_sync(3)
     as_of_0_1(tmp_path)
     app = FakeRun(resume=tmp_path, master_epochs=5, **codecs)
     await app.train_model()
-    assert equal(weights(app), weights(whole))
-    assert all(equal(one, other) for one, other in zip(app.optimizers, whole.optimizers, strict=True))
+    assert equal(weights(app), weights(uninterrupted))
+    assert all(
+        equal(state, expected_state)
+        for state, expected_state in zip(app.optimizers, uninterrupted.optimizers, strict=True)
+    )
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -564,10 +570,10 @@ async def test_each_asynchronous_checkpoint_is_consistent_and_resumes(tmp_path):
     await counting(master_epochs=30, checkpoint=tmp_path, checkpoint_keep=99).train_model()
     folder = CheckpointFolder(tmp_path)
     for number in range(1, 61):
-        found = folder.load(f"round-{number:06d}")
-        counts, rounds = found.arrays["ledger"]["counts"], found.facts["slot_rounds"]
-        assert (sum(rounds), len(found.records)) == (number, number)
-        assert all((array == number).all() for array in found.arrays["weights"].values())
+        checkpoint = folder.load(f"round-{number:06d}")
+        counts, rounds = checkpoint.arrays["ledger"]["counts"], checkpoint.facts["slot_rounds"]
+        assert (sum(rounds), len(checkpoint.records)) == (number, number)
+        assert all((array == number).all() for array in checkpoint.arrays["weights"].values())
         assert min(rounds) <= counts.min() <= counts.max() <= max(rounds)
         assert len(counts) // 2 * number <= counts.sum() <= (len(counts) + 1) // 2 * number
         if number % 10 == 0:
@@ -633,12 +639,12 @@ async def test_damaged_records_cost_the_history_only(tmp_path):
     app = FakeRun(checkpoint=tmp_path, checkpoint_keep=9)
     await app.train_sync(3)
     file = tmp_path / JOURNAL
-    whole = file.read_bytes()
-    for damage in (whole[:-1], whole.replace(b"1", b"2", 1), b""):
+    content = file.read_bytes()
+    for damage in (content[:-1], content.replace(b"1", b"2", 1), b""):
         file.write_bytes(damage)
         reports = []
-        found = CheckpointFolder(tmp_path).newest(report=reports.append)
-        assert (found.round, list(found.records)) == (3, [])
+        newest = CheckpointFolder(tmp_path).newest(report=reports.append)
+        assert (newest.round, list(newest.records)) == (3, [])
         assert f"{file} is damaged: expected" in reports[0]
     resumed = FakeRun(resume=tmp_path, master_epochs=5)
     await resumed.train_model()
@@ -693,9 +699,13 @@ async def test_with_fresh_optimizers_none_is_sent_back_or_kept(tmp_path):
         sizes[state] = sum(array.nbytes for reply in replies for group in reply.state.values() for array in group)
         stored = CheckpointFolder(tmp_path / state).newest().arrays
         sizes[state, "stored"] = sum(array.nbytes for array in stored.get("slots_optimizer", {}).values())
-        sizes[state, "memory"] = sum(array.nbytes for one in app.optimizers for array in one or [])
-    one = sum(array.nbytes for array in weights(app))
-    assert [sizes["kept"], sizes["kept", "stored"], sizes["kept", "memory"]] == [4 * one, 2 * one, 2 * one]
+        sizes[state, "memory"] = sum(array.nbytes for size_of_one in app.optimizers for array in size_of_one or [])
+    size_of_one = sum(array.nbytes for array in weights(app))
+    assert [sizes["kept"], sizes["kept", "stored"], sizes["kept", "memory"]] == [
+        4 * size_of_one,
+        2 * size_of_one,
+        2 * size_of_one,
+    ]
     assert [sizes["fresh"], sizes["fresh", "stored"], sizes["fresh", "memory"]] == [0, 0, 0]
 
 
@@ -725,9 +735,9 @@ async def test_a_record_whose_test_comes_later_is_kept_with_it(tmp_path):
 
     app.on_round = on_round
     await app.train_sync(4)
-    found = CheckpointFolder(tmp_path).newest().records
-    assert [record.test for record in found] == [{"loss": 2.0}, {"loss": 3.0}, {"loss": 4.0}, {}]
-    assert [record.round for record in found] == [1, 2, 3, 4]
+    stored_records = CheckpointFolder(tmp_path).newest().records
+    assert [record.test for record in stored_records] == [{"loss": 2.0}, {"loss": 3.0}, {"loss": 4.0}, {}]
+    assert [record.round for record in stored_records] == [1, 2, 3, 4]
 
 
 async def test_a_keeper_that_fails_releases_the_folder(tmp_path):

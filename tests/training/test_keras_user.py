@@ -30,9 +30,9 @@ async def test_attributes_of_load_dataset_belong_to_this_app(one_worker, capsys)
             return [array * 0 for array in weights], {"loss": self.used, "rows": float(len(self.x_train))}
 
     for scale in (1.0, 100.0):
-        made = Scaled(one_worker)
-        made.scale = scale
-        (record,) = await made.train_sync(1)
+        scaled = Scaled(one_worker)
+        scaled.scale = scale
+        (record,) = await scaled.train_sync(1)
         assert record.metrics == {"loss": 2 * scale, "rows": 50.0}
 
 
@@ -46,11 +46,13 @@ async def test_validation_data_is_evaluated_with_the_weights_of_each_round(one_w
             self.x_val, self.y_val = blobs(30, seed=2)
             self.w_val = np.linspace(0, 1, 30)
 
-    made = Validated(one_worker)
-    records = await made.train_sync(2)
+    validated = Validated(one_worker)
+    records = await validated.train_sync(2)
     assert list(records[0].metrics) == ["accuracy", "loss", "val_accuracy", "val_loss"]
-    told = made.model.evaluate(made.x_val, made.y_val, sample_weight=made.w_val, batch_size=16, verbose=0)
-    assert records[1].metrics["val_loss"] == pytest.approx(told[0], abs=1e-6)
+    expected = validated.model.evaluate(
+        validated.x_val, validated.y_val, sample_weight=validated.w_val, batch_size=16, verbose=0
+    )
+    assert records[1].metrics["val_loss"] == pytest.approx(expected[0], abs=1e-6)
     assert records[0].metrics["val_loss"] > records[1].metrics["val_loss"]
     by_update = await Validated(one_worker).train_async(2)
     assert [record.metrics["val_loss"] for record in by_update] == pytest.approx(
@@ -81,15 +83,17 @@ async def test_metrics_of_several_slots_are_those_over_all_of_their_samples(two_
                 weighted_metrics=["accuracy"],
             )
 
-    made = Weighted(two_workers)
+    weighted = Weighted(two_workers)
     keras.metrics.AUC()  # then Keras names the next one in this process auc_1
-    await made.load_dataset()
-    await made.create_model()
-    (record,) = await made.train_sync(1)
-    whole = made.model.evaluate(made.x_train, made.y_train, sample_weight=made.w_train, verbose=0, return_dict=True)
-    f1 = whole.pop(next(name for name in whole if name.startswith("f1_score")))
-    whole["auc"] = whole.pop(next(name for name in whole if name.startswith("auc_")))
-    assert record.metrics == pytest.approx({**whole, **{f"f1_score_{i}": f1[i] for i in range(4)}}, abs=1e-6)
+    await weighted.load_dataset()
+    await weighted.create_model()
+    (record,) = await weighted.train_sync(1)
+    expected = weighted.model.evaluate(
+        weighted.x_train, weighted.y_train, sample_weight=weighted.w_train, verbose=0, return_dict=True
+    )
+    f1 = expected.pop(next(name for name in expected if name.startswith("f1_score")))
+    expected["auc"] = expected.pop(next(name for name in expected if name.startswith("auc_")))
+    assert record.metrics == pytest.approx({**expected, **{f"f1_score_{i}": f1[i] for i in range(4)}}, abs=1e-6)
 
 
 async def test_run_warns_of_callbacks_with_another_meaning_on_a_worker(one_worker, capsys):
@@ -130,13 +134,13 @@ async def test_averages_of_the_optimizer_need_a_kept_optimizer_state(one_worker)
 
         return compiled(optimizer=keras.optimizers.Adam(use_ema=True))
 
-    made = app(one_worker, with_model(build), samples=20)
-    await made.train_sync(2)
-    plain, told = made.model.get_weights(), made.model.optimizer.variables
-    assert equal(plain[:1], [next(v.numpy() for v in told if "average" in v.path)])
-    made.optimizer_state = "fresh"
+    averaged = app(one_worker, with_model(build), samples=20)
+    await averaged.train_sync(2)
+    plain, variables = averaged.model.get_weights(), averaged.model.optimizer.variables
+    assert equal(plain[:1], [next(v.numpy() for v in variables if "average" in v.path)])
+    averaged.optimizer_state = "fresh"
     with pytest.raises(ConfigError, match="optimizer_state is 'fresh', but the optimizer keeps averages"):
-        await made.train_sync(1)
+        await averaged.train_sync(1)
 
 
 async def test_own_layers_load_with_the_weights_of_a_file(one_worker, tmp_path):
@@ -172,18 +176,19 @@ async def test_advice_changes_no_bit_of_the_training(one_worker, advice):
             await super().load_dataset()
             self.x_train = self.x_train * 1000  # large inputs cause an advice
 
-    without, having = Random(one_worker), Random(one_worker)
-    without.advice = "off"
-    said = []
-    for made in (without, having):
-        made.subscribe(lambda event: said.append(event) if isinstance(event, Advised) else None)
+    without_advice, with_advice = Random(one_worker), Random(one_worker)
+    without_advice.advice = "off"
+    advised = []
+    for run in (without_advice, with_advice):
+        run.subscribe(lambda event: advised.append(event) if isinstance(event, Advised) else None)
     if advice == "asked":
-        assert (await having.advise()).advice
-    await without.train_sync(2)
-    assert not said
-    await having.train_sync(2)
-    assert said
-    one, other = (
-        [v.numpy() for v in (*made.model.variables, *made.model.optimizer.variables)] for made in (without, having)
+        assert (await with_advice.advise()).advice
+    await without_advice.train_sync(2)
+    assert not advised
+    await with_advice.train_sync(2)
+    assert advised
+    values_without, values_with = (
+        [v.numpy() for v in (*run.model.variables, *run.model.optimizer.variables)]
+        for run in (without_advice, with_advice)
     )
-    assert equal(one, other)
+    assert equal(values_without, values_with)

@@ -18,7 +18,7 @@ from ddlf.training.slot.numpy_model import NumpyModel
 from ddlf.training.start import check
 from tests.later import Later
 from tests.patience import PATIENCE_S
-from tests.training.runs import of
+from tests.training.runs import events_of
 
 optimize = Later("scipy.optimize")
 
@@ -38,9 +38,9 @@ CURVES, TARGETS = np.logspace(0, 2, VALUES), CHANCE.normal(size=(203, VALUES))
 
 def loss_of(row, indices):
     """Return the mean over samples of ``sum(c (w - t)^2 / 2 + log cosh(3 w))``, and its gradient."""
-    apart = row - TARGETS[indices]
-    loss = np.sum(CURVES * apart**2, 1) / 2 + np.sum(np.logaddexp(3 * row, -3 * row))
-    return float(np.mean(loss)), np.mean(CURVES * apart, 0) + 3 * np.tanh(3 * row)
+    difference = row - TARGETS[indices]
+    loss = np.sum(CURVES * difference**2, 1) / 2 + np.sum(np.logaddexp(3 * row, -3 * row))
+    return float(np.mean(loss)), np.mean(CURVES * difference, 0) + 3 * np.tanh(3 * row)
 
 
 def row_of(weights):
@@ -68,8 +68,8 @@ def has_a_minimum(monkeypatch):
 def run_of(workers=3, **settings):
     settings = {"slots": 3, "start": START, "frozen": FROZEN, "master_epochs": 12, "tolerance": 0, **settings}
     run = FakeRun(FakeCluster(workers), mode="lbfgs", **settings)
-    run.told = []
-    run.subscribe(run.told.append)
+    run.event_log = []
+    run.subscribe(run.event_log.append)
     return run
 
 
@@ -93,7 +93,7 @@ def weights_of(run):
 
 def of_shards(run):
     """Return the warnings about shards and their vectors."""
-    return [event.why for event in of(run, Warned) if event.about == "shards"]
+    return [event.why for event in events_of(run, Warned) if event.about == "shards"]
 
 
 KNOWN = {}
@@ -113,25 +113,25 @@ async def undisturbed():
 async def test_loss_is_that_of_scipys_minimum_in_no_more_passes():
     passes = []
 
-    def told(row):
+    def counted_loss(row):
         loss, gradient = loss_of(row, np.arange(203))
         passes.append(loss)
         return loss, gradient
 
-    how = {"maxcor": 10, "ftol": 0, "gtol": 1e-9, "maxiter": 1000}
-    least = optimize.minimize(told, row_of(START.values()), jac=True, method="L-BFGS-B", options=how).fun
+    options = {"maxcor": 10, "ftol": 0, "gtol": 1e-9, "maxiter": 1000}
+    least = optimize.minimize(counted_loss, row_of(START.values()), jac=True, method="L-BFGS-B", options=options).fun
     run = await trained(master_epochs=100, tolerance=1e-7)
     losses = [record.loss for record in run.history]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] == pytest.approx(least, abs=1e-8)
-    mine = np.cumsum([record.metrics["passes"] for record in run.history])
-    reached = next(count for count, loss in zip(mine, losses, strict=True) if loss <= least + 1e-8)
+    passes_of_run = np.cumsum([record.metrics["passes"] for record in run.history])
+    reached = next(count for count, loss in zip(passes_of_run, losses, strict=True) if loss <= least + 1e-8)
     assert reached <= 1.15 * next(count for count, loss in enumerate(passes, 1) if loss <= least + 1e-8)
-    (ended,) = of(run, Converged)
+    (ended,) = events_of(run, Converged)
     assert ended.why.startswith("the largest value of the gradient is")
     assert ended.why.endswith("and tolerance=1e-07")
-    assert run.history.ended == ended.why == run.told[-1].why
-    assert isinstance(run.told[-1], RunEnded)
+    assert run.history.ended == ended.why == run.event_log[-1].why
+    assert isinstance(run.event_log[-1], RunEnded)
     loss, gradient = loss_of(row_of(run.model.get_weights()), np.arange(203))
     assert run.history[-1].loss == pytest.approx(loss, rel=1e-14)
     assert run.history[-1].metrics["gradient"] == pytest.approx(np.abs(gradient).max(), rel=1e-3)
@@ -152,16 +152,16 @@ async def test_bits_do_not_depend_on_the_number_of_shards(monkeypatch, undisturb
 
 
 @pytest.mark.parametrize(
-    ("shards", "said"),
+    ("shards", "messages"),
     [
         (99, ["shards=99, but this model has 48 trained values, which make no more than 3"]),
         (3, []),
         (None, []),
     ],
 )
-async def test_fewer_shards_than_asked_for_are_named(monkeypatch, shards, said):
+async def test_fewer_shards_than_asked_for_are_named(monkeypatch, shards, messages):
     monkeypatch.setattr("ddlf.algorithms.lbfgs.BLOCK", 16)
-    assert of_shards(await trained(shards=shards, master_epochs=1)) == said
+    assert of_shards(await trained(shards=shards, master_epochs=1)) == messages
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
@@ -182,8 +182,8 @@ async def test_training_continues_with_its_pairs_unless_the_weights_have_changed
     fresh = run_of(master_epochs=2, start=dict(zip(START, changed, strict=True)))
     await fresh.train_model()
     assert bits(run)[0] == bits(fresh)[0]
-    (said,) = of_shards(run)
-    assert said.startswith("the weights have changed since the last L-BFGS training, so L-BFGS begins with an")
+    (message,) = of_shards(run)
+    assert message.startswith("the weights have changed since the last L-BFGS training, so L-BFGS begins with an")
     assert not of_shards(fresh)
 
 
@@ -195,8 +195,8 @@ async def test_vectors_too_large_for_the_master_are_dropped_with_a_warning(monke
     assert not of_shards(run)
     run.master_epochs = 2
     await run.train_model()
-    (said,) = of_shards(run)
-    assert said.startswith("the changes of the last L-BFGS training were too large for the master to keep them")
+    (message,) = of_shards(run)
+    assert message.startswith("the changes of the last L-BFGS training were too large for the master to keep them")
     await fresh.train_model()
     assert bits(run)[0] == bits(fresh)[0]
 
@@ -207,8 +207,8 @@ async def test_lbfgs_continues_synchronous_training(checkpoint, tmp_path):
 
     async def program(epochs):
         run = FakeRun(FakeCluster(2), slots=2, start=START, frozen=FROZEN, master_epochs=3)
-        run.told = []
-        run.subscribe(run.told.append)
+        run.event_log = []
+        run.subscribe(run.event_log.append)
         if checkpoint:
             run.checkpoint, run.resume = tmp_path / "first", "auto"
         await run.train_model()
@@ -226,10 +226,10 @@ async def test_lbfgs_continues_synchronous_training(checkpoint, tmp_path):
     await fresh.train_model()
     assert weights_of(run) == weights_of(fresh)
     if checkpoint:
-        again, _ = await program(6)
+        resumed, _ = await program(6)
         fresh.master_epochs = 2
         await fresh.train_model()
-        assert weights_of(again) == weights_of(fresh)
+        assert weights_of(resumed) == weights_of(fresh)
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -306,26 +306,26 @@ async def test_iterations_are_repeated_if_all_copies_are_lost(workers, checkpoin
     await run.train_model()
     assert count == [12], "each iteration is reported once"
     assert bits(run) == undisturbed
-    (said,) = [event.why for event in of(run, Warned) if "computed again" in event.why]
-    assert said.startswith("shard 1 of 1 was on worker ")
+    (message,) = [event.why for event in events_of(run, Warned) if "computed again" in event.why]
+    assert message.startswith("shard 1 of 1 was on worker ")
     first = 7 if checkpoint else 1
-    assert said.endswith(f"and there is no copy: iterations {first} to 8 are computed again, with the same result")
+    assert message.endswith(f"and there is no copy: iterations {first} to 8 are computed again, with the same result")
 
 
-@pytest.mark.parametrize("who", [1, 3])
-async def test_workers_that_leave_hand_back_their_vectors(who, undisturbed):
+@pytest.mark.parametrize("leaving", [1, 3])
+async def test_workers_that_leave_hand_back_their_vectors(leaving, undisturbed):
     run = run_of()
 
     async def leave(record):
         if record.version == 8:
-            for worker in run.cluster.workers[:who]:
+            for worker in run.cluster.workers[:leaving]:
                 worker.notice = Notice("SIGTERM", asyncio.get_running_loop().time() + PATIENCE_S)
                 worker.on_leaving()
 
     run.on_round = leave
     await run.train_model()
-    assert not [event for event in of(run, Warned) if "computed again" in event.why]
-    assert not of(run, events.WorkerLost)
+    assert not [event for event in events_of(run, Warned) if "computed again" in event.why]
+    assert not events_of(run, events.WorkerLost)
     assert bits(run) == undisturbed
 
 
@@ -333,8 +333,8 @@ async def test_lost_shard_continues_with_its_copy(undisturbed):
     run = run_of()
     lost = losing(run, "sums", [4])
     await run.train_model()
-    said = [event.why for event in of(run, Warned)]
-    assert f"shard 1 of 1 was on worker {lost[0]}, which is lost: worker 2 continues with its copy" in said
+    messages = [event.why for event in events_of(run, Warned)]
+    assert f"shard 1 of 1 was on worker {lost[0]}, which is lost: worker 2 continues with its copy" in messages
     assert bits(run) == undisturbed
 
 
@@ -388,25 +388,27 @@ async def test_a_run_interrupted_at_any_moment_continues_with_the_same_bits(verb
         worker.rpc = rpc
     with pytest.raises(asyncio.CancelledError):
         await training
-    done = len(run.history)
-    assert done < 12
-    assert run.ledger.is_exact(done)
-    assert [record.metrics["loss"] for record in run.history] == [one[2] for one in undisturbed[1][:done]]
+    completed = len(run.history)
+    assert completed < 12
+    assert run.ledger.is_exact(completed)
+    assert [record.metrics["loss"] for record in run.history] == [
+        record_bits[2] for record_bits in undisturbed[1][:completed]
+    ]
     resumed = await trained(checkpoint=tmp_path, resume="auto", shards=1)
     assert bits(resumed) == undisturbed
 
 
 async def test_checkpoint_is_written_by_the_owners_and_read_by_them(tmp_path, monkeypatch):
     monkeypatch.setattr("ddlf.algorithms.lbfgs.BLOCK", 16)
-    whole = await trained(checkpoint=tmp_path, checkpoint_keep=100)
+    uninterrupted = await trained(checkpoint=tmp_path, checkpoint_keep=100)
     slices = sorted(path.name for path in (tmp_path / "round-000007").glob("slice_*"))
     assert slices == [f"slice_{number:04d}.safetensors" for number in (1, 2, 3)]
     for shards in (None, 2):
         resumed = run_of(resume=tmp_path / "round-000007", checkpoint=tmp_path / f"{shards}", shards=shards)
         await resumed.train_model()
-        assert bits(resumed) == bits(whole)
-        asked = [request[0] for worker in resumed.cluster.workers for request in worker.asked]
-        assert ("read_slice" in asked) == (shards is None)
+        assert bits(resumed) == bits(uninterrupted)
+        verbs = [request[0] for worker in resumed.cluster.workers for request in worker.asked]
+        assert ("read_slice" in verbs) == (shards is None)
 
 
 @pytest.mark.slow  # the master imports Keras
@@ -433,7 +435,7 @@ def with_loss(monkeypatch, change):
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "said"),
+    ("change", "kind", "message"),
     [
         (
             lambda count, update, metrics: metrics.update(loss=float(count)),
@@ -468,11 +470,11 @@ def with_loss(monkeypatch, change):
     ],
 )
 async def test_a_loss_that_is_not_a_function_of_the_weights_is_refused_before_the_first_step(
-    monkeypatch, change, kind, said
+    monkeypatch, change, kind, message
 ):
     with_loss(monkeypatch, change)
     run = run_of()
-    with pytest.raises(kind, match=f"^{said}"):
+    with pytest.raises(kind, match=f"^{message}"):
         await run.train_model()
     assert not run.history
     assert np.array_equal(row_of(run.model.get_weights()), row_of(START.values()))
@@ -510,7 +512,7 @@ async def test_run_keeps_its_best_weights_and_warns_if_no_step_lowers_the_loss(m
     assert len(run.history) == 4
     assert run.history.ended == "no step along the direction of iteration 5 lowers the loss, so the best weights stay"
     assert np.array_equal(row_of(run.model.get_weights()), points[-1])
-    assert line(of(run, Converged)[0]) == f"ended     after 4 rounds, before all 12 epochs: {run.history.ended}"
+    assert line(events_of(run, Converged)[0]) == f"ended     after 4 rounds, before all 12 epochs: {run.history.ended}"
 
 
 async def test_portions_larger_than_the_data_are_refused():
@@ -532,7 +534,7 @@ async def test_model_without_trained_weights_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"pairs": 0}, "pairs must be a whole number of 1 or more, got 0"),
         ({"portion": 0}, "portion must be a whole number of 1 or more"),
@@ -550,8 +552,8 @@ async def test_model_without_trained_weights_is_refused():
         ({"files": (100, 103)}, "mode='lbfgs' trains on arrays, but this app has train_data"),
     ],
 )
-async def test_settings_of_other_modes_are_refused_by_name(settings, said):
-    with pytest.raises(ConfigError, match=f"^{said}"):
+async def test_settings_of_other_modes_are_refused_by_name(settings, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         await run_of(**settings).train_model()
 
 
@@ -644,10 +646,10 @@ def test_each_setting_without_an_effect_is_refused_by_name(name):
     assert re.search(rf"\b{name}(=| out)", str(refused.value))
 
 
-@pytest.mark.parametrize("given", [{name: value} for name, value in NOISE.items()] + [NOISE])
-def test_noise_is_refused(given):
+@pytest.mark.parametrize("settings", [{name: value} for name, value in NOISE.items()] + [NOISE])
+def test_noise_is_refused(settings):
     with pytest.raises(ConfigError, match="noise_multiplier"):
-        check(run_of(**given), "lbfgs")
+        check(run_of(**settings), "lbfgs")
 
 
 @pytest.mark.parametrize("name", MASKS)

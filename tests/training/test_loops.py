@@ -76,9 +76,9 @@ async def test_schedule_of_keras_continues_with_fresh_optimizers(cluster, mode):
 @pytest.mark.slow
 async def test_run_with_two_optimizer_wrappers_is_resumed_in_its_process(cluster, tmp_path):
     def app():
-        made = Blobs(cluster.options(workers=[1]))
-        made.clip, made.multipliers, made.checkpoint, made.resume = "rolling", "freeze:0.5", tmp_path, "auto"
-        return made
+        blobs = Blobs(cluster.options(workers=[1]))
+        blobs.clip, blobs.multipliers, blobs.checkpoint, blobs.resume = "rolling", "freeze:0.5", tmp_path, "auto"
+        return blobs
 
     await app().train_sync(master_epochs=1)
     resumed = app()
@@ -103,17 +103,17 @@ async def test_resume_names_the_parquet_files_that_changed(cluster, tmp_path):
         async def load_dataset(self):
             self.train_data = ddlf.data.open(folder)
 
-    def made():
+    def new_app():
         app = App(cluster.options(workers=[1]))
         app.checkpoint, app.resume = tmp_path / "checkpoints", "auto"
         return app
 
     for number, name in enumerate(["a.parquet", "b.parquet"]):
         write(name, number)
-    await made().train_sync(master_epochs=1)
-    same = (folder / "a.parquet").read_bytes()
-    (folder / "a.parquet").write_bytes(same)
-    app, events = made(), []
+    await new_app().train_sync(master_epochs=1)
+    content = (folder / "a.parquet").read_bytes()
+    (folder / "a.parquet").write_bytes(content)
+    app, events = new_app(), []
     app.subscribe(events.append)
     await app.train_sync(master_epochs=1)  # the run has no rounds left, and warns nevertheless
     [warned] = [event.why for event in events if isinstance(event, Warned) and event.about == "data"]
@@ -121,7 +121,7 @@ async def test_resume_names_the_parquet_files_that_changed(cluster, tmp_path):
     write("b.parquet", 2)
     write("c.parquet", 3)
     with pytest.raises(CheckpointMismatch, match=r"data: b\.parquet was written to since\n  data: c\.parquet is new$"):
-        await made().train_sync(master_epochs=2)
+        await new_app().train_sync(master_epochs=2)
 
 
 async def test_numbered_names_in_older_checkpoints_make_no_difference():
@@ -171,21 +171,21 @@ async def test_boolean_weights_stay_unchanged_and_floats_train(cluster, mode):
 async def test_run_warns_of_integer_weights_that_each_round_resets():
     kinds = {"steps": "int32", "mask": "bool", "mean": "float32"}
     run = FakeRun(start={name: np.zeros(3, kind) for name, kind in kinds.items()}, frozen=frozenset(["steps", "mask"]))
-    told = []
-    run.subscribe(told.append)
+    received = []
+    run.subscribe(received.append)
     await run.train_model()
-    (warned,) = [event.why for event in told if isinstance(event, Warned)]
+    (warned,) = [event.why for event in received if isinstance(event, Warned)]
     assert warned.startswith("the weight 'steps' is of type int32: counts of layers in it are lost after each round")
 
 
 async def test_run_warns_of_a_model_with_its_own_optimizers_by_name():
-    run, told = FakeRun(), []
-    run.subscribe(told.append)
+    run, received = FakeRun(), []
+    run.subscribe(received.append)
     run.model.optimizer.apply_gradients = None
-    run.model.mine, run.model.others = run.model.optimizer, [SimpleNamespace(apply_gradients=None)]
+    run.model.first_optimizer, run.model.second_optimizer = run.model.optimizer, [SimpleNamespace(apply_gradients=None)]
     await run.train_model()
-    (warned,) = [event.why for event in told if isinstance(event, Warned)]
-    assert warned.startswith("the model has another optimizer in others: its state")
+    (warned,) = [event.why for event in received if isinstance(event, Warned)]
+    assert warned.startswith("the model has another optimizer in second_optimizer: its state")
 
 
 async def test_run_does_not_warn_of_counters_that_keras_changes_before_training():
@@ -206,7 +206,7 @@ async def test_a_trainable_weight_of_another_type_than_float_is_refused_by_name(
 
 
 async def test_each_asynchronous_update_moves_the_velocity_by_its_share(cluster):
-    seen = []
+    updates = []
 
     class Recorder:
         def init(self, weights):
@@ -214,18 +214,18 @@ async def test_each_asynchronous_update_moves_the_velocity_by_its_share(cluster)
 
         def update(self, state, weights, merged, trainable):
             after = Nesterov(learning_rate=0.5, momentum=0.8).update(state, weights, merged, trainable)
-            seen.append((weights, merged, after[1]))
+            updates.append((weights, merged, after[1]))
             return after
 
     trained = app(cluster, Quick, mode="async", outer=Recorder())
     await trained.train_model()
-    assert len(seen) == 4
-    velocity = [0 * array for array in seen[0][0]]
-    for before, share, after in seen:
+    assert len(updates) == 4
+    velocity = [0 * array for array in updates[0][0]]
+    for before, share, after in updates:
         velocity = [np.float32(0.8 * v + g) for v, g in zip(velocity, share, strict=True)]
         expected = [w - 0.5 * (g + 0.8 * v) for w, g, v in zip(before, share, velocity, strict=True)]
         assert distance(after, expected) < 1e-6
-    assert equal(seen[-1][2], trained.model.get_weights())
+    assert equal(updates[-1][2], trained.model.get_weights())
 
 
 async def test_evaluation_without_test_data_is_refused_before_training(cluster):
@@ -249,16 +249,16 @@ async def test_evaluation_without_test_data_is_refused_before_training(cluster):
 async def test_hooks_see_the_model_history_and_ledger_of_their_round(cluster, mode, tmp_path):
     import keras
 
-    seen = []
+    hooks = []
 
     async def on_round(record):
         assert trained.history[-1] is record
         loss = (await trained.evaluate_model())["loss"]
         await trained.save_model(tmp_path / f"{record.version}.keras")
-        seen.append((record.version, loss, trained.model.get_weights()))
+        hooks.append((record.version, loss, trained.model.get_weights()))
 
     async def is_convergent(record):
-        assert equal(trained.model.get_weights(), seen[-1][2])
+        assert equal(trained.model.get_weights(), hooks[-1][2])
         assert trained.ledger.counts.max() > 0
         assert any(state is not None for state in trained.optimizers)
         return record.version == 4
@@ -266,13 +266,13 @@ async def test_hooks_see_the_model_history_and_ledger_of_their_round(cluster, mo
     trained = app(cluster, Quick, mode=mode, master_epochs=6)
     trained.on_round, trained.is_convergent = on_round, is_convergent
     records = await trained.train_model()
-    assert [version for version, *_ in seen] == [record.version for record in records]
-    assert len(seen) == 4 if mode == "sync" else len(seen) in (4, 5)  # one more update may have been on its way
-    losses = [loss for _, loss, _ in seen]
+    assert [version for version, *_ in hooks] == [record.version for record in records]
+    assert len(hooks) == 4 if mode == "sync" else len(hooks) in (4, 5)  # one more update may have been on its way
+    losses = [loss for _, loss, _ in hooks]
     assert losses == sorted(losses, reverse=True)
-    for version, _, weights in seen:
+    for version, _, weights in hooks:
         assert equal(keras.models.load_model(tmp_path / f"{version}.keras").get_weights(), weights)
-    assert equal(trained.model.get_weights(), seen[-1][2])
+    assert equal(trained.model.get_weights(), hooks[-1][2])
     if mode == "sync":
         assert trained.ledger.is_exact(4)
 
@@ -336,18 +336,18 @@ async def test_error_in_a_hook_ends_the_run_and_keeps_its_rounds(cluster, mode):
 
 
 async def test_cancelled_evaluation_ends_after_a_batch():
-    begun, asked = threading.Event(), threading.Event()
+    begun, stop_requested = threading.Event(), threading.Event()
 
     def work():
         begun.set()
-        assert asked.wait(PATIENCE_S)
+        assert stop_requested.wait(PATIENCE_S)
 
-    computing = asyncio.ensure_future(compute(work, stop=asked.set))
+    computing = asyncio.ensure_future(compute(work, stop=stop_requested.set))
     await asyncio.to_thread(begun.wait)
     computing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await computing
-    assert asked.is_set()
+    assert stop_requested.is_set()
 
 
 # -- more workers than slots ---------------------------------------------------------------------------------------------
@@ -478,12 +478,12 @@ class Validated(Quick):
 
 @pytest.mark.parametrize("kind", [Quick, pytest.param(Blobs, marks=pytest.mark.slow)])
 async def test_sharded_keras_model_has_the_bits_of_the_star(cluster, kind):
-    found = []
+    weights = []
     for exchange in ("star", "sharded"):
         trained = app(cluster, kind, exchange=exchange, slots=3, master_epochs=3, outer="nesterov", width=WIDE)
         await trained.train_sync()
-        found.append([*trained.model.get_weights(), *trained.run_context.progress.state["outer"]])
-    assert equal(*found)
+        weights.append([*trained.model.get_weights(), *trained.run_context.progress.state["outer"]])
+    assert equal(*weights)
 
 
 @pytest.mark.slow
@@ -497,13 +497,13 @@ async def test_sharded_keras_model_has_the_bits_of_the_star(cluster, kind):
     ids=["averaged", "scaffold", "streaming"],
 )
 async def test_sharded_keras_slot_states_have_the_bits_of_the_star(cluster, settings):
-    found = []
+    states = []
     for exchange in ("star", "sharded"):
         trained = app(cluster, Blobs, exchange=exchange, slots=3, master_epochs=3, width=WIDE, **settings)
         await trained.train_sync()
         optimizers = [array for state in trained.run_context.progress.optimizers for array in state]
-        found.append([*trained.model.get_weights(), *trained.run_context.progress.state["outer"], *optimizers])
-    assert equal(*found)
+        states.append([*trained.model.get_weights(), *trained.run_context.progress.state["outer"], *optimizers])
+    assert equal(*states)
 
 
 @pytest.mark.slow
@@ -515,33 +515,34 @@ async def test_sharded_run_ends_with_the_optimizer_averages_of_the_star(cluster)
 
         return compiled(optimizer=keras.optimizers.SGD(0.05, use_ema=True))
 
-    found = []
+    weights = []
     for exchange in ("star", "sharded"):
         trained = app(cluster, with_model(build), exchange=exchange, slots=2, master_epochs=2)
         await trained.train_sync()
-        found.append(trained.model.get_weights())
-        assert not equal(found[-1], trained.run_context.progress.weights)
-    assert equal(*found)
+        weights.append(trained.model.get_weights())
+        assert not equal(weights[-1], trained.run_context.progress.weights)
+    assert equal(*weights)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 async def test_sharded_run_evaluates_on_a_worker_to_the_same_metrics(cluster, monkeypatch, codec):
-    here = []
+    on_master = []
     monkeypatch.setattr(
-        "ddlf.training.evaluation.master.compute", lambda *args, **more: here.append(args[1]) or compute(*args, **more)
+        "ddlf.training.evaluation.master.compute",
+        lambda *args, **more: on_master.append(args[1]) or compute(*args, **more),
     )
-    found, tested_here = [], []
+    metrics_of_runs, counts_on_master = [], []
     for exchange in ("star", "sharded"):
-        how = {"exchange": exchange, "weights_codec": codec, "width": WIDE}
-        trained = app(cluster, Validated, slots=2, master_epochs=3, evaluate_every=1, **how)
+        options = {"exchange": exchange, "weights_codec": codec, "width": WIDE}
+        trained = app(cluster, Validated, slots=2, master_epochs=3, evaluate_every=1, **options)
         await trained.train_sync()
-        found.append([(record.metrics, record.test) for record in trained.history])
-        tested_here.append(len(here))
-        here.clear()
-    assert found[1] == found[0]
-    assert all("val_loss" in metrics and test for metrics, test in found[1])
-    assert tested_here == [6, 2], "the last round's weights are on the master anyway"
+        metrics_of_runs.append([(record.metrics, record.test) for record in trained.history])
+        counts_on_master.append(len(on_master))
+        on_master.clear()
+    assert metrics_of_runs[1] == metrics_of_runs[0]
+    assert all("val_loss" in metrics and test for metrics, test in metrics_of_runs[1])
+    assert counts_on_master == [6, 2], "the last round's weights are on the master anyway"
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ class Four(Plain):
 
 
 def weights_of(app):
-    return np.concatenate([one.ravel() for one in app.model.get_weights()])
+    return np.concatenate([array.ravel() for array in app.model.get_weights()])
 
 
 async def test_weights_are_those_of_federated_averaging_and_no_worker_reports_a_metric():
@@ -50,8 +50,8 @@ async def test_weights_are_those_of_federated_averaging_and_no_worker_reports_a_
         first = app.model.get_weights()
         history = await app.train_sync()
         trained = app.model.get_weights()
-        wanted = federated_averaging(app.model, first, 5)
-    assert max(np.abs(a - b).max() for a, b in zip(trained, wanted, strict=True)) < 5e-6
+        expected = federated_averaging(app.model, first, 5)
+    assert max(np.abs(a - b).max() for a, b in zip(trained, expected, strict=True)) < 5e-6
     assert [record.metrics for record in history] == [{}] * 5
     assert not history[-1].test
     assert app.ledger.is_exact(5)
@@ -72,28 +72,28 @@ async def test_workers_without_samples_are_named_if_too_few_remain_for_a_sum():
 
 
 async def test_one_round_differs_from_the_plain_run_by_the_rounding_of_its_numbers_only():
-    found = []
+    weights = []
     for app_class in (Plain, Four):
         async with in_process_cluster(4) as cluster:
             app = app_class(cluster)
             app.master_epochs = 1
             await app.train_sync()
-            found.append(weights_of(app).astype(float))
+            weights.append(weights_of(app).astype(float))
     shares = np.array([40, 50, 60, 70]) / 70
-    rounding = 4 * (8.0 / LEVELS) / 2 / shares.sum() + 2 * np.finfo("float32").eps * np.abs(found[0]).max()
-    assert 0 < np.abs(found[1] - found[0]).max() < rounding
+    rounding = 4 * (8.0 / LEVELS) / 2 / shares.sum() + 2 * np.finfo("float32").eps * np.abs(weights[0]).max()
+    assert 0 < np.abs(weights[1] - weights[0]).max() < rounding
 
 
 @pytest.mark.slow
 async def test_real_processes_add_up_under_masks():
-    found = []
+    weights = []
     for masks in (False, True):
         async with local_cluster(3) as cluster:
             app = Masked(cluster)
             app.secure_aggregation, app.master_epochs = masks, 2
             await app.train_sync()
-            found.append(weights_of(app))
-    np.testing.assert_allclose(found[1], found[0], atol=2e-6)
+            weights.append(weights_of(app))
+    np.testing.assert_allclose(weights[1], weights[0], atol=2e-6)
 
 
 class Writing(Plain):
@@ -104,7 +104,7 @@ class Writing(Plain):
 
     def train(self, weights, worker_epochs, batch_size):
         update, metrics = Quick.train(self, weights, worker_epochs, batch_size)
-        flat = np.concatenate([one.ravel() for one in update])
+        flat = np.concatenate([array.ravel() for array in update])
         np.save(f"{self.log}-{self.worker.id}-{self.replica.round}.npy", flat)
         return update, metrics
 
@@ -123,9 +123,9 @@ async def test_the_wire_and_the_files_of_the_master_have_no_plain_update(masks, 
     wire = bytearray()
     put = network._Way.put
 
-    def captured(self, what):
-        wire.extend(what if isinstance(what, bytes) else b"")
-        put(self, what)
+    def captured(self, message):
+        wire.extend(message if isinstance(message, bytes) else b"")
+        put(self, message)
 
     monkeypatch.setattr(network._Way, "put", captured)
     async with in_process_cluster(4, proxied=True) as cluster:
@@ -133,26 +133,26 @@ async def test_the_wire_and_the_files_of_the_master_have_no_plain_update(masks, 
         app.secure_aggregation, app.log = masks, str(tmp_path / "update")
         app.out, app.checkpoint = tmp_path / "runs", tmp_path / "there"
         await app.train_sync()
-    seen = bytes(wire) + b"".join(
+    content = bytes(wire) + b"".join(
         path.read_bytes() for folder in ("runs", "there") for path in (tmp_path / folder).rglob("*") if path.is_file()
     )
     updates = {
         (worker, round): np.load(f"{app.log}-{worker}-{round}.npy") for worker in range(1, 5) for round in (1, 2)
     }
     assert all(np.abs(update).max() > 0 for update in updates.values())
-    found = [on_the_wire(update, (30 + 10 * worker) / 70, seen) for (worker, _), update in updates.items()]
-    assert found == [not masks] * 8  # without masks, this search finds each update
+    are_plain = [on_the_wire(update, (30 + 10 * worker) / 70, content) for (worker, _), update in updates.items()]
+    assert are_plain == [not masks] * 8  # without masks, this search finds each update
 
 
 def killing_at(monkeypatch, cluster, verb, *, worker, slot):
     """Kill a worker when the master first asks the worker of a slot for a step of a sum."""
     ask, killed = Carrier.ask, []
 
-    async def kill(self, to, asked, *arguments):
-        if asked == verb and to.id == slot and not killed:
+    async def kill(self, to, verb_, *arguments):
+        if verb_ == verb and to.id == slot and not killed:
             killed.append(worker)
             cluster.machine(worker).kill()
-        return await ask(self, to, asked, *arguments)
+        return await ask(self, to, verb_, *arguments)
 
     monkeypatch.setattr(Carrier, "ask", kill)
     return killed
@@ -161,18 +161,18 @@ def killing_at(monkeypatch, cluster, verb, *, worker, slot):
 @pytest.mark.parametrize("verb", ["offer", "mask", "sign"])
 async def test_round_continues_without_a_worker_that_is_lost_before_the_sum_is_unmasked(verb, monkeypatch):
     async with in_process_cluster(4) as cluster:
-        app, seen = Four(cluster), []
-        app.subscribe(seen.append)
+        app, received = Four(cluster), []
+        app.subscribe(received.append)
         killed = killing_at(monkeypatch, cluster, verb, worker=2, slot=2)
         await app.train_sync()
     assert killed
-    first, *others = app.history
+    first, *later = app.history
     assert first.without == ((2, 2, 50),)
     assert first.workers == (1, 3, 4)
     assert first.samples == 170
     assert first.recomputed == 0
-    assert [(one.without, one.workers) for one in others] == [((), (1, 2, 3, 4))] * 2
-    [missed] = [one for one in seen if isinstance(one, events.SlotMissed)]
+    assert [(item.without, item.workers) for item in later] == [((), (1, 2, 3, 4))] * 2
+    [missed] = [item for item in received if isinstance(item, events.SlotMissed)]
     assert "without slot 2 and its 50 samples: its worker was lost before the secure sum" in line(missed)
     assert [share.epochs for share in app.ledger.shares] == [3, 2, 3, 3]
 
@@ -198,25 +198,25 @@ async def test_sum_without_a_lost_worker_is_the_mean_of_the_others(lost, monkeyp
 
 async def test_round_is_void_if_a_worker_is_lost_while_the_sum_is_unmasked(monkeypatch):
     async with in_process_cluster(4) as cluster:
-        app, seen, weights = Four(cluster), [], []
-        app.subscribe(seen.append)
+        app, received, weights = Four(cluster), [], []
+        app.subscribe(received.append)
         await app.prepare()
         first = weights_of(app)
         app.on_round = lambda record: weights.append(weights_of(app))
         killed = killing_at(monkeypatch, cluster, "unmask", worker=2, slot=2)
         await app.train_sync()
     assert killed
-    void, *others = app.history
+    void, *later = app.history
     assert void.without == ((1, 1, 40), (2, 2, 50), (3, 3, 60), (4, 4, 70))
     assert void.recomputed == 0
     np.testing.assert_array_equal(weights[0], first)
     assert not np.array_equal(weights[1], first)
-    assert [one.without for one in others] == [(), ()]
+    assert [item.without for item in later] == [(), ()]
     assert [share.epochs for share in app.ledger.shares] == [2, 2, 2, 2]
     assert all(share.left_out == (0,) for share in app.ledger.shares)
-    missed = [line(one) for one in seen if isinstance(one, events.SlotMissed)]
+    missed = [line(item) for item in received if isinstance(item, events.SlotMissed)]
     assert len(missed) == 4
-    assert all("the round is void: a worker was lost while the sum was unmasked" in one for one in missed)
+    assert all("the round is void: a worker was lost while the sum was unmasked" in item for item in missed)
 
 
 async def test_round_is_void_below_three_workers_and_the_next_one_waits_for_the_lost_worker(monkeypatch):
@@ -241,61 +241,61 @@ async def test_run_ends_if_fewer_than_three_workers_are_left():
 
 async def test_resumed_run_ends_with_the_bits_of_one_run(tmp_path):
     """Each run has other masks, but they cancel each other exactly."""
-    found = []
+    bits_of_runs = []
     for epochs, resume, folder in ((3, None, "a"), (1, None, "b"), (3, "auto", "b")):
         async with in_process_cluster(4) as cluster:
             app = Four(cluster)
             app.master_epochs, app.resume, app.checkpoint = epochs, resume, tmp_path / folder
             await app.train_sync()
-            found.append(weights_of(app).tobytes())
-    assert found[2] == found[0] != found[1]
+            bits_of_runs.append(weights_of(app).tobytes())
+    assert bits_of_runs[2] == bits_of_runs[0] != bits_of_runs[1]
     assert app.ledger.is_exact(3)
 
 
-class Asked(Carrier):
+class ExtraStep(Carrier):
     """Records the steps of a master, and makes one more step."""
 
     async def ask(self, worker, verb, *arguments):
-        found = await super().ask(worker, verb, *arguments)
+        answer = await super().ask(worker, verb, *arguments)
         if verb == self.after and worker.id == 1:
-            self.said.append((arguments, found))
-            for more, again in self.more(arguments):
+            self.messages.append((arguments, answer))
+            for extra_verb, extra_arguments in self.more(arguments):
                 with pytest.raises(ProtocolError) as error:
-                    await super().ask(worker, more, *again)
-                self.said.append(str(error.value))
-        return found
+                    await super().ask(worker, extra_verb, *extra_arguments)
+                self.messages.append(str(error.value))
+        return answer
 
 
 @pytest.mark.parametrize(
     ("after", "more", "sentence"),
     [
-        ("mask", lambda got: [("mask", got)], "twice"),
-        ("mask", lambda got: [("unmask", (got[0], {}))], "the server has named no survivors"),
-        ("sign", lambda got: [("sign", (got[0], [1, 2, 3]))], "two lists of survivors of one sum"),
+        ("mask", lambda arguments: [("mask", arguments)], "twice"),
+        ("mask", lambda arguments: [("unmask", (arguments[0], {}))], "the server has named no survivors"),
+        ("sign", lambda arguments: [("sign", (arguments[0], [1, 2, 3]))], "two lists of survivors of one sum"),
         (
             "sign",
-            lambda got: [("unmask", (got[0], dict.fromkeys(got[1], bytes(64))))],
+            lambda arguments: [("unmask", (arguments[0], dict.fromkeys(arguments[1], bytes(64))))],
             "peer 1 has not signed the list",
         ),
-        ("unmask", lambda got: [("sign", (got[0], [1, 2, 3]))], "a secure sum that this worker is not in"),
+        ("unmask", lambda arguments: [("sign", (arguments[0], [1, 2, 3]))], "a secure sum that this worker is not in"),
         (
             "unmask",
-            lambda got: [("offer", ("other", 0, 0))],
+            lambda arguments: [("offer", ("other", 0, 0))],
             "the update of round 1 again, which this worker has helped",
         ),
     ],
 )
 async def test_worker_refuses_a_step_that_could_unmask_its_update(after, more, sentence, monkeypatch):
-    said = []
-    monkeypatch.setattr(Asked, "after", after, raising=False)
-    monkeypatch.setattr(Asked, "more", staticmethod(more), raising=False)
-    monkeypatch.setattr(Asked, "said", said, raising=False)
-    monkeypatch.setattr("ddlf.training.start.Carrier", Asked)
+    messages = []
+    monkeypatch.setattr(ExtraStep, "after", after, raising=False)
+    monkeypatch.setattr(ExtraStep, "more", staticmethod(more), raising=False)
+    monkeypatch.setattr(ExtraStep, "messages", messages, raising=False)
+    monkeypatch.setattr("ddlf.training.start.Carrier", ExtraStep)
     async with in_process_cluster(4) as cluster:
         app = Four(cluster)
         app.master_epochs = 1
         await app.train_sync()
-    assert sentence in said[1]
+    assert sentence in messages[1]
 
 
 async def test_update_beyond_the_limit_ends_the_run_and_says_what_to_do():
@@ -332,15 +332,15 @@ class Counting(Private):
 
 
 async def test_integer_weights_stay_unchanged_with_and_without_masks():
-    found = []
+    weights = []
     for masks in (True, False):
         async with in_process_cluster(3) as cluster:
             app = Counting(cluster)
             app.secure_aggregation, app.master_epochs = masks, 2
             await app.train_sync()
-            found.append({weight.path: np.asarray(weight) for weight in app.model.weights})
-    assert [one.dtype.kind for one in found[0].values()].count("i") == 2
-    for (name, masked), plain in zip(found[0].items(), found[1].values(), strict=True):
+            weights.append({weight.path: np.asarray(weight) for weight in app.model.weights})
+    assert [array.dtype.kind for array in weights[0].values()].count("i") == 2
+    for (name, masked), plain in zip(weights[0].items(), weights[1].values(), strict=True):
         np.testing.assert_allclose(masked, plain, atol=5e-6 if masked.dtype.kind == "f" else 0, err_msg=name)
 
 
@@ -349,7 +349,7 @@ class Broken(Four):
 
     def train(self, weights, worker_epochs, batch_size):
         update, metrics = Quick.train(self, weights, worker_epochs, batch_size)
-        return [one * np.nan if self.worker.id == 3 else one for one in update], metrics
+        return [array * np.nan if self.worker.id == 3 else array for array in update], metrics
 
 
 async def test_update_that_is_not_finite_ends_the_run_and_names_its_worker():
@@ -373,11 +373,13 @@ async def test_clipped_updates_are_averaged_under_masks():
         first = app.model.get_weights()
         history = await app.train_sync()
         trained = app.model.get_weights()
-        wanted = clipped_averaging(app, first, 2)
-    assert max(np.abs(a - b).max() for a, b in zip(trained, wanted, strict=True)) < 2e-6
+        expected = clipped_averaging(app, first, 2)
+    assert max(np.abs(a - b).max() for a, b in zip(trained, expected, strict=True)) < 2e-6
     assert all(record.metrics.keys() == {"epsilon"} for record in history)
-    one, two = ({f"{slot}": epsilon({Noise(multiplier=1e-6): n}, 1e-5) for slot in (1, 2, 3)} for n in (1, 2))
-    assert [record.epsilons for record in history] == [one, two]
+    after_one, after_two = (
+        {f"{slot}": epsilon({Noise(multiplier=1e-6): n}, 1e-5) for slot in (1, 2, 3)} for n in (1, 2)
+    )
+    assert [record.epsilons for record in history] == [after_one, after_two]
 
 
 class Wide(Four):
@@ -390,15 +392,15 @@ class Wide(Four):
 
 
 async def test_masked_updates_are_hardly_larger_than_plain_ones():
-    found = []
+    sent_bytes = []
     for masks in (True, False):
         async with in_process_cluster(4) as cluster:
             app = Wide(cluster)
             app.secure_aggregation = masks
             await app.train_sync()
-            found.append(app.history[0].bytes_back)
-    assert found[1] > 4 * 4 * 52_004
-    assert found[0] < 1.02 * found[1]
+            sent_bytes.append(app.history[0].bytes_back)
+    assert sent_bytes[1] > 4 * 4 * 52_004
+    assert sent_bytes[0] < 1.02 * sent_bytes[1]
 
 
 class Loud(Wide):
@@ -486,13 +488,15 @@ class Called(Masked):
 
 async def test_callbacks_of_the_master_see_its_validation_data_and_run_warns_of_missing_metrics():
     async with in_process_cluster(3) as cluster:
-        app, seen = Called(cluster), []
-        app.subscribe(seen.append)
+        app, received = Called(cluster), []
+        app.subscribe(received.append)
         with pytest.warns(UserWarning, match="conditioned on metric `loss` which is not available"):
             history = await app.train_sync()
     assert [record.metrics.keys() for record in history] == [{"val_loss", "val_accuracy", "learning_rate"}] * 2
-    told = [one.why for one in seen if isinstance(one, events.Warned) and one.about == "callback"]
-    assert told == ["EarlyStopping looks at loss, but workers report no metrics, which have neither noise nor masks"]
+    warnings = [event.why for event in received if isinstance(event, events.Warned) and event.about == "callback"]
+    assert warnings == [
+        "EarlyStopping looks at loss, but workers report no metrics, which have neither noise nor masks"
+    ]
 
 
 class Adam(Masked):

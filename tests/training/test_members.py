@@ -16,7 +16,7 @@ from ddlf.training.progress import WeightsRef
 DATA = {"x_test": np.arange(6.0), "y_test": np.arange(6), "x_val": np.ones(3)}
 
 
-def there_of(*proxies):
+def members_of(*proxies):
     crew = SimpleNamespace(member=lambda number: (proxies[number - 1], 0))
     cluster = SimpleNamespace(workers=[SimpleNamespace(id=number + 1) for number in range(len(proxies))])
     return Members("run", crew, cluster, [], "exchange")
@@ -25,41 +25,41 @@ def there_of(*proxies):
 class Proxy:
     """A worker that answers, or is lost."""
 
-    def __init__(self, answer, asked):
-        self.answer, self.asked = answer, asked
+    def __init__(self, answer, calls):
+        self.answer, self.calls = answer, calls
 
     async def call(self, role, *arguments):
-        self.asked.append(arguments)
+        self.calls.append(arguments)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
 
 
 async def test_first_reachable_worker_evaluates_the_masters_data():
-    asked = []
-    there = there_of(Proxy(WorkerLost("gone"), asked), Proxy({"loss": 2.0}, asked), Proxy({"loss": 3.0}, asked))
+    calls = []
+    members = members_of(Proxy(WorkerLost("gone"), calls), Proxy({"loss": 2.0}, calls), Proxy({"loss": 3.0}, calls))
     app = SimpleNamespace(precision="float32", **DATA)
-    assert await there.evaluated([(9, 0), (1, 0), (2, 0), (3, 0)], 7, app, "test", 64) == {"loss": 2.0}
-    assert asked == [("evaluate", 7, "test", 64, content_of(app, "test"))] * 2
-    assert asked[0][-1].keys() == {"x_test", "y_test"}
+    assert await members.evaluated([(9, 0), (1, 0), (2, 0), (3, 0)], 7, app, "test", 64) == {"loss": 2.0}
+    assert calls == [("evaluate", 7, "test", 64, content_of(app, "test"))] * 2
+    assert calls[0][-1].keys() == {"x_test", "y_test"}
 
 
 async def test_other_data_is_named_by_another_content():
-    asked = []
-    there = there_of(Proxy({"loss": 2.0}, asked))
+    calls = []
+    members = members_of(Proxy({"loss": 2.0}, calls))
     app = SimpleNamespace(precision="float32", **DATA)
     for data in (np.arange(6.0), np.arange(1.0, 7.0)):
         app.x_test = data
-        await there.evaluated([(1, 0)], 7, app, "test")
-    assert asked[0] != asked[1]
+        await members.evaluated([(1, 0)], 7, app, "test")
+    assert calls[0] != calls[1]
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 async def test_workers_that_compute_with_fewer_bits_do_not_evaluate(precision):
-    asked = []
+    calls = []
     app = SimpleNamespace(precision=precision, **DATA)
-    assert await there_of(Proxy({"loss": 2.0}, asked)).evaluated([(1, 0)], 7, app, "val") is None
-    assert asked == []
+    assert await members_of(Proxy({"loss": 2.0}, calls)).evaluated([(1, 0)], 7, app, "val") is None
+    assert calls == []
 
 
 async def test_model_of_a_returning_worker_is_compared_without_the_weights():
@@ -77,7 +77,7 @@ async def test_model_of_a_returning_worker_is_compared_without_the_weights():
 
 async def test_evaluation_has_no_result_when_all_workers_are_lost():
     app = SimpleNamespace(precision="auto", **DATA)
-    assert await there_of(Proxy(WorkerLost("gone"), [])).evaluated([(1, 0)], 7, app, "val") is None
+    assert await members_of(Proxy(WorkerLost("gone"), [])).evaluated([(1, 0)], 7, app, "val") is None
 
 
 # --- links between workers ------------------------------------------------------------------------------------------------
@@ -100,16 +100,16 @@ class Crew:
 
     def __init__(self, count):
         self.workers = [Worker(number) for number in range(1, count + 1)]
-        self.there = {worker.id: worker for worker in self.workers}
+        self.connected = {worker.id: worker for worker in self.workers}
         self.unmet, self.out, self.ended = [], [], []
         self.members = Members("run", self, self, [], "exchange")
 
     def member(self, number):
-        return (self.there[number], 0) if number in self.there else None
+        return (self.connected[number], 0) if number in self.connected else None
 
     def put_out(self, worker, error):
         self.out.append((worker.id, str(error)))
-        del self.there[worker.id]
+        del self.connected[worker.id]
 
     def end(self, error):
         self.ended.append(error)
@@ -118,7 +118,7 @@ class Crew:
         pass
 
     async def introduced(self, workers, run, calls=None):
-        pairs = ((self.workers[one - 1], self.workers[other - 1]) for one, other in self.unmet)
+        pairs = ((self.workers[first - 1], self.workers[second - 1]) for first, second in self.unmet)
         return [(*pair, "127.0.0.1:1 refused") for pair in pairs if {*pair} <= {*workers}]
 
 
@@ -135,9 +135,9 @@ async def test_a_run_does_not_begin_when_two_workers_cannot_reach_each_other():
 
 async def test_a_joining_worker_that_reaches_no_other_is_excluded():
     crew = Crew(3)
-    joins = crew.there.pop(3)
+    joins = crew.connected.pop(3)
     await crew.members.reach()
-    crew.there[3], crew.unmet = joins, [(1, 3), (2, 3)]
+    crew.connected[3], crew.unmet = joins, [(1, 3), (2, 3)]
     await crew.members.reach()
     assert [worker for worker, _ in crew.out] == [3]
 
@@ -146,10 +146,10 @@ async def test_one_of_two_workers_is_excluded_when_their_link_fails():
     crew = Crew(3)
     await crew.members.cut(2, 1, "no heartbeat for 4.0 s")
     await crew.members.cut(1, 2, "no heartbeat for 4.0 s")  # the second worker reports it, too
-    ((worker, why),) = crew.out
+    ((worker, reason),) = crew.out
     assert worker == 2
-    assert "worker 2 cannot reach worker 1 any more: no heartbeat for 4.0 s; worker 2 is left out" in why
-    assert "ddlf doctor --pairs" in why
+    assert "worker 2 cannot reach worker 1 any more: no heartbeat for 4.0 s; worker 2 is left out" in reason
+    assert "ddlf doctor --pairs" in reason
 
 
 async def test_the_worker_with_the_most_failed_links_is_excluded():
@@ -162,7 +162,7 @@ async def test_the_worker_with_the_most_failed_links_is_excluded():
 @pytest.mark.parametrize("answers", [True, False])
 async def test_silence_is_a_failed_link_only_if_the_master_reaches_both(answers):
     crew = Crew(3)
-    crew.there[2].answers = answers
+    crew.connected[2].answers = answers
     crew.members.silent(1, 2, "no heartbeat for 4.0 s")
     crew.members.silent(1, 9, "no heartbeat for 4.0 s")  # worker 9 has been lost in the meantime
     await asyncio.gather(*crew.members._looking)

@@ -14,12 +14,14 @@ SIZES = (26, 25) * 4
 """204 samples."""
 
 
-def made(copies, *, slots=4, workers=4, **settings):
+def run_of(copies, *, slots=4, workers=4, **settings):
     """Return a run whose workers have parts of its files, and for each task its remote rows and all its rows."""
     data = MadeUp(SIZES, hosts=workers)
     run = FakeRun(FakeCluster(workers), slots=slots, files=SIZES, train_data=data, master_epochs=5, **settings)
     have = shares(data.manifest, workers, copies)
-    run.run_context.local_files = {number: np.isin(np.arange(len(SIZES)), mine) for number, mine in enumerate(have, 1)}
+    run.run_context.local_files = {
+        number: np.isin(np.arange(len(SIZES)), is_local) for number, is_local in enumerate(have, 1)
+    }
     far: list[tuple[int, int]] = []
     for worker in run.cluster.workers:
 
@@ -40,7 +42,7 @@ def bits(run):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("copies", [1, 2])
 async def test_each_slot_reads_local_files_when_slots_equal_workers(mode, copies):
-    run, far = made(copies, mode=mode)
+    run, far = run_of(copies, mode=mode)
     await run.train_model()
     assert run.ledger.is_exact(5)
     assert sum(bytes_ for _, bytes_ in far) == 5 * 204
@@ -48,40 +50,40 @@ async def test_each_slot_reads_local_files_when_slots_equal_workers(mode, copies
 
 
 async def test_slot_of_a_lost_worker_goes_to_the_copy_with_the_same_bits():
-    whole, _ = made(2)
-    await whole.train_model()
-    run, far = made(2)
-    gone = run.cluster.workers[1]
+    undisturbed, _ = run_of(2)
+    await undisturbed.train_model()
+    run, far = run_of(2)
+    lost_worker = run.cluster.workers[1]
 
-    def train(task, usual=gone.train):
+    def train(task, usual=lost_worker.train):
         if task.round < 2:
             return usual(task)
-        gone.lost = True
-        raise WorkerLost("it was lost", worker=gone.name)
+        lost_worker.lost = True
+        raise WorkerLost("it was lost", worker=lost_worker.name)
 
     async def reconnect():
-        raise ConnectError("nobody answers", worker=gone.name)
+        raise ConnectError("nobody answers", worker=lost_worker.name)
 
-    gone.train, gone.reconnect = train, reconnect
+    lost_worker.train, lost_worker.reconnect = train, reconnect
     await run.train_model()
     assert run.ledger.is_exact(5)
-    assert bits(run) == bits(whole)
+    assert bits(run) == bits(undisturbed)
     before = far[:8]
     assert sum(missing for missing, _ in before) <= 0.05 * sum(rows for _, rows in before)
 
 
 async def test_error_names_files_lost_with_a_worker():
-    run, _ = made(1, wait_for_workers_s=0.2)
-    gone = run.cluster.workers[1]
+    run, _ = run_of(1, wait_for_workers_s=0.2)
+    lost_worker = run.cluster.workers[1]
 
     def train(task):
-        gone.lost = True
-        raise WorkerLost("it was lost", worker=gone.name)
+        lost_worker.lost = True
+        raise WorkerLost("it was lost", worker=lost_worker.name)
 
     async def reconnect():
-        raise ConnectError("nobody answers", worker=gone.name)
+        raise ConnectError("nobody answers", worker=lost_worker.name)
 
-    gone.train, gone.reconnect = train, reconnect
+    lost_worker.train, lost_worker.reconnect = train, reconnect
     names = ", ".join(run.train_data.manifest.files[n].name for n in shares(run.train_data.manifest, 4, 1)[1])
     with pytest.raises(DatasetError, match="lost with worker 2") as raised:
         await run.train_model()
@@ -91,27 +93,27 @@ async def test_error_names_files_lost_with_a_worker():
 
 
 async def test_a_worker_that_comes_back_in_time_brings_its_files_back():
-    whole, _ = made(1)
-    await whole.train_model()
-    run, _ = made(1, wait_for_workers_s=30)
-    gone, tries = run.cluster.workers[1], []
+    undisturbed, _ = run_of(1)
+    await undisturbed.train_model()
+    run, _ = run_of(1, wait_for_workers_s=30)
+    lost_worker, tries = run.cluster.workers[1], []
 
-    def train(task, usual=gone.train):
+    def train(task, usual=lost_worker.train):
         if task.round != 2 or tries:
             return usual(task)
-        gone.lost = True
-        raise WorkerLost("it was lost", worker=gone.name)
+        lost_worker.lost = True
+        raise WorkerLost("it was lost", worker=lost_worker.name)
 
     async def reconnect():
         tries.append(1)
         if len(tries) < 3:
-            raise ConnectError("nobody answers", worker=gone.name)
-        gone.lost = False
+            raise ConnectError("nobody answers", worker=lost_worker.name)
+        lost_worker.lost = False
 
-    gone.train, gone.reconnect = train, reconnect
+    lost_worker.train, lost_worker.reconnect = train, reconnect
     await run.train_model()
     assert len(tries) == 3
-    assert bits(run) == bits(whole)
+    assert bits(run) == bits(undisturbed)
 
 
 def test_files_without_a_worker_are_named_before_round_one():
@@ -127,7 +129,7 @@ def test_files_without_a_worker_are_named_before_round_one():
 
 
 async def test_global_shuffle_is_refused_when_workers_have_some_files():
-    run, _ = made(1, shuffle="global")
+    run, _ = run_of(1, shuffle="global")
     with pytest.raises(
         ConfigError, match=r"shuffle='global' cannot be combined with .*each worker has some of the files"
     ):

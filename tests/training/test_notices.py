@@ -10,7 +10,7 @@ from ddlf.errors import ClusterTooSmall, ConnectError
 from ddlf.events import WorkerLeaving, WorkerLost, WorkerReturned
 from ddlf.testing import FakeCluster, FakeWorker
 from tests.patience import PATIENCE_S
-from tests.training.runs import bits, of, run_of
+from tests.training.runs import bits, events_of, run_of
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -79,14 +79,14 @@ class Noticed(FakeWorker):
         await super().reconnect()
 
 
-async def disturbed(way, moment, who, runs=None, **facts):
-    """Train with three workers. The last ``who`` of them leave at a moment. The run is appended to ``runs``."""
+async def disturbed(way, moment, count, runs=None, **facts):
+    """Train with three workers. The last ``count`` of them leave at a moment. The run is appended to ``runs``."""
     wait_s = PATIENCE_S if facts.get("comes_back", True) else 0.05
     cluster = FakeCluster(0)
     cluster.workers = [Noticed(number) for number in (1, 2, 3)]
     for worker in cluster.workers:
         worker.others = {other.id: other for other in cluster.workers}
-    chosen = cluster.workers[-who:]
+    chosen = cluster.workers[-count:]
     for worker in chosen:
         worker.moment = moment
         vars(worker).update(facts)
@@ -120,8 +120,8 @@ async def check(run, way):
 async def test_run_with_a_worker_that_leaves_has_the_same_bits(way, moment):
     run = await disturbed(way, moment, 1, **TWICE)
     await check(run, way)
-    assert len(of(run, WorkerLeaving)) == 1, "the second notice says nothing new"
-    assert of(run, WorkerLost) == []
+    assert len(events_of(run, WorkerLeaving)) == 1, "the second notice says nothing new"
+    assert events_of(run, WorkerLost) == []
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -153,7 +153,7 @@ async def test_run_whose_workers_all_leave_without_time_ends_clearly_or_is_compl
 async def test_run_continues_without_a_worker_that_leaves_for_good(way):
     run = await disturbed(way, "first", 1, within_s=60.0, comes_back=False)
     await check(run, way)
-    assert of(run, WorkerReturned) == []
+    assert events_of(run, WorkerReturned) == []
 
 
 async def test_slots_that_wait_only_for_workers_that_leave_end_the_run():

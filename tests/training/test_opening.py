@@ -28,9 +28,9 @@ class Story(Quick):
 
     log = ""
 
-    def note(self, what):
+    def note(self, line):
         with open(self.log, "a") as file:
-            file.write(f"{'worker' if hasattr(self, 'worker') else 'master'} {what}\n")
+            file.write(f"{'worker' if hasattr(self, 'worker') else 'master'} {line}\n")
 
 
 def noted(folder: Path) -> list[str]:
@@ -68,16 +68,16 @@ async def test_attributes_of_init_travel_and_those_of_load_dataset_do_not(small,
             super().__init__(cluster)
             self.log = log
             self._private = 3
-            self.found = None
+            self.result = None
 
         def __setstate__(self, state):
             vars(self).update(state)
             self.worker = None
-            self.note(" ".join(sorted(set(state) - {"log"})) + f" found={state['found']}")
+            self.note(" ".join(sorted(set(state) - {"log"})) + f" result={state['result']}")
 
         async def load_dataset(self):
             await super().load_dataset()
-            self.found = "something"
+            self.result = "something"
             self.generator = (number for number in range(3))  # generators cannot be pickled
             assert self._private == 3
 
@@ -88,15 +88,15 @@ async def test_attributes_of_init_travel_and_those_of_load_dataset_do_not(small,
     app = Holder(small, str(tmp_path / "log"))
     await app.train_sync(1)
     await app.train_sync(1)
-    assert app.found == "something"
-    assert noted(tmp_path) == ["worker _private found found=None"] * 2
-    app.found = "mine"
+    assert app.result == "something"
+    assert noted(tmp_path) == ["worker _private result result=None"] * 2
+    app.result = "mine"
     app.extra = 1
     await app.load_dataset()
     del app.generator
-    app.found = "mine"
+    app.result = "mine"
     await app.train_sync(1)
-    assert noted(tmp_path)[2:] == ["worker _private extra found found=mine"]
+    assert noted(tmp_path)[2:] == ["worker _private extra result result=mine"]
 
 
 async def test_state_of_a_training_run_does_not_travel_in_the_next_run(small):
@@ -184,9 +184,9 @@ async def test_app_that_fails_on_one_worker_trains_on_the_others(two_workers):
     app.samples, app.events = 53, []
     records = await app.train_sync(1)
     assert records[0].workers == (1, 1)
-    (gone,) = [event for event in app.events if event.kind == "gone"]
-    assert "FileNotFoundError: train.npz; it is excluded from this run" in gone.text
-    assert "in load_dataset" in gone.text
+    (exclusion,) = [event for event in app.events if event.kind == "gone"]
+    assert "FileNotFoundError: train.npz; it is excluded from this run" in exclusion.text
+    assert "in load_dataset" in exclusion.text
 
 
 @pytest.mark.slow
@@ -211,18 +211,20 @@ async def test_training_app_refuses_a_second_training_and_continues(small):
 
 
 async def test_phases_before_and_after_training_are_reported_for_each_node(two_workers):
-    app, told = Quick(two_workers), []
-    app.subscribe(told.append)
+    app, received = Quick(two_workers), []
+    app.subscribe(received.append)
     await app.train_sync(1)
     await app.evaluate_model()
-    phases = [event for event in told if isinstance(event, PhaseBegan)]
+    phases = [event for event in received if isinstance(event, PhaseBegan)]
     nodes = {(event.worker, event.what) for event in phases}
-    here, there = ("importing", "loading", "building"), ("importing", "sending", "loading", "building")
-    assert {(0, what) for what in (*here, "evaluating")} | {(n, what) for n in (1, 2) for what in there} <= nodes
-    assert {event.phase for event in phases} == {event.phase for event in told if isinstance(event, PhaseEnded)}
+    master_phases, worker_phases = ("importing", "loading", "building"), ("importing", "sending", "loading", "building")
+    assert {(0, phase) for phase in (*master_phases, "evaluating")} | {
+        (n, phase) for n in (1, 2) for phase in worker_phases
+    } <= nodes
+    assert {event.phase for event in phases} == {event.phase for event in received if isinstance(event, PhaseEnded)}
     assert {(event.worker, event.name) for event in phases} == {(0, ""), (1, "worker 1"), (2, "worker 2")}
     assert [event.total for event in phases if event.what == "evaluating"] == [100]
-    assert sorted(event.worker for event in told if isinstance(event, WorkerReady)) == [1, 2]
+    assert sorted(event.worker for event in received if isinstance(event, WorkerReady)) == [1, 2]
 
 
 async def test_missing_or_too_few_labels_are_refused_with_one_sentence(small):
@@ -261,7 +263,7 @@ async def test_a_worker_frees_its_state_of_a_run_when_the_run_is_over(small):
 def replicas():
     import gc
 
-    return sum(type(one).__name__ == "Replica" for one in gc.get_objects())
+    return sum(type(item).__name__ == "Replica" for item in gc.get_objects())
 
 
 async def test_returning_worker_gets_the_app_as_it_was_at_the_start():

@@ -56,20 +56,20 @@ async def test_an_exchange_can_merge_by_its_own_rule():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sentence"),
     [
         ("middle", "The master takes the median of the updates. Choose it with --exchange middle."),
         ("idle", "Each slot waits. Choose it with --mode idle."),
         ("star", "Choose it with --exchange star."),
     ],
 )
-def test_help_of_a_strategy_or_exchange_without_settings_says_so(capsys, name, said):
+def test_help_of_a_strategy_or_exchange_without_settings_says_so(capsys, name, sentence):
     with pytest.raises(SystemExit) as ended:
         RUN.parser("ddlf run").parse_args(["app.py", "--help", name])
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"{name}: " in text
-    assert f"{said} It has no further settings." in text
+    assert f"{sentence} It has no further settings." in text
 
 
 def test_help_of_every_strategy_and_exchange_exists():

@@ -40,14 +40,16 @@ async def paced(**settings):
     cluster.workers = [Timed(number) for number in (1, 2, 3)]
     usual = dict(mode="async", balance="speed", worker_steps=16, batch_size=4, samples=1003, master_epochs=6, slots=3)
     run = FakeRun(cluster, **{**usual, **settings})
-    run.told = []
-    run.subscribe(run.told.append)
+    run.event_log = []
+    run.subscribe(run.event_log.append)
     await run.train_model()
     return run
 
 
 def samples_of(run, number):
-    return [record.samples for record in sorted(run.history, key=lambda one: one.slot) if record.round == number]
+    return [
+        record.samples for record in sorted(run.history, key=lambda record_: record_.slot) if record.round == number
+    ]
 
 
 async def test_steps_follow_speed_after_two_measured_rounds():
@@ -55,8 +57,8 @@ async def test_steps_follow_speed_after_two_measured_rounds():
     assert samples_of(run, 1) == [64, 64, 64]
     assert samples_of(run, 2) == [64, 64, 64]  # the first round is not measured, because a worker compiles in it
     assert samples_of(run, 3) == [64, 32, 8]  # 16, floor(16 / 2) and floor(16 / 8) steps of 4 samples
-    told = [event for event in run.told if isinstance(event, PartsChanged)]
-    assert told == [PartsChanged(round=3, samples=(64, 32, 8))]
+    changes = [event for event in run.event_log if isinstance(event, PartsChanged)]
+    assert changes == [PartsChanged(round=3, samples=(64, 32, 8))]
 
 
 async def test_every_epoch_has_every_sample_once_and_one_end():

@@ -13,20 +13,20 @@ LABELS = np.arange(203) % 7
 
 async def trained(workers=3, **settings):
     run = FakeRun(FakeCluster(workers), **{"partition": "dirichlet:0.5", "y_train": LABELS, **settings})
-    run.told = []
-    run.subscribe(run.told.append)
+    run.event_log = []
+    run.subscribe(run.event_log.append)
     await run.train_model()
     return run
 
 
-def given(run):
+def samples_of_slots(run):
     """Return for each slot the samples of its rounds."""
-    found = {}
+    samples = {}
     for worker in run.cluster.workers:
         for verb, *facts in worker.asked:
             if verb == "train":
-                found.setdefault(facts[0].slot, []).append(facts[0].indices.tolist())
-    return found
+                samples.setdefault(facts[0].slot, []).append(facts[0].indices.tolist())
+    return samples
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -34,7 +34,7 @@ def given(run):
 async def test_slot_keeps_its_samples_in_another_order_each_round(mode, partition):
     run = await trained(mode=mode, partition=partition)
     assert run.ledger.is_exact(run.master_epochs)
-    for rounds in given(run).values():
+    for rounds in samples_of_slots(run).values():
         orders = [shuffled(203, 0, number).tolist() for number in range(run.master_epochs)]
         assert rounds == [[sample for sample in order if sample in set(rounds[0])] for order in orders]
         assert len({tuple(sorted(samples)) for samples in rounds}) == 1
@@ -43,13 +43,13 @@ async def test_slot_keeps_its_samples_in_another_order_each_round(mode, partitio
 
 async def test_samples_of_each_slot_are_reported_once_at_the_start():
     run = await trained()
-    (told,) = [event for event in run.told if isinstance(event, DataPartitioned)]
-    assert told.partition == "dirichlet:alpha=0.5"
-    for slot, rounds in given(run).items():
+    (partitioned,) = [event for event in run.event_log if isinstance(event, DataPartitioned)]
+    assert partitioned.partition == "dirichlet:alpha=0.5"
+    for slot, rounds in samples_of_slots(run).items():
         labels, counts = np.unique(LABELS[rounds[0]], return_counts=True)
-        assert told.samples[slot] == len(rounds[0])
-        assert told.labels[slot] == dict(zip(map(str, labels), counts.tolist(), strict=True))
-    assert not [event for event in (await trained(partition="equal")).told if isinstance(event, DataPartitioned)]
+        assert partitioned.samples[slot] == len(rounds[0])
+        assert partitioned.labels[slot] == dict(zip(map(str, labels), counts.tolist(), strict=True))
+    assert not [event for event in (await trained(partition="equal")).event_log if isinstance(event, DataPartitioned)]
 
 
 async def test_joining_worker_gets_no_slot_when_all_samples_have_owners():
@@ -61,12 +61,12 @@ async def test_joining_worker_gets_no_slot_when_all_samples_have_owners():
 
     for partition, slots in (("equal", 3), ("power:1", 2)):
         run = Growing(FakeCluster(2), partition=partition)
-        told = []
-        run.subscribe(told.append)
+        received = []
+        run.subscribe(received.append)
         await run.train_model()
         assert run.history[-1].slots == slots
         assert run.ledger.is_exact(run.master_epochs)
-        assert any(isinstance(event, SlotsChanged) for event in told) == (partition == "equal")
+        assert any(isinstance(event, SlotsChanged) for event in received) == (partition == "equal")
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,14 @@ async def test_a_training_continues_only_with_its_partition(tmp_path):
 
 async def test_averaged_optimizers_are_the_mean_by_samples_of_all_slots():
     facts = dict(partition="power:1", y_train=None, master_epochs=1)
-    own = (await trained(**facts)).optimizers
-    sizes = [len(rounds[0]) for _, rounds in sorted(given(await trained(**facts)).items())]
+    states = (await trained(**facts)).optimizers
+    sizes = [len(rounds[0]) for _, rounds in sorted(samples_of_slots(await trained(**facts)).items())]
     for state in (await trained(**facts, optimizer_state="averaged")).optimizers:
-        for place, array in enumerate(state):
-            wanted = sum(n * np.asarray(slot[place], "f8") for n, slot in zip(sizes, own, strict=True)) / sum(sizes)
-            assert np.array_equal(array, wanted.astype("f4"))
+        for index, array in enumerate(state):
+            expected = sum(n * np.asarray(slot[index], "f8") for n, slot in zip(sizes, states, strict=True)) / sum(
+                sizes
+            )
+            assert np.array_equal(array, expected.astype("f4"))
 
 
 async def test_averaged_optimizers_of_float64_are_resumed_with_the_same_bits(tmp_path):
@@ -130,8 +132,8 @@ async def test_joining_slot_begins_with_the_mean_after_a_resume(tmp_path):
     before = FakeRun(FakeCluster(2), optimizer_state="averaged", checkpoint=tmp_path, master_epochs=2)
     await before.train_model()
     run = await grown(resume="auto")
-    asked = [facts[0] for worker in run.cluster.workers for verb, *facts in worker.asked if verb == "train"]
-    begun = [{**(task.state or {}), **task.shared}["optimizer"] for task in asked if task.round == 2]
+    tasks = [facts[0] for worker in run.cluster.workers for verb, *facts in worker.asked if verb == "train"]
+    begun = [{**(task.state or {}), **task.shared}["optimizer"] for task in tasks if task.round == 2]
     assert len(begun) == 3
     for state in begun:
         assert [array.tobytes() for array in state] == [array.tobytes() for array in before.optimizers[0]]

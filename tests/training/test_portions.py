@@ -39,7 +39,7 @@ def one_of(pool, slot):
 
 def test_a_slot_takes_its_own_portions_and_then_neighbours_of_the_slot_with_the_most_left():
     pool, _ = pool_of()
-    assert [one.number for one in pool.take(0)] == [0, 1], "many wait"
+    assert [portion.number for portion in pool.take(0)] == [0, 1], "many wait"
     assert [one_of(pool, slot).number for slot in (0, 0, 1)] == [2, 3, 4]
     assert [one_of(pool, 0).number for _ in range(7)] == [11, 10, 9, 8, 7, 6, 5]
     assert pool.take(0) == []
@@ -47,36 +47,36 @@ def test_a_slot_takes_its_own_portions_and_then_neighbours_of_the_slot_with_the_
 
 def test_a_free_slot_takes_an_unbegun_portion_at_once_and_a_late_one_after_a_while():
     pool, clock = pool_of(samples=4, slots=2, size=1)
-    mine, theirs = [one_of(pool, 0), one_of(pool, 0)], [one_of(pool, 1), one_of(pool, 1)]
+    of_slot_0, of_slot_1 = [one_of(pool, 0), one_of(pool, 0)], [one_of(pool, 1), one_of(pool, 1)]
     assert not pool.waits
     clock.now = 10.0
-    for portion in mine:
+    for portion in of_slot_0:
         assert pool.done([portion], 0, [portion.number]) == [True]
         clock.now += 10
     queued, _ = pool.second(0)
-    assert queued == [theirs[1]], "the other slot computes its first portion"
+    assert queued == [of_slot_1[1]], "the other slot computes its first portion"
     assert pool.done(queued, 0, [2]) == [True]
-    assert pool.done([theirs[1]], 1, [2]) == [False], "a portion counts once"
+    assert pool.done([of_slot_1[1]], 1, [2]) == [False], "a portion counts once"
     late, wait_s = pool.second(0)
     assert late == []
     assert wait_s == pytest.approx(pool._since[1] + LATE * np.median(pool._took) - clock.now)
     clock.now += wait_s
-    assert pool.second(0)[0] == [theirs[0]]
+    assert pool.second(0)[0] == [of_slot_1[0]]
     assert pool.second(0) == ([], None), "two slots already compute it"
 
 
 def test_two_portions_together_are_late_after_twice_the_time():
     pool, clock = pool_of(samples=8, slots=2, size=1)
-    theirs = pool.take(1)
-    assert len(theirs) == 2
+    of_slot_1 = pool.take(1)
+    assert len(of_slot_1) == 2
     for _ in range(6):
         assert pool.done(pool.take(0), 0, [0]) == [True]
     assert not pool.waits
-    assert pool.second(0)[0] == [theirs[1]], "the other slot may not have begun it"
+    assert pool.second(0)[0] == [of_slot_1[1]], "the other slot may not have begun it"
     pool._took = [10.0]
     assert pool.second(0) == ([], 2 * LATE * 10)
     clock.now = 2 * LATE * 10
-    assert pool.second(0)[0] == [theirs[0]]
+    assert pool.second(0)[0] == [of_slot_1[0]]
 
 
 def test_lost_portions_are_computed_again_unless_they_were_pushed():
@@ -93,13 +93,13 @@ def test_lost_portions_are_computed_again_unless_they_were_pushed():
 
 def test_a_lost_portion_does_not_wait_if_another_slot_computes_it():
     pool, _ = pool_of(samples=2, slots=2, size=1)
-    one, other = one_of(pool, 0), one_of(pool, 1)
-    pool.done([one], 0, [0])
+    first, second = one_of(pool, 0), one_of(pool, 1)
+    pool.done([first], 0, [0])
     pool._since[1] = -100.0
-    assert pool.second(0)[0] == [other]
+    assert pool.second(0)[0] == [second]
     pool.give_back(1)
     assert not pool.waits
-    assert pool.done([other], 0, [1]) == [True]
+    assert pool.done([second], 0, [1]) == [True]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -112,21 +112,21 @@ def test_each_portion_counts_and_is_pushed_once_in_random_runs(seed):
     while not pool.is_over:
         clock.now += chance.random()
         slot = int(chance.integers(3))
-        what = chance.choice(
+        action = chance.choice(
             ["take", "take", "done", "done", "done", "push", "lose"], p=[0.2, 0.2, 0.2, 0.2, 0.1, 0.08, 0.02]
         )
-        if what == "take" and len(at[slot]) < 2:
+        if action == "take" and len(at[slot]) < 2:
             portions = pool.take(slot) or (pool.second(slot)[0] if not at[slot] else [])
             at[slot] += [portions] if portions else []
-        elif what == "done" and at[slot]:
+        elif action == "done" and at[slot]:
             numbers = [portion.number for portion in at[slot][0]]
             counts = pool.done(at[slot].pop(0), slot, numbers)
             counted[slot] += [number for number, is_first in zip(numbers, counts, strict=True) if is_first]
-        elif what == "push" and counted[slot]:
+        elif action == "push" and counted[slot]:
             pushed += counted[slot]
             pool.pushed(slot, counted[slot])
             counted[slot] = []
-        elif what == "lose":
+        elif action == "lose":
             pool.give_back(slot)
             at[slot], counted[slot] = [], []
     assert sorted(pushed) == [portion.number for portion in pool.portions]
@@ -146,10 +146,10 @@ def test_report_of_a_portion_equals_the_one_read_from_its_message(names, state):
     metrics = {"loss": 0.1, "accuracy": 0.5}
     state = [np.asarray(value) for value in state]
     for moved in ("", "norm/mean"):
-        one = Computed(metrics, {"names": names, "state": state}, 2.0, 0.25, moved)
-        other = Computed.of_message(one.to_message())
-        assert (other.metrics, other.peak, other.seconds, other.moved) == (metrics, 2.0, 0.25, moved)
-        assert other.counted["names"] == names
-        assert [(a.dtype, a.shape, a.tobytes()) for a in other.counted["state"]] == [
+        report = Computed(metrics, {"names": names, "state": state}, 2.0, 0.25, moved)
+        copy = Computed.of_message(report.to_message())
+        assert (copy.metrics, copy.peak, copy.seconds, copy.moved) == (metrics, 2.0, 0.25, moved)
+        assert copy.counted["names"] == names
+        assert [(a.dtype, a.shape, a.tobytes()) for a in copy.counted["state"]] == [
             (a.dtype, a.shape, a.tobytes()) for a in state
         ]

@@ -118,10 +118,10 @@ async def test_float16_is_refused_where_no_scale_can_follow(mode, settings, sent
 
 async def test_overflow_in_all_steps_of_a_round_is_an_event():
     async with in_process_cluster(1) as cluster:
-        trained, said = app(cluster, scaled(2.0**60), precision="mixed_float16", master_epochs=2), []
-        trained.subscribe(said.append)
+        trained, received = app(cluster, scaled(2.0**60), precision="mixed_float16", master_epochs=2), []
+        trained.subscribe(received.append)
         await trained.train_sync()
-        overflows = [event for event in said if isinstance(event, GradientsOverflowed)]
+        overflows = [event for event in received if isinstance(event, GradientsOverflowed)]
         assert overflows[0] == GradientsOverflowed(round=1, slot=1, worker=1, steps=13, scale=2.0**47)
         assert line(overflows[0]) == (
             "overflow  slot 1 on worker 1 has learned nothing: float16 overflowed in all 13 steps of its round; the loss is now "

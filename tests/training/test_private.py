@@ -39,8 +39,8 @@ def federated_averaging(model, weights, rounds, seed=0, batch_size=16):
                 model.train_on_batch(x[batch], y[batch])
             after.append(model.get_weights())
         weights = [
-            sum(SIZES[number] / n * one.astype(float) for number, one in zip(SIZES, each, strict=True))
-            for each in zip(*after, strict=True)
+            sum(SIZES[number] / n * array.astype(float) for number, array in zip(SIZES, arrays, strict=True))
+            for arrays in zip(*after, strict=True)
         ]
     return weights
 
@@ -59,13 +59,13 @@ async def test_weights_and_metrics_are_those_of_federated_averaging_by_samples()
         app.model.set_weights(trained)
         for part, seed, share in (("val", 20, 2), ("test", 30, 3)):
             data = [blobs(size // share, seed=seed + number) for number, size in SIZES.items()]
-            whole = app.model.evaluate(*map(np.concatenate, zip(*data, strict=True)), verbose=0, return_dict=True)
-            found = (
+            expected = app.model.evaluate(*map(np.concatenate, zip(*data, strict=True)), verbose=0, return_dict=True)
+            metrics = (
                 history[-1].test
                 if part == "test"
                 else {name[4:]: history[-1].metrics[name] for name in ("val_loss", "val_accuracy")}
             )
-            assert found == pytest.approx(whole, abs=1e-6)
+            assert metrics == pytest.approx(expected, abs=1e-6)
         assert not hasattr(app, "x_train")
         assert not hasattr(app, "x_test")
         assert app.ledger.is_exact(5)
@@ -74,11 +74,11 @@ async def test_weights_and_metrics_are_those_of_federated_averaging_by_samples()
 
 def inflated(data):
     """Return the inflated form of all compressed data within some bytes."""
-    found = bytearray()
+    content_ = bytearray()
     for begin in [match.start() for match in re.finditer(b"\x78[\x01\x5e\x9c\xda]", data)]:
         with contextlib.suppress(zlib.error):
-            found += zlib.decompressobj().decompress(data[begin:])
-    return bytes(found)
+            content_ += zlib.decompressobj().decompress(data[begin:])
+    return bytes(content_)
 
 
 def forms(data):
@@ -102,7 +102,7 @@ def traces(number):
     yield repr(labels[:20].tolist()).encode()
     hashes = {fingerprint(x), fingerprint(y), content({"x_train": fingerprint(x), "y_train": fingerprint(y)})}
     hashes |= {
-        hashlib.new(kind, one.tobytes()).hexdigest() for one in (x, y, labels) for kind in ("md5", "sha1", "sha256")
+        hashlib.new(kind, array.tobytes()).hexdigest() for array in (x, y, labels) for kind in ("md5", "sha1", "sha256")
     }
     for text in hashes:
         yield text[:16].encode()
@@ -114,9 +114,9 @@ async def test_neither_wire_nor_run_folder_nor_checkpoints_have_a_trace_of_priva
     wire = bytearray()
     put = network._Way.put
 
-    def captured(self, what):
-        wire.extend(what if isinstance(what, bytes) else b"")
-        put(self, what)
+    def captured(self, message):
+        wire.extend(message if isinstance(message, bytes) else b"")
+        put(self, message)
 
     monkeypatch.setattr(network._Way, "put", captured)
     async with in_process_cluster(3, proxied=True) as cluster:
@@ -125,12 +125,12 @@ async def test_neither_wire_nor_run_folder_nor_checkpoints_have_a_trace_of_priva
         await app.train_sync()
         weights = app.model.get_weights()
     files = b"".join(path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file())
-    for seen in (bytes(wire), files):
+    for content_ in (bytes(wire), files):
         assert any(
-            form in seen + inflated(seen) for form in forms(weights[0].tobytes()[:64])
+            form in content_ + inflated(content_) for form in forms(weights[0].tobytes()[:64])
         )  # the search finds weights, so it would find samples
-        whole = seen + inflated(seen)
-        assert not [trace for number in SIZES for trace in traces(number) if trace in whole]
+        searched = content_ + inflated(content_)
+        assert not [trace for number in SIZES for trace in traces(number) if trace in searched]
 
 
 class ByHand(Private):
@@ -155,11 +155,15 @@ async def test_round_waits_for_a_lost_worker_and_no_other_trains_its_slot(tmp_pa
     async with in_process_cluster(3) as cluster:
         app = Watched(cluster)
         app.log, app.master_epochs = str(tmp_path / "log"), 3
-        seen = killing(cluster, app, worker=2, round=2)
+        received = killing(cluster, app, worker=2, round=2)
         await app.train_sync()
     assert [record.without for record in app.history] == [(), (), ()]
     assert app.history[1].recomputed == 1
-    assert {(one.slot, one.worker) for one in seen if isinstance(one, events.SlotStarted)} == {(1, 1), (2, 2), (3, 3)}
+    assert {(event.slot, event.worker) for event in received if isinstance(event, events.SlotStarted)} == {
+        (1, 1),
+        (2, 2),
+        (3, 3),
+    }
     assert app.ledger.is_exact(3)
     for number, size in SIZES.items():
         assert set((tmp_path / f"log-{number}").read_text().split()) == {str(size)}
@@ -170,15 +174,15 @@ async def test_run_begins_with_a_worker_that_is_lost_before_its_first_round():
     async with in_process_cluster(3) as cluster:
         app = Private(cluster)
         app.master_epochs = 1
-        seen = []
+        kills = []
 
-        def see(event):
-            if isinstance(event, events.PhaseBegan) and (event.worker, event.what) == (2, "sending") and not seen:
-                seen.append(cluster.machine(2).kill())
+        def kill_while_sending(event):
+            if isinstance(event, events.PhaseBegan) and (event.worker, event.what) == (2, "sending") and not kills:
+                kills.append(cluster.machine(2).kill())
 
-        app.subscribe(see)
+        app.subscribe(kill_while_sending)
         await app.train_sync()
-    assert seen == [True]
+    assert kills == [True]
     assert [share.samples for share in app.ledger.shares] == [*SIZES.values()]
     assert app.ledger.is_exact(1)
 
@@ -212,7 +216,7 @@ async def test_round_continues_without_a_worker_that_stays_away_and_takes_it_bac
     async with in_process_cluster(3) as cluster:
         app = ByHand(cluster)
         app.wait_for_workers_s, app.master_epochs = 0.0, 1000
-        seen = killing(cluster, app, worker=2, round=2)
+        received = killing(cluster, app, worker=2, round=2)
         app.is_convergent = lambda record: record.round > 2 and 2 in record.workers
         await app.train_sync()
     missed = [record.round for record in app.history if record.without]
@@ -224,12 +228,12 @@ async def test_round_continues_without_a_worker_that_stays_away_and_takes_it_bac
     assert second.workers == (1, 3)
     assert second.samples == 63
     assert "without slot 2 (100 samples)" in str(second)
-    told = [one for one in seen if isinstance(one, events.SlotMissed)]
-    assert [one.round for one in told] == missed
-    assert [bool(line(one)) for one in told] == [True, *[False] * (len(missed) - 1)]
-    warned = [one.why for one in seen if isinstance(one, events.Warned) and "evaluated without" in one.why]
+    reported = [event for event in received if isinstance(event, events.SlotMissed)]
+    assert [event.round for event in reported] == missed
+    assert [bool(line(event)) for event in reported] == [True, *[False] * (len(missed) - 1)]
+    warned = [event.why for event in received if isinstance(event, events.Warned) and "evaluated without" in event.why]
     assert len(warned) <= 1
-    assert any(isinstance(one, events.WorkerReturned) for one in seen)
+    assert any(isinstance(event, events.WorkerReturned) for event in received)
     ledger = app.ledger.summary()
     assert ledger["slots"][1]["left_out"] == missed
     assert ledger["slots"][1]["epochs"] == 2
@@ -252,10 +256,10 @@ async def test_worker_that_comes_back_with_other_data_is_excluded(mode, tmp_path
     async with in_process_cluster(3) as cluster:
         app = Changing(cluster)
         app.log, app.mode, app.master_epochs = str(tmp_path / "log"), mode, 4
-        seen = killing(cluster, app, worker=2, round=3)
+        received = killing(cluster, app, worker=2, round=3)
         await app.train_model()
-    (gone,) = [one for one in seen if isinstance(one, events.WorkerGone)]
-    assert "worker 2 has other private data than before, when it had 100 samples" in gone.why
+    (exclusion,) = [event for event in received if isinstance(event, events.WorkerGone)]
+    assert "worker 2 has other private data than before, when it had 100 samples" in exclusion.why
     assert [share.epochs for share in app.ledger.shares] == [4, 2, 4]
     assert app.ledger.shares[1].left_out == (2, 3)
     assert app.run_context.progress.is_complete
@@ -267,9 +271,9 @@ async def test_asynchronous_slot_waits_for_its_worker_while_other_slots_continue
     async with in_process_cluster(3) as cluster:
         app = ByHand(cluster)
         app.mode, app.wait_for_workers_s, app.max_staleness = "async", 0.0, 1
-        seen = killing(cluster, app, worker=2, round=2)
+        received = killing(cluster, app, worker=2, round=2)
         await app.train_model()
-    assert [one.round for one in seen if isinstance(one, events.SlotMissed)] == [2]
+    assert [event.round for event in received if isinstance(event, events.SlotMissed)] == [2]
     assert any(record.without == ((2, 2, 100),) for record in app.history)
     assert app.ledger.is_exact(5)
 
@@ -298,7 +302,7 @@ async def test_resumed_run_gives_each_slot_to_the_worker_that_has_its_data(tmp_p
             app = Elsewhere(cluster)
             app.master_epochs, app.resume, app.swapped, app.checkpoint = epochs, resume, swapped, tmp_path / folder
             await app.train_sync()
-            bits.append([one.tobytes() for one in app.model.get_weights()])
+            bits.append([array.tobytes() for array in app.model.get_weights()])
     assert bits[2] == bits[0] != bits[1]
     assert app.ledger.is_exact(4)
     async with in_process_cluster(3) as cluster:
@@ -377,14 +381,14 @@ class Beyond(Private):
 
 async def test_worker_counts_labels_without_an_output_and_reveals_none():
     async with in_process_cluster(3) as cluster:
-        app, seen = Beyond(cluster), []
-        app.subscribe(seen.append)
+        app, received = Beyond(cluster), []
+        app.subscribe(received.append)
         await app.train_sync(1)
-    (gone,) = [one for one in seen if isinstance(one, events.WorkerGone)]
-    assert gone.worker == 2
-    assert "1 of 100 labels in y_train are not in 0 to 3, the outputs of the model" in gone.why
-    assert "48151" not in "\n".join(map(str, seen))
-    assert "spare" not in "\n".join(map(line, seen))  # worker 2 is excluded
+    (exclusion,) = [event for event in received if isinstance(event, events.WorkerGone)]
+    assert exclusion.worker == 2
+    assert "1 of 100 labels in y_train are not in 0 to 3, the outputs of the model" in exclusion.why
+    assert "48151" not in "\n".join(map(str, received))
+    assert "spare" not in "\n".join(map(line, received))  # worker 2 is excluded
 
 
 @pytest.mark.parametrize(("ignored", "label"), [(None, -1), (255, 4), (-1, 255)])

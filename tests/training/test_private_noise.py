@@ -21,7 +21,7 @@ class Noised(Private):
 def clipped_averaging(app, weights, rounds):
     """Return the weights after adding means of clipped updates. Each worker counts once."""
     for round in range(rounds):
-        total = [np.zeros(one.shape) for one in weights]
+        total = [np.zeros(w.shape) for w in weights]
         for number in SIZES:
             x, y = private_samples(number)
             order = shuffled(len(x), 0, round)
@@ -32,10 +32,10 @@ def clipped_averaging(app, weights, rounds):
             update = [
                 before - after.astype(float) for before, after in zip(weights, app.model.get_weights(), strict=True)
             ]
-            norm = np.sqrt(sum(np.sum(one**2) for one in update))
+            norm = np.sqrt(sum(np.sum(u**2) for u in update))
             assert norm > app.update_clip
-            total = [a + one * app.update_clip / norm for a, one in zip(total, update, strict=True)]
-        weights = [(one - a / len(SIZES)).astype("f4") for one, a in zip(weights, total, strict=True)]
+            total = [t + u * app.update_clip / norm for t, u in zip(total, update, strict=True)]
+        weights = [(w - t / len(SIZES)).astype("f4") for w, t in zip(weights, total, strict=True)]
     return weights
 
 
@@ -46,8 +46,8 @@ async def test_weights_are_the_mean_of_clipped_updates_and_records_have_no_metri
         first = app.model.get_weights()
         history = await app.train_sync()
         trained = app.model.get_weights()
-        wanted = clipped_averaging(app, first, 2)
-    assert max(np.abs(a - b).max() for a, b in zip(trained, wanted, strict=True)) < 1e-6
+        expected = clipped_averaging(app, first, 2)
+    assert max(np.abs(a - b).max() for a, b in zip(trained, expected, strict=True)) < 1e-6
     assert all(record.metrics.keys() == {"epsilon"} and not record.test for record in history)
 
 
@@ -66,7 +66,7 @@ class Loud(Noised):
 
 
 async def test_the_noise_of_a_release_has_the_stated_deviation_and_differs_with_equal_seeds():
-    found = []
+    noises = []
     async with in_process_cluster(3) as cluster:
         for _ in range(2):
             app = Loud(cluster)
@@ -74,12 +74,12 @@ async def test_the_noise_of_a_release_has_the_stated_deviation_and_differs_with_
             first = app.model.get_weights()
             history = await app.train_sync()
             after = app.model.get_weights()
-            found.append(np.concatenate([(a - b).ravel() for a, b in zip(after, first, strict=True)]))
+            noises.append(np.concatenate([(a - b).ravel() for a, b in zip(after, first, strict=True)]))
             assert set(history[-1].test) == {"loss", "accuracy"}  # the master evaluates its own data
-    size = found[0].size
-    for one in found:  # 3e3 times 1e-3, divided by 3 workers
-        assert one.std() == pytest.approx(1.0, abs=5 / np.sqrt(2 * size))
-    assert abs(np.corrcoef(*found)[0, 1]) < 5 / np.sqrt(size)
+    size = noises[0].size
+    for noise in noises:  # 3e3 times 1e-3, divided by 3 workers
+        assert noise.std() == pytest.approx(1.0, abs=5 / np.sqrt(2 * size))
+    assert abs(np.corrcoef(*noises)[0, 1]) < 5 / np.sqrt(size)
 
 
 async def test_weights_that_are_not_trained_stay_and_are_named():
@@ -91,15 +91,15 @@ async def test_weights_that_are_not_trained_stay_and_are_named():
             self.model.layers[-1].trainable = False
             self.model.compile("sgd", self.model.loss, metrics=["accuracy"])
 
-    told = []
+    received = []
     async with in_process_cluster(2) as cluster:
         app = Frozen(cluster)
-        app.subscribe(told.append)
+        app.subscribe(received.append)
         await app.prepare()
         first = app.model.get_weights()
         await app.train_sync()
         after = app.model.get_weights()
     np.testing.assert_array_equal(after[-1], first[-1])
     assert not np.array_equal(after[0], first[0])
-    [line] = [one.why for one in told if isinstance(one, events.Warned) and one.about == "noise"]
+    [line] = [event.why for event in received if isinstance(event, events.Warned) and event.about == "noise"]
     assert "left out of the noised sum" in line

@@ -56,8 +56,8 @@ def empty():
     return [np.zeros_like(w) for w in MODEL]
 
 
-def same(one, other):
-    return [(a.dtype, a.shape, a.tobytes()) for a in one] == [(b.dtype, b.shape, b.tobytes()) for b in other]
+def same_bits(first, second):
+    return [(a.dtype, a.shape, a.tobytes()) for a in first] == [(b.dtype, b.shape, b.tobytes()) for b in second]
 
 
 # --- cuts -------------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_taken_slices_are_views_and_make_up_the_whole(shards):
         assert all(any(np.shares_memory(v, w) for w in MODEL) for v in values)
         assert sum(v.size for v in values) == part[1] - part[0]
         put(whole, part, values)
-    assert same(whole, MODEL)
+    assert same_bits(whole, MODEL)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_slice_of_wrong_length_or_type_is_refused(wrong):
     whole = empty()
     with pytest.raises(ConfigError, match=r"values 3,680 to 3,700 should be .*float32 \(10,\)"):
         put(whole, (3680, 3700), wrong(take(MODEL, (3680, 3700))))
-    assert same(whole, empty())
+    assert same_bits(whole, empty())
 
 
 @pytest.mark.parametrize("name", [*CODEC.names, "int8-block:100", "int4-block:7", "topk:0.3", "powersgd:rank=20"])
@@ -148,7 +148,7 @@ def test_slice_of_encoded_values_decodes_to_the_slice_of_decoded_ones(name, shar
     encoded, _ = encode_update(CODEC.read(name), MODEL, [False] * len(MODEL))
     whole = decode_update(encoded, MODEL)
     for part in cut(SIZE, shards):
-        assert same(decode_slice(take_encoded(encoded, MODEL, part), MODEL, part), take(whole, part))
+        assert same_bits(decode_slice(take_encoded(encoded, MODEL, part), MODEL, part), take(whole, part))
 
 
 LARGE = np.linspace(-1, 1, 700, dtype="f4")
@@ -159,15 +159,17 @@ def test_parts_are_encoded_with_the_peak_of_the_whole(scale):
     """The peak may be in another part, below the smallest normal number, or above the range of the codec."""
     codec, model = CODEC.read("float16"), [np.float32(scale) * LARGE, np.float32(7) * LARGE[:3], LARGE.astype("f2")]
     exact = [False] * len(model)
-    whole, _ = encode_update(codec, model, exact)
+    encoded_whole, _ = encode_update(codec, model, exact)
     peaks = [max(peak_of(part) for part in np.array_split(w, 5)) for w in model]
     for part in cut(sum(w.size for w in model), 6):
-        views, places = take(model, part), [i for i, _, _ in overlapped(model, part)]
-        sizes, theirs = [model[i].nbytes for i in places], [peaks[i] for i in places]
-        found = encode_parts(codec, views, sizes, [False] * len(places), theirs)
-        wanted = take_encoded(whole, model, part)
-        assert [sorted(one) for one in found["payloads"]] == [sorted(one) for one in wanted["payloads"]]
-        assert same(decode_slice(found, model, part), take(decode_update(whole, model), part))
+        views, indices = take(model, part), [i for i, _, _ in overlapped(model, part)]
+        sizes, peaks_of_part = [model[i].nbytes for i in indices], [peaks[i] for i in indices]
+        encoded = encode_parts(codec, views, sizes, [False] * len(indices), peaks_of_part)
+        expected = take_encoded(encoded_whole, model, part)
+        assert [sorted(payload) for payload in encoded["payloads"]] == [
+            sorted(payload) for payload in expected["payloads"]
+        ]
+        assert same_bits(decode_slice(encoded, model, part), take(decode_update(encoded_whole, model), part))
 
 
 def test_adjacent_arrays_are_one_slice_and_crossings_are_in_order():
@@ -182,8 +184,8 @@ def test_slices_of_encoded_values_are_hardly_more_than_the_whole(name):
     codec = CODEC.read(name)
     encoded, _ = encode_update(codec, MODEL, [False] * len(MODEL))
 
-    def size(one):
-        return sum(array.nbytes for payload in one["payloads"] for array in payload.values())
+    def size(message):
+        return sum(array.nbytes for payload in message["payloads"] for array in payload.values())
 
     parts = [size(take_encoded(encoded, MODEL, part)) for part in cut(SIZE, 4)]
     most = (
@@ -214,7 +216,7 @@ def test_a_merge_rule_fits_if_slices_give_the_bits_of_the_whole(name):
     updates = [chance.normal(size=400).astype("f4") * np.float32(10) ** (slot % 3) for slot in range(9)]
     (whole,) = merged(rule, [[update] for update in updates], counts)
     halves = [merged(rule, [[update[part]] for update in updates], counts)[0] for part in (slice(150), slice(150, 400))]
-    assert fits(rule) == same([whole], [np.concatenate(halves)])
+    assert fits(rule) == same_bits([whole], [np.concatenate(halves)])
 
 
 def test_every_outer_optimizer_fits():
@@ -227,28 +229,28 @@ def test_every_outer_optimizer_fits():
 def rounds_of_shards(merge, outer, shards, slots, rounds, length):
     """Return weights and state after some rounds. Each slice is stepped alone, in pieces of ``length`` values."""
     weights = MODEL
-    kept = outer.init(MODEL)
+    state_of_all = outer.init(MODEL)
     n = len(MODEL)
-    states = [kept[i : i + n] for i in range(0, len(kept), n)]
+    states = [state_of_all[i : i + n] for i in range(0, len(state_of_all), n)]
     for number in range(rounds):
         updates = updates_of(slots, number)
         after, states_after = empty(), [empty() for _ in states]
-        for part in itertools.chain.from_iterable(pieces(one, length) for one in cut(SIZE, shards)):
-            places = [i for i, _, _ in overlapped(MODEL, part)]
+        for part in itertools.chain.from_iterable(pieces(range_, length) for range_ in cut(SIZE, shards)):
+            indices = [i for i, _, _ in overlapped(MODEL, part)]
             state, values = stepped(
                 merge,
                 outer,
-                [array for whole in states for array in take(whole, part)],
+                [array for arrays in states for array in take(arrays, part)],
                 take(weights, part),
                 [(take(update, part), 10 + slot) for slot, update in enumerate(updates)],
-                [TRAINABLE[i] for i in places],
-                [MODEL[i].size for i in places],
+                [TRAINABLE[i] for i in indices],
+                [MODEL[i].size for i in indices],
             )
             put(after, part, values)
-            for i, whole in enumerate(states_after):
-                put(whole, part, state[i * len(places) : (i + 1) * len(places)])
+            for i, arrays in enumerate(states_after):
+                put(arrays, part, state[i * len(indices) : (i + 1) * len(indices)])
         weights, states = after, states_after
-    return weights, [array for whole in states for array in whole]
+    return weights, [array for arrays in states for array in arrays]
 
 
 def rounds_of_star(merge, outer, slots, rounds):
@@ -272,9 +274,9 @@ FITTING = [
 def test_slices_give_the_bits_of_the_whole(merge, outer, shards):
     merge, outer = MERGE.read(merge), OUTER.read(outer)
     weights, state = rounds_of_shards(merge, outer, shards, 3, 3, 1000)
-    wanted, wanted_state = rounds_of_star(merge, outer, 3, 3)
-    assert same(weights, wanted)
-    assert same(state, wanted_state)
+    expected, expected_state = rounds_of_star(merge, outer, 3, 3)
+    assert same_bits(weights, expected)
+    assert same_bits(state, expected_state)
 
 
 @pytest.mark.parametrize("merge", MERGES)
@@ -284,11 +286,11 @@ def test_slice_of_one_value_has_the_bits_of_the_row(merge):
     updates = [[CHANCE.normal(size=20).astype("f4") * np.float32(10) ** (slot % 5)] for slot in range(33)]
     weights = [CHANCE.normal(size=20).astype("f4")]
     state = outer.init(weights)
-    (wanted_state,), (wanted,) = outer.update(state, weights, merged(merge, updates, range(1, 34)), [True])
+    (expected_state,), (expected,) = outer.update(state, weights, merged(merge, updates, range(1, 34)), [True])
     for part in pieces((0, 20), 1):
         parts = [(take(update, part), 1 + slot) for slot, update in enumerate(updates)]
         (velocity,), (value,) = stepped(merge, outer, take(state, part), take(weights, part), parts, [True], [20])
-        assert (value, velocity) == (wanted[part[0]], wanted_state[part[0]])
+        assert (value, velocity) == (expected[part[0]], expected_state[part[0]])
 
 
 def test_a_slice_with_an_infinite_or_nan_value_is_not_merged():

@@ -29,40 +29,43 @@ class Decays(Blobs):
 
 def rates(records):
     """Return the rates by the formula, from the validations of each epoch."""
-    found, now = [], RATE
+    results, now = [], RATE
     for t, _ in enumerate(records):
         accuracies = [record.metrics["val_accuracy"] for record in records[max(0, t - 1) : t + 1]]
         losses = [record.metrics["val_loss"] for record in records[max(0, t - 1) : t + 1]]
         low = RATE * (1 - (sum(accuracies) / len(accuracies)) ** (sum(losses) / len(losses) * t))
         now = low if 0 < low < now else now
-        found.append(now)
-    return found
+        results.append(now)
+    return results
 
 
 async def test_all_slots_train_at_the_rate_that_the_validations_so_far_give(two_workers, tmp_path):
-    whole = app(two_workers, Decays, checkpoint=tmp_path / "whole")
-    records = await whole.train_sync()
+    uninterrupted = app(two_workers, Decays, checkpoint=tmp_path / "whole")
+    records = await uninterrupted.train_sync()
     assert [record.metrics["learning_rate"] for record in records] == pytest.approx(rates(records), rel=1e-6)
     assert records[-1].metrics["learning_rate"] < RATE / 2
-    one = two_workers.options(workers=[1])  # one worker compiles once, and carries both slots
-    usual = app(one, Decays, slots=2, rate_decay="never")
+    one_worker = two_workers.options(workers=[1])  # one worker compiles once, and carries both slots
+    usual = app(one_worker, Decays, slots=2, rate_decay="never")
     untouched = await usual.train_sync()
     assert "learning_rate" not in untouched[-1].metrics
     # The rate does not fall at the first validation, so results differ from the second one on.
-    same = [one.metrics["val_loss"] == other.metrics["val_loss"] for one, other in zip(records, untouched, strict=True)]
-    assert same == [True, True, False, False, False]
+    are_equal = [
+        one_worker.metrics["val_loss"] == usual_record.metrics["val_loss"]
+        for one_worker, usual_record in zip(records, untouched, strict=True)
+    ]
+    assert are_equal == [True, True, False, False, False]
     for stop_at in (3, None):
-        parts = app(one, Decays, slots=2, checkpoint=tmp_path / "parts", resume="auto", stop_at=stop_at)
+        parts = app(one_worker, Decays, slots=2, checkpoint=tmp_path / "parts", resume="auto", stop_at=stop_at)
         await parts.train_sync()
-    assert parts.history.history == whole.history.history
-    assert equal(parts.model.get_weights(), whole.model.get_weights())
+    assert parts.history.history == uninterrupted.history.history
+    assert equal(parts.model.get_weights(), uninterrupted.model.get_weights())
 
 
 async def test_in_asynchronous_training_the_rate_falls_once_an_epoch(two_workers):
     records = await app(two_workers, Decays, mode="async").train_model()
-    told = [record for record in records if "learning_rate" in record.metrics]
-    assert len(told) == 5
-    assert [record.metrics["learning_rate"] for record in told] == pytest.approx(rates(told), rel=1e-6)
+    with_rate = [record for record in records if "learning_rate" in record.metrics]
+    assert len(with_rate) == 5
+    assert [record.metrics["learning_rate"] for record in with_rate] == pytest.approx(rates(with_rate), rel=1e-6)
 
 
 async def test_rate_decay_without_validation_data_or_accuracy_is_refused(two_workers):

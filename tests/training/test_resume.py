@@ -42,14 +42,14 @@ async def test_resumed_run_ends_with_the_same_bits_on_one_worker(two_workers, tm
     options = dict(HARD, master_epochs=5, worker_epochs=2)
     plain = app(two_workers, **options)
     records = await plain.train_model()
-    alone = two_workers.options(workers=[2])
+    one_worker = two_workers.options(workers=[2])
     with pytest.raises(Interrupted):
-        await stop_after(app(alone, checkpoint=tmp_path, **options), 2).train_model()
-    resumed = app(alone, checkpoint=tmp_path, resume="auto", **options)
+        await stop_after(app(one_worker, checkpoint=tmp_path, **options), 2).train_model()
+    resumed = app(one_worker, checkpoint=tmp_path, resume="auto", **options)
     await resumed.train_model()
     assert equal(resumed.model.get_weights(), plain.model.get_weights())
-    for mine, others in zip(resumed.optimizers, plain.optimizers, strict=True):
-        assert equal(mine, others)
+    for resumed_state, plain_state in zip(resumed.optimizers, plain.optimizers, strict=True):
+        assert equal(resumed_state, plain_state)
     assert [record.round for record in resumed.history] == [record.round for record in records]
     assert plain.ledger.is_exact(5)
     assert resumed.ledger.is_exact(5)

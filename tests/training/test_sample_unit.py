@@ -63,15 +63,15 @@ def by_hand(worker, rounds):
 
 @pytest.mark.slow
 async def test_digits_are_learned_with_the_epsilon_of_each_worker():
-    told = []
+    received = []
     async with in_process_cluster(3) as cluster:
         app = Digits(cluster)
-        app.subscribe(told.append)
+        app.subscribe(received.append)
         history = await app.train_sync()
     assert history[-1].epsilons == {str(worker): pytest.approx(by_hand(worker, 2), abs=1e-3) for worker in ENDS}
     assert history[-1].test["accuracy"] > 0.6
     assert all(record.metrics.keys() == {"epsilon"} for record in history)
-    assert not [one for one in told if isinstance(one, events.SlotMoved) and one.loss is not None]
+    assert not [event for event in received if isinstance(event, events.SlotMoved) and event.loss is not None]
 
 
 class Own(Private):
@@ -91,8 +91,8 @@ class Own(Private):
     async def create_model(self):
         await super().create_model()
         if self.layer:
-            made = getattr(keras.layers, self.layer)()
-            self.model = keras.Sequential([keras.Input((8,)), made, *self.model.layers])
+            layer = getattr(keras.layers, self.layer)()
+            self.model = keras.Sequential([keras.Input((8,)), layer, *self.model.layers])
             self.model.compile("sgd", "categorical_crossentropy")
 
 
@@ -151,7 +151,7 @@ class OwnTrain(Own):
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "error", "why"),
+    ("kind", "settings", "error", "message"),
     [
         (
             Own,
@@ -164,10 +164,10 @@ class OwnTrain(Own):
         (OwnTrain, {}, AppError, "OwnTrain.train makes its own steps"),
     ],
 )
-async def test_runs_that_cannot_protect_samples_are_refused(kind, settings, error, why):
+async def test_runs_that_cannot_protect_samples_are_refused(kind, settings, error, message):
     async with in_process_cluster(2) as cluster:
         app = kind(cluster)
         vars(app).update(settings)
-        with pytest.raises(error, match=why):
+        with pytest.raises(error, match=message):
             await app.train_sync()
     assert not app.history

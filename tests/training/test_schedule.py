@@ -184,7 +184,7 @@ def test_each_slot_has_one_result_in_any_order_of_events(events):
     carried: dict[int, int] = {}  # the slot that the schedule has given to each worker
     stopped: set[int] = set()
     results = dict.fromkeys(range(1, 5), 0)
-    wanted = dict.fromkeys(results, 0)
+    requested = dict.fromkeys(results, 0)
     given_up = dict.fromkeys(results, 0)
     for kind, number in events:
         now += 0.1
@@ -193,7 +193,7 @@ def test_each_slot_has_one_result_in_any_order_of_events(events):
                 schedule.apply(Ready(number))
             case "wanted" if number not in schedule.open:
                 schedule.apply(Wanted(number))
-                wanted[number] += 1
+                requested[number] += 1
             case "finished" if number in carried:
                 slot = carried.pop(number)
                 results[slot] += schedule.apply(Finished(number, now))
@@ -219,7 +219,7 @@ def test_each_slot_has_one_result_in_any_order_of_events(events):
                 case GiveUp(slot):
                     given_up[slot] += 1
         for slot in results:
-            assert results[slot] + given_up[slot] + (slot in schedule.open) == wanted[slot]
+            assert results[slot] + given_up[slot] + (slot in schedule.open) == requested[slot]
         at_work = {slot for worker, slot in carried.items() if worker not in stopped}
         free = schedule.workers - set(carried)
         assert not free or schedule.open <= at_work, "no slot waits while a worker is free"

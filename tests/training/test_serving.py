@@ -27,44 +27,47 @@ PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
 @pytest.fixture(autouse=True)
 def on_the_master(monkeypatch, short_waits):
     """The weights that the master evaluates itself. Here it has no model."""
-    found = []
+    evaluated = []
 
     async def compute(function, app, weights, *rest, **more):
-        found.append(weights)
+        evaluated.append(weights)
         return {"loss": mean_of(weights)}
 
     monkeypatch.setattr("ddlf.training.evaluation.master.compute", compute)
     monkeypatch.setattr("ddlf.training.start.check_test_data", lambda app: None)
-    return found
+    return evaluated
 
 
 def run_of(workers=3, **settings):
     settings = {"slots": 3, "start": START, "frozen": FROZEN, "master_epochs": 3, **PLAIN, **settings}
     run = FakeRun(FakeCluster(workers), mode="downpour", **settings)
     run.x_test = run.y_test = np.arange(4.0)
-    run.told = []
-    run.subscribe(run.told.append)
+    run.event_log = []
+    run.subscribe(run.event_log.append)
     return run
 
 
 def verbs(run):
-    return [[what[0] for what in worker.asked] for worker in run.cluster.workers]
+    return [[request[0] for request in worker.asked] for worker in run.cluster.workers]
 
 
 async def test_worker_evaluates_weights_of_shards_without_the_master(on_the_master):
-    run, seen = run_of(evaluate_every=1), []
+    run, snapshots = run_of(evaluate_every=1), []
 
-    def looked(record):
-        seen.append(
-            (isinstance(run.run_context.progress.weights, WeightsRef), sum(one.count("snapshot") for one in verbs(run)))
+    def count_snapshots(record):
+        snapshots.append(
+            (
+                isinstance(run.run_context.progress.weights, WeightsRef),
+                sum(verbs_of_worker.count("snapshot") for verbs_of_worker in verbs(run)),
+            )
         )
 
-    run.on_round = looked
+    run.on_round = count_snapshots
     history = await run.train_model()
     assert [record.test.keys() for record in history] == [{"loss"}] * 9
-    assert sum(one.count("evaluate") for one in verbs(run)) == 8
+    assert sum(verbs_of_worker.count("evaluate") for verbs_of_worker in verbs(run)) == 8
     assert len(on_the_master) == 1  # the master has the weights of the last commit
-    assert {brought for there, brought in seen if there} == {0}
+    assert {brought for is_remote, brought in snapshots if is_remote} == {0}
 
 
 async def test_evaluation_uses_the_weights_of_its_commit():
@@ -88,12 +91,12 @@ async def test_worker_whose_round_is_over_evaluates_before_its_next_task():
     run = run_of(evaluate_every=1, master_epochs=4)
     await run.train_model()
     for worker in run.cluster.workers:
-        own = [what[0] for what in worker.asked if what[0] in ("train", "evaluate")]
-        assert own[:7] == ["train", "evaluate"] * 3 + ["train"]
+        own_verbs = [request[0] for request in worker.asked if request[0] in ("train", "evaluate")]
+        assert own_verbs[:7] == ["train", "evaluate"] * 3 + ["train"]
 
 
 async def test_a_marked_moment_does_not_change_and_is_freed():
-    one = Server.made(
+    server = Server.made(
         {
             "weights": np.zeros(4, "f4"),
             "rest": np.zeros(0, "f4"),
@@ -102,14 +105,14 @@ async def test_a_marked_moment_does_not_change_and_is_freed():
             "collects": 1,
         }
     )
-    await one.mark(7)
-    await one.push(0, 1, 0, 0, 0, np.ones(4, "f4"), np.zeros(0, "f4"))
-    weights, rest = await one.values(7)
-    assert (weights.tolist(), rest.tolist(), one.weights.tolist()) == ([0] * 4, [], [-1] * 4)
-    assert await one.values(6) == []
-    await one.mark(0)
-    assert await one.values(7) == []
-    assert one.marked is None
+    await server.mark(7)
+    await server.push(0, 1, 0, 0, 0, np.ones(4, "f4"), np.zeros(0, "f4"))
+    weights, rest = await server.values(7)
+    assert (weights.tolist(), rest.tolist(), server.weights.tolist()) == ([0] * 4, [], [-1] * 4)
+    assert await server.values(6) == []
+    await server.mark(0)
+    assert await server.values(7) == []
+    assert server.marked is None
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -135,8 +138,8 @@ async def test_another_worker_evaluates_if_the_first_is_lost(at, on_the_master):
 async def test_evaluation_is_retried_and_then_done_on_the_master(on_the_master, monkeypatch):
     run, answers = run_of(evaluate_every=3), []
 
-    async def none(worker, which, part, *rest):
-        answers.append(which["moment"])
+    async def none(worker, source, part, *rest):
+        answers.append(source["moment"])
 
     monkeypatch.setattr("ddlf.testing.fake_run.FakeWorker.evaluate", none)
     history = await run.train_model()
@@ -157,7 +160,7 @@ async def test_run_warns_that_shards_ignore_weights_of_callbacks(monkeypatch):
     monkeypatch.setattr("ddlf.training.start.Callbacks", Doubles)
     run = run_of(callbacks=[1])
     await run.train_model()
-    (said,) = [event.why for event in run.told if isinstance(event, Warned) and event.about == "callback"]
-    assert said.startswith("callbacks have set weights, which has no effect before training is over")
+    (message,) = [event.why for event in run.event_log if isinstance(event, Warned) and event.about == "callback"]
+    assert message.startswith("callbacks have set weights, which has no effect before training is over")
     assert run.ledger.is_exact(3)
     await asyncio.sleep(0)

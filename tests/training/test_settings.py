@@ -384,10 +384,10 @@ def test_gradient_exchange_has_one_step_rounds_and_no_own_train():
     assert check(with_settings(exchange="gradient"), "sync").local.steps == 1
     with pytest.raises(ConfigError, match="exchange='gradient' is for synchronous training"):
         check(with_settings(exchange="gradient"), "async")
-    own = Own()
-    own.exchange = "gradient"
+    custom = Own()
+    custom.exchange = "gradient"
     with pytest.raises(AppError, match=r"Own\.train is local training: with exchange='gradient' there is none"):
-        check(own, "sync")
+        check(custom, "sync")
 
 
 def test_every_setting_is_checked():
@@ -402,8 +402,8 @@ def test_integers_of_numpy_are_accepted():
 
 
 def test_a_rule_may_be_text_or_an_object():
-    def outer_of(given):
-        return check(with_settings(outer=given), "sync").outer
+    def outer_of(setting):
+        return check(with_settings(outer=setting), "sync").outer
 
     assert outer_of("nesterov:momentum=0.5") == outer_of(Nesterov(momentum=0.5)) == Nesterov(momentum=0.5)
     assert outer_of(None) == outer_of("subtract") == Subtract()
@@ -452,7 +452,7 @@ class Poisoned(FakeWorker):
 async def outcome(mode, folder, **settings):
     """Return everything that a run with these settings shows to its caller."""
     folders = {name: folder / settings[name] for name in ("checkpoint", "resume") if name in settings}
-    cluster, taken, said = FakeCluster(), [], io.StringIO()
+    cluster, options, output = FakeCluster(), [], io.StringIO()
     before = FakeRun(cluster, mode=mode, update_policy="clip", checkpoint=folder / "before", master_epochs=1)
     cluster.workers = [
         Poisoned(number) for number in ((1, 2) if mode == "sync" else (1,))
@@ -464,35 +464,35 @@ async def outcome(mode, folder, **settings):
     app.x_test, app.y_test = np.zeros((1, 1)), np.zeros((1, 1))
     opened = CheckpointFolder.open
 
-    def spied(self, *given, **more):
-        taken.append(more)
-        return opened(self, *given, **more)
+    def spied(self, *arguments, **more):
+        options.append(more)
+        return opened(self, *arguments, **more)
 
     with (
         mock.patch.object(CheckpointFolder, "open", spied),
         mock.patch.object(running, "evaluate", return_value={"loss": 0.0}) as evaluate,
-        contextlib.redirect_stdout(said),
+        contextlib.redirect_stdout(output),
     ):
         try:
             await app.train_model()
         except BadUpdate as bad:
             return str(bad)
     tasks = [task for worker in cluster.workers for name, task, *_ in worker.asked if name == "train"]
-    asked = [(task.slot, task.epochs, task.batch_size, len(task.indices)) for task in tasks]
+    tasks_of_slots = [(task.slot, task.epochs, task.batch_size, len(task.indices)) for task in tasks]
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("round-*"))
     bits = [array.tobytes() for array in app.model.get_weights()]
-    return bits, asked, files, len(app.history), taken, evaluate.call_count, bool(said.getvalue())
+    return bits, tasks_of_slots, files, len(app.history), options, evaluate.call_count, bool(output.getvalue())
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 async def test_each_mode_uses_each_setting_or_refuses_it_by_name(mode, tmp_path):
-    seen = {}
+    has_effect = {}
     with mock.patch("os.fsync"):
         usual = await outcome(mode, tmp_path / "usual")
         assert await outcome(mode, tmp_path / "again") == usual
         for name, value in OTHERS.items():
             try:
-                seen[name] = await outcome(mode, tmp_path / f"with {name}", **{name: value}) != usual
+                has_effect[name] = await outcome(mode, tmp_path / f"with {name}", **{name: value}) != usual
             except ConfigError as refused:
-                seen[name] = str(refused).startswith(f"{name}=")
-    assert [name for name in seen if not seen[name]] == [], "ignored"
+                has_effect[name] = str(refused).startswith(f"{name}=")
+    assert [name for name in has_effect if not has_effect[name]] == [], "ignored"

@@ -33,13 +33,13 @@ def run_of(workers=3, **settings):
     run = FakeRun(FakeCluster(workers), mode="downpour", **settings)
     for worker in run.cluster.workers:
         worker.gradient = lambda app, task, samples, weights: whole_numbers(samples, weights.size)
-    run.told, run.dead = [], []
-    run.subscribe(run.told.append)
+    run.event_log, run.dead = [], []
+    run.subscribe(run.event_log.append)
     return run
 
 
 def warned(run):
-    return [event.why for event in run.told if isinstance(event, Warned) and event.about == "shards"]
+    return [event.why for event in run.event_log if isinstance(event, Warned) and event.about == "shards"]
 
 
 WHOLE = {path: np.zeros_like(array) for path, array in START.items()}
@@ -55,22 +55,22 @@ def whole_numbers(samples, size):
 def check_each_push_counts_once(run, pushes):
     """Compare the weights with the sum of all gradients, and each shard's count with the number of pushes."""
     weights = [np.ravel(w) for w, path in zip(run.model.get_weights(), START, strict=True) if path not in FROZEN]
-    found = np.concatenate(weights)
-    assert found.tolist() == (-run.master_epochs * whole_numbers(np.arange(run.samples), found.size)).tolist()
+    trained = np.concatenate(weights)
+    assert trained.tolist() == (-run.master_epochs * whole_numbers(np.arange(run.samples), trained.size)).tolist()
     assert set(run.run_context.progress.state["shards"][0][:, 1].tolist()) == {pushes}
     assert run.ledger.is_exact(run.master_epochs)
 
 
 def killed(run, chance, kills, every):
     """Lose one worker after another, each between two random messages."""
-    left = [kills]
+    pending = [kills]
     count = [chance.randrange(5, every)]
 
     def maybe():
         count[0] -= 1
         lost = [worker for worker in run.cluster.workers if worker.lost]
-        if count[0] <= 0 and left[0] and not lost and run.calm():
-            left[0] -= 1
+        if count[0] <= 0 and pending[0] and not lost and run.calm():
+            pending[0] -= 1
             count[0] = chance.randrange(5, every)
             worker = chance.choice(run.cluster.workers)
             run.dead.append(worker.end)
@@ -82,12 +82,12 @@ def killed(run, chance, kills, every):
             for _ in range(chance.randrange(4)):
                 await asyncio.sleep(0)
             maybe()
-            found = await FakeWorker._ask(worker, *arguments)
+            answer = await FakeWorker._ask(worker, *arguments)
             maybe()
-            return found
+            return answer
 
         worker._ask = ask
-    return left
+    return pending
 
 
 def have_copies(run):
@@ -110,13 +110,13 @@ async def test_each_push_counts_once_if_workers_are_lost_between_messages(seed):
     }
     run = run_of(workers, replicas=workers + chance.randrange(3), master_epochs=4, **settings, **EXACT)
     run.calm = lambda: have_copies(run)
-    left = killed(run, chance, 4, 60)
+    pending = killed(run, chance, 4, 60)
     await run.train_model()
-    assert left[0] < 4
-    alone = run_of(workers, replicas=run.replicas, master_epochs=4, **settings, **EXACT)
-    await alone.train_model()
-    check_each_push_counts_once(run, int(alone.run_context.progress.state["shards"][0][0, 1]))
-    assert not [why for why in warned(run) if "are lost" in why]
+    assert pending[0] < 4
+    undisturbed = run_of(workers, replicas=run.replicas, master_epochs=4, **settings, **EXACT)
+    await undisturbed.train_model()
+    check_each_push_counts_once(run, int(undisturbed.run_context.progress.state["shards"][0][0, 1]))
+    assert not [message for message in warned(run) if "are lost" in message]
 
 
 async def test_joining_worker_takes_a_shard_and_no_push_is_repeated():
@@ -133,10 +133,10 @@ async def test_joining_worker_takes_a_shard_and_no_push_is_repeated():
     await run.train_model()
     assert joined[0] == 4
     assert joined[-1] == 2
-    assert [why for why in warned(run) if "which had fewer" in why]
+    assert [message for message in warned(run) if "which had fewer" in message]
     check_each_push_counts_once(run, int(run.run_context.progress.state["shards"][0][0, 1]))
-    places = sorted(push[6] for record in run.history for push in record.pushes)
-    assert places == list(range(len(places)))
+    numbers = sorted(push[6] for record in run.history for push in record.pushes)
+    assert numbers == list(range(len(numbers)))
 
 
 async def test_excluded_worker_hands_its_shard_on_without_a_copy(monkeypatch):
@@ -154,7 +154,7 @@ async def test_excluded_worker_hands_its_shard_on_without_a_copy(monkeypatch):
 
     run.on_round = out
     await run.train_model()
-    assert any("went from worker 2, which takes no part any more" in why for why in warned(run))
+    assert any("went from worker 2, which takes no part any more" in message for message in warned(run))
     check_each_push_counts_once(run, int(run.run_context.progress.state["shards"][0][0, 1]))
 
 
@@ -170,14 +170,16 @@ async def test_lost_shard_resumes_from_the_last_checkpoint(copies, both, tmp_pat
     run.on_round = lose
     history = await run.train_model()
     assert run.ledger.is_exact(5)
-    said = [verdict for record in history for verdict in record.verdicts]
-    assert any("shard 2 of 4 was on worker 2" in one and "continues from update 4" in one for one in said)
-    assert any("which is lost" in why and "are lost" in why for why in warned(run))
+    verdicts = [verdict for record in history for verdict in record.verdicts]
+    assert any(
+        "shard 2 of 4 was on worker 2" in verdict and "continues from update 4" in verdict for verdict in verdicts
+    )
+    assert any("which is lost" in message and "are lost" in message for message in warned(run))
     lost, received = (
         run.run_context.progress.state["shards"][0][:, 1],
         run.run_context.progress.state["shards"][0][0, 1],
     )
-    assert lost[1] < received or not any(" 0 pushes" not in one for one in said)
+    assert lost[1] < received or not any(" 0 pushes" not in verdict for verdict in verdicts)
 
 
 async def test_run_ends_when_a_shard_and_its_copy_are_lost():
@@ -214,7 +216,7 @@ async def test_run_with_two_copies_survives_the_loss_of_two_neighbours():
     await run.train_model()
     check_each_push_counts_once(run, int(run.run_context.progress.state["shards"][0][0, 1]))
     assert run.run_context.progress.state["shards"][0][0, 1] == 5 * 4 * 4
-    assert not any("are lost" in why for why in warned(run))
+    assert not any("are lost" in message for message in warned(run))
 
 
 # --- a shard and its copies ------------------------------------------------------------------------------------------------
@@ -238,16 +240,16 @@ async def test_copy_has_each_safe_push_and_continues_with_the_same_bits():
     await ends[1].own(1, 0, facts())
     for end in ends.values():
         await end.arrange(1, [1], [((0, 4), (0, 0))], [1], [[(2, 0)]])
-    one, g = ends[1].shards[0], np.arange(4, dtype="f4")
+    owned, g = ends[1].shards[0], np.arange(4, dtype="f4")
     for number in range(5):
-        await one.push(0, 1, 0, number, 0, g, NONE)
-    assert await one.safe(5) == 5
+        await owned.push(0, 1, 0, number, 0, g, NONE)
+    assert await owned.safe(5) == 5
     assert await ends[2].take_over(2, 0, [], whole=False) == [[2, 5]]
-    other = ends[2].shards[0]
-    for shard in (one, other):
+    copy = ends[2].shards[0]
+    for shard in (owned, copy):
         await shard.push(0, 1, 0, 5, 2, g, NONE)
-    assert one.weights.tobytes() == other.weights.tobytes()
-    assert await other.resume(0, 1, 0) == {"last": [5, 5, 3], "falls": [[2, 5]]}
+    assert owned.weights.tobytes() == copy.weights.tobytes()
+    assert await copy.resume(0, 1, 0) == {"last": [5, 5, 3], "falls": [[2, 5]]}
     with pytest.raises(
         AppMissing, match="shard 1 now belongs to another worker"
     ):  # the old owner handles a late message
@@ -270,27 +272,32 @@ async def test_shard_that_could_not_be_moved_is_copied_again():
     await ends[1].own(1, 0, facts())
     for end in ends.values():
         await end.arrange(1, [1], [((0, 4), (0, 0))], [1], [[(2, 0)]])
-    one = ends[1].shards[0]
-    await one.push(0, 1, 0, 0, 0, np.ones(4, "f4"), NONE)
-    assert await one.safe(1) == 1
+    shard = ends[1].shards[0]
+    await shard.push(0, 1, 0, 0, 0, np.ones(4, "f4"), NONE)
+    assert await shard.safe(1) == 1
     assert await ends[1].release(1, 0, 2, [3, 2]) == "it is lost"
     await ends[1].take_over(3, 0, [], whole=True)
     for end in ends.values():
         await end.arrange(2, [1], [((0, 4), (0, 0))], [3], [[(2, 0)]])
-    async with asyncio.timeout(PATIENCE_S / 4), one._news:
-        await one._news.wait_for(lambda: one._with)
+    async with asyncio.timeout(PATIENCE_S / 4), shard._news:
+        await shard._news.wait_for(lambda: shard._with)
     assert await ends[2].take_over(4, 0, [], whole=False) == [[4, 1]]
     await asyncio.gather(*(end.close() for end in ends.values()))
 
 
 async def test_push_from_undone_weights_is_not_refused():
-    taken = Server.made(facts(), 2, [[2, 0]])
-    assert await taken.push(0, 1, 0, 0, 7, np.ones(4, "f4"), NONE) == (0, 0)
+    server = Server.made(facts(), 2, [[2, 0]])
+    assert await server.push(0, 1, 0, 0, 7, np.ones(4, "f4"), NONE) == (0, 0)
 
 
 async def test_shard_that_was_handed_on_refuses_everything():
-    one = Server.made(facts())
-    await one.shut()
-    for asked in (one.fetch(0, 1), one.push(0, 1, 0, 0, 0, np.ones(4, "f4"), NONE), one.begin([0], 1, 0), one.safe(0)):
+    server = Server.made(facts())
+    await server.shut()
+    for request in (
+        server.fetch(0, 1),
+        server.push(0, 1, 0, 0, 0, np.ones(4, "f4"), NONE),
+        server.begin([0], 1, 0),
+        server.safe(0),
+    ):
         with pytest.raises(AppMissing, match="this shard now belongs to another worker"):
-            await asked
+            await request

@@ -27,20 +27,22 @@ PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
 
 def run_of(workers=4, **settings):
     run = FakeRun(FakeCluster(workers), **{"mode": "downpour", "start": START, "frozen": FROZEN, **PLAIN, **settings})
-    run.told = []
-    run.subscribe(run.told.append)
+    run.event_log = []
+    run.subscribe(run.event_log.append)
     return run
 
 
 def owners(run):
     """Return the worker that owns each shard."""
-    found = {number: worker.id for worker in run.cluster.workers for number in worker.end.shards if not worker.lost}
-    return [found[number] for number in sorted(found)]
+    worker_of_shard = {
+        number: worker.id for worker in run.cluster.workers for number in worker.end.shards if not worker.lost
+    }
+    return [worker_of_shard[number] for number in sorted(worker_of_shard)]
 
 
 def carried(run):
     """Return the workers that carried a slot."""
-    return {event.worker for event in run.told if isinstance(event, SlotStarted)}
+    return {event.worker for event in run.event_log if isinstance(event, SlotStarted)}
 
 
 def test_a_cut_by_layers_keeps_untrained_weights_with_their_layer():
@@ -60,7 +62,9 @@ def test_a_cut_by_layers_keeps_untrained_weights_with_their_layer():
 @pytest.mark.parametrize("shards", [None, 2])
 async def test_shards_by_layer_have_the_result_of_equal_slices(shards):
     run = run_of(1, slots=1, shards=shards, shard_cut="layers", master_epochs=2)
-    run.on_round = lambda record: parts.append([tuple(own) for own, _ in run.cluster.workers[0].end.owners.parts])
+    run.on_round = lambda record: parts.append(
+        [tuple(trained) for trained, _ in run.cluster.workers[0].end.owners.parts]
+    )
     parts = []
     await run.train_model()
     assert parts[0] == ([(0, 217), (217, 245)] if shards else [(0, 245)])
@@ -71,10 +75,10 @@ async def test_shards_by_layer_have_the_result_of_equal_slices(shards):
 
 async def test_the_default_number_of_shards_is_at_most_the_number_of_layers():
     run = run_of(5, shard_cut="layers", master_epochs=1)
-    run.on_round = lambda record: found.append(len(owners(run)))
-    found = []
+    run.on_round = lambda record: counts.append(len(owners(run)))
+    counts = []
     await run.train_model()
-    assert found[0] == 3
+    assert counts[0] == 3
 
 
 async def test_more_shards_than_layers_are_refused_before_any_task():
@@ -105,10 +109,10 @@ async def test_a_run_by_layers_is_resumed(tmp_path):
 
 async def test_shard_workers_have_the_shards_and_train_no_slot():
     run = run_of(4, shard_workers=2, master_epochs=3)
-    run.on_round = lambda record: found.append(owners(run))
-    found = []
+    run.on_round = lambda record: owners_by_round.append(owners(run))
+    owners_by_round = []
     history = await run.train_model()
-    assert found[0] == [3, 4]
+    assert owners_by_round[0] == [3, 4]
     assert carried(run) == {1, 2}
     assert history[-1].slots == 2
     assert run.ledger.is_exact(3)
@@ -116,10 +120,10 @@ async def test_shard_workers_have_the_shards_and_train_no_slot():
 
 async def test_more_slots_than_training_workers_take_turns():
     run = run_of(3, shard_workers=1, slots=4, shards=3, master_epochs=2)
-    run.on_round = lambda record: found.append(owners(run))
-    found = []
+    run.on_round = lambda record: owners_by_round.append(owners(run))
+    owners_by_round = []
     await run.train_model()
-    assert found[0] == [3, 3, 3]
+    assert owners_by_round[0] == [3, 3, 3]
     assert carried(run) == {1, 2}
     assert run.ledger.is_exact(2)
 
@@ -131,20 +135,20 @@ async def test_a_returning_shard_worker_gets_a_shard_again(at):
     run.subscribe(lambda event: back.set() if isinstance(event, WorkerReturned) else None)
 
     async def lose(record):
-        found.append(owners(run))
+        owners_by_round.append(owners(run))
         if record.version == at:
             lost.lost = True
         if record.version == at + 2:
             await back.wait()
 
-    run.on_round, found = lose, []
+    run.on_round, owners_by_round = lose, []
     await run.train_model()
     assert run.ledger.is_exact(8)
     assert carried(run) == {1, 2}
-    said = [event.why for event in run.told if isinstance(event, Warned)]
-    assert any("continues with its copy" in why for why in said)
-    assert not any("are lost" in why for why in said)
-    assert sorted(found[0]) == sorted(found[-1]) == [3, 4]
+    messages = [event.why for event in run.event_log if isinstance(event, Warned)]
+    assert any("continues with its copy" in message for message in messages)
+    assert not any("are lost" in message for message in messages)
+    assert sorted(owners_by_round[0]) == sorted(owners_by_round[-1]) == [3, 4]
 
 
 async def test_a_joining_worker_replaces_a_lost_shard_worker():
@@ -156,7 +160,7 @@ async def test_a_joining_worker_replaces_a_lost_shard_worker():
         at.append(owners(run))
         if record.version == 3:
             run.cluster.workers.remove(server)
-            server.lost = server.gone = True
+            server.lost = server.removed = True
             server.reconnect = never
         if record.version == 6:
             run.cluster.workers.append(joining)
@@ -190,7 +194,7 @@ async def test_shard_workers_train_if_no_other_worker_remains():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"shard_workers": 2}, "shard_workers=2 leave no worker to train: there are 2; start more workers"),
         ({"shard_workers": 3}, "shard_workers=3 leave no worker to train: there are 2; start more workers"),
@@ -199,11 +203,11 @@ async def test_shard_workers_train_if_no_other_worker_remains():
         ({"shard_cut": "layers", "mode": "async"}, "shard_cut"),
     ],
 )
-async def test_impossible_settings_are_refused_by_name(settings, said):
+async def test_impossible_settings_are_refused_by_name(settings, message):
     run = run_of(2, **{"master_epochs": 1, **settings})
     if run.mode != "downpour":
         run.push_rule, run.staleness = FakeRun().push_rule, None
-    with pytest.raises(ConfigError, match=f"^{said}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         await run.train_model()
     assert all(worker.asked == [] for worker in run.cluster.workers)
 

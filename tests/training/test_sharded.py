@@ -50,8 +50,8 @@ def run_of(exchange="sharded", workers=K, **settings):
 
 async def trained(*arguments, **settings):
     run = run_of(*arguments, **settings)
-    run.told = []
-    run.subscribe(run.told.append)
+    run.event_log = []
+    run.subscribe(run.event_log.append)
     await run.train_model()
     assert run.ledger.is_exact(run.master_epochs)
     return run
@@ -70,14 +70,14 @@ def bits(run):
 def lose_at(worker, verb, number, copies=False):
     """Lose a worker when it receives a verb for the n-th time, from the master or from another worker."""
     end = worker.replica.exchange.copies if copies else worker.replica.exchange
-    count, asked = itertools.count(1), getattr(end, verb)
+    count, usual = itertools.count(1), getattr(end, verb)
 
-    @functools.wraps(asked)
+    @functools.wraps(usual)
     async def lost(*arguments):
         if next(count) == number:
             worker.lost = worker.was_lost = True
             raise WorkerLost("it was lost", worker=worker.name)
-        return await asked(*arguments)
+        return await usual(*arguments)
 
     setattr(end, verb, lost)
 
@@ -159,20 +159,20 @@ async def test_suspicious_updates_are_rejected_or_scaled_like_in_the_star(settin
         run = run_of(exchange, workers=3, slots=5, **settings)
         for worker in run.cluster.workers:
 
-            def fit(task, weights, momentum, own=worker):
-                update, momentum = FakeWorker.fit(own, task, weights, momentum)
+            def fit(task, weights, momentum, trainer=worker):
+                update, momentum = FakeWorker.fit(trainer, task, weights, momentum)
                 factor = bad if task.slot == 2 else 1
                 return [
                     u + np.asarray(factor, u.dtype) if u.dtype.kind == "f" and factor else u * 0 for u in update
                 ], momentum
 
             worker.fit = fit
-        told = []
-        run.subscribe(told.append)
+        received = []
+        run.subscribe(received.append)
         await run.train_model()
-        said = [(verdict.rpartition(" (")[0]) for record in run.history for verdict in record.verdicts]
-        clipped = [event.factor for event in told if isinstance(event, UpdateClipped)]
-        return bits(run), sorted(set(said)), sorted(clipped)
+        verdicts = [(verdict.rpartition(" (")[0]) for record in run.history for verdict in record.verdicts]
+        clipped = [event.factor for event in received if isinstance(event, UpdateClipped)]
+        return bits(run), sorted(set(verdicts)), sorted(clipped)
 
     star = await come_to("star")
     assert await come_to("sharded") == star
@@ -223,8 +223,8 @@ async def test_controls_of_idle_slots_count(tmp_path):
     rounds = [record.samples for record in star.history]
     assert rounds[:3] == [15, 4, 15], "in round 2, one of the five slots has no samples"
     for number in (1, 2, 3):
-        there = {"resume": tmp_path / f"round-{number:06d}", "checkpoint": tmp_path / f"from {number}"}
-        assert bits(await trained("sharded", **settings, **there)) == bits(star)
+        resume_options = {"resume": tmp_path / f"round-{number:06d}", "checkpoint": tmp_path / f"from {number}"}
+        assert bits(await trained("sharded", **settings, **resume_options)) == bits(star)
 
 
 @pytest.mark.parametrize("settings", LATELY.values(), ids=LATELY)
@@ -255,29 +255,29 @@ async def test_shared_state_of_slots_does_not_pass_the_master_in_a_round(setting
 async def test_tensors_that_are_frozen_do_not_travel_between_workers(codec, monkeypatch):
     """Their updates are zero, and all workers have their values, so neither travels."""
 
-    async def of(frozen):
+    async def bytes_passed(frozen):
         passed = []
 
-        async def ask(worker, other, role, verb, *arguments):
-            found = await asked(worker, other, role, verb, *arguments)
-            if other != worker.id and verb in ("update", "values"):
-                passed.append(sum(len(part) for part in dumps(found)))
-            return found
+        async def ask(worker, peer, role, verb, *arguments):
+            answer = await usual_ask(worker, peer, role, verb, *arguments)
+            if peer != worker.id and verb in ("update", "values"):
+                passed.append(sum(len(part) for part in dumps(answer)))
+            return answer
 
         def fit(worker, *arguments):
-            update, momentum = trains(worker, *arguments)
+            update, momentum = usual_fit(worker, *arguments)
             return [np.zeros_like(update[0]), *update[1:]] if frozen else update, momentum
 
         with monkeypatch.context() as patch:
             patch.setattr(FakeWorker, "_ask", ask)
             patch.setattr(FakeWorker, "fit", fit)
-            runs = [await trained(one, weights_codec=codec, outer="nesterov") for one in ("sharded", "star")]
+            runs = [await trained(exchange, weights_codec=codec, outer="nesterov") for exchange in ("sharded", "star")]
         assert bits(runs[0]) == bits(runs[1])
         assert (runs[0].model.get_weights()[0].tobytes() == START["dense/kernel"].tobytes()) == frozen
         return sum(passed)
 
-    asked, trains = FakeWorker._ask, FakeWorker.fit
-    assert await of(True) < 0.3 * await of(False)
+    usual_ask, usual_fit = FakeWorker._ask, FakeWorker.fit
+    assert await bytes_passed(True) < 0.3 * await bytes_passed(False)
 
 
 async def test_many_pieces_give_the_same_bits(monkeypatch):
@@ -304,11 +304,11 @@ async def test_many_pieces_give_the_same_bits(monkeypatch):
     [("sharded", "star"), ("star", "sharded"), pytest.param("sharded", "sharded", marks=pytest.mark.slow)],
 )
 async def test_a_run_continues_with_the_other_exchange_and_the_same_bits(before, after, settings, tmp_path):
-    whole = await trained("star", **settings)
+    uninterrupted = await trained("star", **settings)
     await trained(before, **settings, checkpoint=tmp_path, checkpoint_keep=99)
     for number in (1, 2) if after == before else (2,):
-        there = {"resume": tmp_path / f"round-{number:06d}", "checkpoint": tmp_path / f"from {number}"}
-        assert bits(await trained(after, **settings, **there)) == bits(whole)
+        resume_options = {"resume": tmp_path / f"round-{number:06d}", "checkpoint": tmp_path / f"from {number}"}
+        assert bits(await trained(after, **settings, **resume_options)) == bits(uninterrupted)
 
 
 async def test_two_trainings_in_a_row_have_the_same_bits():
@@ -331,33 +331,33 @@ async def test_each_worker_reports_the_slice_and_version_that_it_keeps():
 async def test_encoded_weights_travel_and_exact_ones_are_evaluated():
     """Each value of a large trained tensor travels as two bytes. A worker evaluates the exact weights of the run."""
     run = run_of(weights_codec="bfloat16", outer="nesterov", workers=3)
-    sizes, found = [], []
+    sizes, pairs = [], []
     for worker in run.cluster.workers:
 
-        async def ask(other, role, verb, *arguments, own=worker):
-            answer = await FakeWorker._ask(own, other, role, verb, *arguments)
+        async def ask(peer, role, verb, *arguments, asker=worker):
+            answer = await FakeWorker._ask(asker, peer, role, verb, *arguments)
             if verb == "values" and arguments[2] <= START["dense/kernel"].size:
                 sizes.append(loads(dumps(answer))["payloads"][0]["values"].nbytes / (arguments[2] - arguments[1]))
             return answer
 
         worker._ask = ask
 
-    async def looked(record):
+    async def read_weights(record):
         weights = run.run_context.progress.weights
         if isinstance(weights, WeightsRef):
-            which = weights.evaluate.args[1]
+            source = weights.evaluate.args[1]
             end = run.cluster.workers[0].replica.exchange
-            found.append((await end.exact(which["generation"], which["exact"]), await weights.fetch()))
+            pairs.append((await end.exact(source["generation"], source["exact"]), await weights.fetch()))
 
-    run.on_round = looked
+    run.on_round = read_weights
     await run.train_model()
     assert len(sizes) > ROUNDS
     assert set(sizes) == {2.0}
-    for number, pair in enumerate(found, 1):
+    for number, pair in enumerate(pairs, 1):
         star = await trained("star", weights_codec="bfloat16", outer="nesterov", master_epochs=number)
         for weights in pair:
             assert [w.tobytes() for w in weights] == [w.tobytes() for w in star.model.get_weights()]
-    assert len(found) == ROUNDS - 1
+    assert len(pairs) == ROUNDS - 1
 
 
 # --- what goes through the master ---------------------------------------------------------------------------------------
@@ -365,9 +365,9 @@ async def test_encoded_weights_travel_and_exact_ones_are_evaluated():
 
 async def test_master_sends_weights_twice_and_reads_slices_once():
     run = await trained(outer="nesterov", workers=3)
-    asked = [[what[0] for what in worker.asked] for worker in run.cluster.workers]
+    verbs = [[request[0] for request in worker.asked] for worker in run.cluster.workers]
     rounds = ["train", "merge"] * ROUNDS
-    assert asked == [[*["hold"] * (number < 2), *rounds, "values", "kept"] for number in range(3)]
+    assert verbs == [[*["hold"] * (number < 2), *rounds, "values", "kept"] for number in range(3)]
 
 
 async def test_master_has_weights_of_rounds_with_a_checkpoint(tmp_path):
@@ -377,12 +377,14 @@ async def test_master_has_weights_of_rounds_with_a_checkpoint(tmp_path):
     await star.train_model()
     assert [path.name for path in sorted(tmp_path.glob("round-*"))] == ["round-000002", "round-000004", "round-000005"]
     for path in tmp_path.glob("round-*"):
-        found, other = (CheckpointFolder(folder).load(path.name) for folder in (tmp_path, tmp_path / "star"))
-        assert [(name, one.tobytes()) for name, one in found.arrays["weights"].items()] == [
-            (name, one.tobytes()) for name, one in other.arrays["weights"].items()
+        checkpoint, star_checkpoint = (
+            CheckpointFolder(folder).load(path.name) for folder in (tmp_path, tmp_path / "star")
+        )
+        assert [(name, array.tobytes()) for name, array in checkpoint.arrays["weights"].items()] == [
+            (name, array.tobytes()) for name, array in star_checkpoint.arrays["weights"].items()
         ]
-    assert [what[0] for what in run.cluster.workers[0].asked].count("values") == 1  # at the end of the run
-    assert [what[0] for what in run.cluster.workers[0].asked].count("write") == 2
+    assert [request[0] for request in run.cluster.workers[0].asked].count("values") == 1  # at the end of the run
+    assert [request[0] for request in run.cluster.workers[0].asked].count("write") == 2
 
 
 async def test_a_hook_that_reads_the_model_between_checkpoints_gets_an_error_with_a_hint():
@@ -397,11 +399,11 @@ async def test_a_hook_that_reads_the_model_between_checkpoints_gets_an_error_wit
 
 
 async def test_a_hook_may_read_the_model_in_rounds_with_a_checkpoint(tmp_path):
-    seen = []
+    kernels = []
     run = run_of(checkpoint=tmp_path)
-    run.on_round = lambda record: seen.append(run.model.get_weights()[0].tobytes())
+    run.on_round = lambda record: kernels.append(run.model.get_weights()[0].tobytes())
     await run.train_model()
-    assert len(set(seen)) == ROUNDS
+    assert len(set(kernels)) == ROUNDS
 
 
 async def test_a_run_that_the_app_stops_ends_with_its_current_weights():
@@ -419,15 +421,15 @@ async def test_workers_continue_with_weights_that_a_callback_set(monkeypatch):
     ]
     assert bits(runs[1]) == bits(runs[0])
     assert bits(runs[1]) != bits(await trained("star", outer="nesterov", master_epochs=4))
-    assert runs[1].seen == [False] * 4
+    assert runs[1].weights_were_remote == [False] * 4
 
 
 async def test_callbacks_of_metrics_bring_no_weights_to_the_master(monkeypatch):
     monkeypatch.setattr("ddlf.training.start.Callbacks", Doubles)
     monkeypatch.setattr(Doubles, "need_weights", False)
     run = await trained(callbacks=[1], workers=3)
-    assert run.seen == [True, True, False]
-    assert ["values" in [what[0] for what in worker.asked[:-2]] for worker in run.cluster.workers] == [False] * 3
+    assert run.weights_were_remote == [True, True, False]
+    assert ["values" in [request[0] for request in worker.asked[:-2]] for worker in run.cluster.workers] == [False] * 3
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -503,39 +505,39 @@ async def test_a_returning_worker_gets_the_weights_from_other_workers():
     run = run_of(outer="nesterov", workers=3, master_epochs=5)
     when_opened(run, 3, lambda worker: lose_at(worker, "merge", 2))
     await run.train_model()
-    assert "hold" not in [what[0] for what in run.cluster.workers[2].asked]
+    assert "hold" not in [request[0] for request in run.cluster.workers[2].asked]
     assert sum(record.recomputed for record in run.history) == 1
     assert bits(run) == bits(await trained("star", outer="nesterov", master_epochs=5))
 
 
 def cut_links(run, *pairs, after=0):
     """Cut the links between pairs of workers after ``after`` calls."""
-    asked = itertools.count()
+    calls = itertools.count()
 
     def of(worker):
-        async def call(other, *arguments):
-            if {worker.id, other} in pairs and next(asked) >= after:
-                raise WorkerLost("no answer", worker=f"worker {other}")
-            return await FakeWorker._ask(worker, other, *arguments)
+        async def call(peer, *arguments):
+            if {worker.id, peer} in pairs and next(calls) >= after:
+                raise WorkerLost("no answer", worker=f"worker {peer}")
+            return await FakeWorker._ask(worker, peer, *arguments)
 
         return call
 
     for worker in run.cluster.workers:
         worker._ask = of(worker)
-    told = []
-    run.subscribe(told.append)
-    return told
+    received = []
+    run.subscribe(received.append)
+    return received
 
 
 @pytest.mark.parametrize("after", [0, 3, 10])
 async def test_worker_with_a_failed_link_is_excluded_without_changing_a_bit(after):
     run = run_of(outer="nesterov")
-    told = cut_links(run, {2, 3}, after=after)
+    received = cut_links(run, {2, 3}, after=after)
     await run.train_model()
-    (gone,) = [event for event in told if isinstance(event, WorkerGone)]
-    assert gone.worker == 3
-    assert "cannot reach worker" in gone.why
-    assert "worker 3 is left out" in gone.why
+    (exclusion,) = [event for event in received if isinstance(event, WorkerGone)]
+    assert exclusion.worker == 3
+    assert "cannot reach worker" in exclusion.why
+    assert "worker 3 is left out" in exclusion.why
     assert run.ledger.is_exact(ROUNDS)
     assert bits(run) == bits(await trained("star", outer="nesterov"))
 
@@ -543,11 +545,11 @@ async def test_worker_with_a_failed_link_is_excluded_without_changing_a_bit(afte
 @pytest.mark.parametrize("workers", [2, 3, 8])
 async def test_worker_that_reaches_no_other_is_excluded_without_changing_a_bit(workers):
     run = run_of(outer="nesterov", workers=workers, slots=workers)
-    told = cut_links(run, *({workers, other} for other in range(1, workers)), after=5)
+    received = cut_links(run, *({workers, peer} for peer in range(1, workers)), after=5)
     await run.train_model()
-    (gone,) = [event for event in told if isinstance(event, WorkerGone)]
-    assert gone.worker == workers
-    assert f"worker {workers} is left out" in gone.why
+    (exclusion,) = [event for event in received if isinstance(event, WorkerGone)]
+    assert exclusion.worker == workers
+    assert f"worker {workers} is left out" in exclusion.why
     assert bits(run) == bits(await trained("star", outer="nesterov", workers=workers, slots=workers))
 
 
@@ -560,13 +562,13 @@ async def test_run_ends_with_its_last_checkpoint_when_all_workers_are_lost(tmp_p
                 worker.lost = True
 
     run.on_round = lose_all
-    told = []
-    run.subscribe(told.append)
+    received = []
+    run.subscribe(received.append)
     with pytest.raises(ClusterTooSmall, match=r"weights after round 3 were on workers that are lost.*last checkpoint"):
         await run.train_model()
     assert run.run_context.progress.round == 2
     assert len(run.history) == 2
-    assert "the run returns to round 2" in [event.why for event in told if isinstance(event, Warned)][-1]
+    assert "the run returns to round 2" in [event.why for event in received if isinstance(event, Warned)][-1]
     star = await trained("star", outer="nesterov", workers=2, slots=2, master_epochs=2)
     assert bits(run) == bits(star)
     run.on_round = lambda record: None
@@ -620,10 +622,10 @@ async def test_slice_that_does_not_fit_is_refused_with_its_worker(wrong):
 
         @functools.wraps(update)
         async def spoilt(*arguments):
-            found = await update(*arguments)
-            (raw,) = found["payloads"][0].values()
+            answer = await update(*arguments)
+            (raw,) = answer["payloads"][0].values()
             changed = {"short": raw[:-1], "type": raw.astype("f8"), "nan": raw * np.float32(np.nan), "nothing": None}
-            return {**found, "payloads": [{"raw": changed[wrong]}, *found["payloads"][1:]]}
+            return {**answer, "payloads": [{"raw": changed[wrong]}, *answer["payloads"][1:]]}
 
         worker.replica.exchange.update = spoilt
 
@@ -666,7 +668,7 @@ async def test_a_model_without_weights_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("settings", "workers", "wanted", "why"),
+    ("settings", "workers", "exchange", "reason"),
     [
         (
             {"start": {"large": np.zeros((3000, 1000), "f4")}},
@@ -682,12 +684,12 @@ async def test_a_model_without_weights_is_refused():
         ),
     ],
 )
-async def test_auto_takes_the_faster_exchange_and_gives_the_reason(settings, workers, wanted, why):
+async def test_auto_takes_the_faster_exchange_and_gives_the_reason(settings, workers, exchange, reason):
     settings = {"frozen": frozenset(), "slots": 2, "master_epochs": 1, **settings} if settings else {}
     run = await trained("auto", workers=workers, **settings)
-    (chosen,) = [event for event in run.told if isinstance(event, ExchangeChosen)]
-    assert chosen.exchange == wanted
-    assert why in chosen.why
+    (chosen,) = [event for event in run.event_log if isinstance(event, ExchangeChosen)]
+    assert chosen.exchange == exchange
+    assert reason in chosen.why
     assert bits(run) == bits(await trained("star", workers=workers, **settings))
 
 
@@ -695,16 +697,16 @@ async def test_auto_takes_the_faster_exchange_and_gives_the_reason(settings, wor
 async def test_auto_takes_the_star_if_two_workers_cannot_reach_each_other(workers):
     settings = {"start": {"large": np.zeros((3000, 1000), "f4")}, "frozen": frozenset(), "slots": 2, "master_epochs": 1}
     run = run_of("auto", workers=workers, **settings)
-    run.told = []
-    run.subscribe(run.told.append)
-    one, other = run.cluster.workers[:2]
+    run.event_log = []
+    run.subscribe(run.event_log.append)
+    first, second = run.cluster.workers[:2]
 
     async def introduced(workers, name):
-        return [(one, other, "no route")]
+        return [(first, second, "no route")]
 
     run.cluster.introduced = introduced
     await run.train_model()
-    (chosen,) = [event for event in run.told if isinstance(event, ExchangeChosen)]
+    (chosen,) = [event for event in run.event_log if isinstance(event, ExchangeChosen)]
     assert chosen.exchange == "star"
     assert chosen.why == "worker 1 cannot reach worker 2: no route"
     assert run.ledger.is_exact(1)
@@ -712,14 +714,14 @@ async def test_auto_takes_the_star_if_two_workers_cannot_reach_each_other(worker
 
 async def test_auto_reports_no_choice_for_a_refused_run():
     run = run_of("auto", local_rule="scaffold")
-    run.told = []
-    run.subscribe(run.told.append)
+    run.event_log = []
+    run.subscribe(run.event_log.append)
     with (
         mock.patch.object(FakeRun, "compiled_with", "Adam"),
         pytest.raises(ConfigError, match="local_rule='scaffold' needs plain SGD"),
     ):
         await run.train_model()
-    assert not [event for event in run.told if isinstance(event, ExchangeChosen)]
+    assert not [event for event in run.event_log if isinstance(event, ExchangeChosen)]
 
 
 async def test_a_resumed_run_of_auto_chooses_its_exchange_again(tmp_path):
@@ -752,14 +754,14 @@ async def test_optimizer_states_stay_on_workers_until_the_end(workers):
     brought = []
     for worker in run.cluster.workers:
 
-        def train(task, own=worker):
-            reply = FakeWorker.train(own, task)
+        def train(task, trainer=worker):
+            reply = FakeWorker.train(trainer, task)
             brought.append((task.round, sorted(task.state or ()), sorted(reply.state)))
             return reply
 
         worker.train = train
     await run.train_model()
-    assert all(not came and not left for number, came, left in brought if number)
+    assert all(not received and not returned for number, received, returned in brought if number)
     star = await trained("star", workers=workers, slots=5, codec="topk:0.2")
     assert bits(run) == bits(star)
     assert all(run.optimizers)
@@ -771,8 +773,8 @@ async def test_lost_worker_costs_no_slot_state_without_a_checkpoint(verb):
     """The next worker of the slot gets the state from a worker that has a copy."""
     settings = {"slots": 4, "codec": "int8", "master_epochs": 4}
     run = run_of(workers=4, **settings)
-    told = []
-    run.subscribe(told.append)
+    received = []
+    run.subscribe(received.append)
 
     def lose(worker):
         count, train = itertools.count(1), worker.train
@@ -791,7 +793,7 @@ async def test_lost_worker_costs_no_slot_state_without_a_checkpoint(verb):
     when_opened(run, 2, lose)
     await run.train_model()
     assert sum(record.recomputed for record in run.history) >= 1
-    assert not [event for event in told if isinstance(event, ResidualDropped)]
+    assert not [event for event in received if isinstance(event, ResidualDropped)]
     assert bits(run) == bits(await trained("star", **settings))
 
 
@@ -818,15 +820,15 @@ async def test_checkpoint_has_slot_states_of_a_worker_lost_in_the_meantime(tmp_p
 
 async def test_a_copy_of_a_slot_state_has_its_types_and_bits():
     numbers = CHANCE.normal(size=(3, 2))
-    left = [np.asarray(numbers, kind) for kind in (ml_dtypes.bfloat16, "f2", "f4")] + [None, np.asarray(7, "i8")]
-    there = SlotCopies(mock.Mock(left=lambda slot, number: {"optimizer": left}), mock.Mock())
+    state = [np.asarray(numbers, kind) for kind in (ml_dtypes.bfloat16, "f2", "f4")] + [None, np.asarray(7, "i8")]
+    source = SlotCopies(mock.Mock(left=lambda slot, number: {"optimizer": state}), mock.Mock())
 
     async def ask(worker, verb, *arguments):
-        return loads([bytearray(part) for part in dumps(await getattr(there, verb)(*arguments))])
+        return loads([bytearray(part) for part in dumps(await getattr(source, verb)(*arguments))])
 
-    here = SlotCopies(mock.Mock(), ask)
-    await here.keep(0, 1, 2, ["optimizer"])
-    found = here.state(0, 1)["optimizer"]
-    assert [None if one is None else (one.dtype, one.shape, one.tobytes()) for one in found] == [
-        None if one is None else (one.dtype, one.shape, one.tobytes()) for one in left
+    target = SlotCopies(mock.Mock(), ask)
+    await target.keep(0, 1, 2, ["optimizer"])
+    copied = target.state(0, 1)["optimizer"]
+    assert [None if array is None else (array.dtype, array.shape, array.tobytes()) for array in copied] == [
+        None if array is None else (array.dtype, array.shape, array.tobytes()) for array in state
     ]

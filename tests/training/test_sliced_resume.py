@@ -17,7 +17,7 @@ from ddlf.training.checkpoints.durable import seal, unseal
 from ddlf.training.checkpoints.slice_reader import found_at, place_of
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.strategies.downpour.server import Server
-from tests.training.runs import FROZEN, START, bits, of, run_of, trained
+from tests.training.runs import FROZEN, START, bits, events_of, run_of, trained
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 SYNC = {"exchange": "sharded", "outer": "nesterov", "master_epochs": 4}
@@ -27,17 +27,19 @@ BOTH = pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "do
 
 
 @pytest.fixture
-def here(monkeypatch):
+def read_by_master(monkeypatch):
     """The numbers of the slices that the master has read. The number -1 stands for all slices."""
-    found, read, read_one, folder = [], Slices.read, Slices.read_one, contents._checked
-    monkeypatch.setattr(Slices, "read", lambda slices: (found.append(-1), read(slices))[1])
-    monkeypatch.setattr(Slices, "read_one", lambda slices, number: (found.append(number), read_one(slices, number))[1])
+    slice_numbers, read, read_one, folder = [], Slices.read, Slices.read_one, contents._checked
+    monkeypatch.setattr(Slices, "read", lambda slices: (slice_numbers.append(-1), read(slices))[1])
+    monkeypatch.setattr(
+        Slices, "read_one", lambda slices, number: (slice_numbers.append(number), read_one(slices, number))[1]
+    )
     monkeypatch.setattr(
         contents,
         "_checked",
-        lambda path, file: (found.append(path.name) if "slice" in path.name else 0, folder(path, file))[1],
+        lambda path, file: (slice_numbers.append(path.name) if "slice" in path.name else 0, folder(path, file))[1],
     )
-    return found
+    return slice_numbers
 
 
 def blind(run, *workers):
@@ -57,73 +59,85 @@ def blind(run, *workers):
 @pytest.mark.parametrize(
     "settings", [SYNC, PLAIN, {**SYNC, "weights_codec": "bfloat16"}], ids=["kept", "stays", "codec"]
 )
-async def test_workers_read_their_slices_and_resume_with_the_same_bits(settings, workers, here, tmp_path):
-    whole = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
+async def test_workers_read_their_slices_and_resume_with_the_same_bits(settings, workers, read_by_master, tmp_path):
+    uninterrupted = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     run = run_of(settings, workers, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
-    seen = []
-    run.on_round = lambda record: seen.append(list(here))
-    here.clear()
+    read_at_rounds = []
+    run.on_round = lambda record: read_at_rounds.append(list(read_by_master))
+    read_by_master.clear()
     await run.train_model()
-    assert seen[0] == []
-    assert bits(run) == bits(whole)
-    assert not any(what[0] in ("hold", "take_slice") for worker in run.cluster.workers for what in worker.asked)
-    assert not [event for event in of(run, Warned) if event.about == "checkpoint"]
+    assert read_at_rounds[0] == []
+    assert bits(run) == bits(uninterrupted)
+    assert not any(request[0] in ("hold", "take_slice") for worker in run.cluster.workers for request in worker.asked)
+    assert not [event for event in events_of(run, Warned) if event.about == "checkpoint"]
 
 
-async def test_shard_owners_read_the_bits_that_were_written(here, tmp_path, monkeypatch):
+async def test_shard_owners_read_the_bits_that_were_written(read_by_master, tmp_path, monkeypatch):
     await trained(DOWNPOUR, checkpoint=tmp_path, checkpoint_keep=99)
-    found = CheckpointFolder(tmp_path).load("round-000003").arrays
-    weights, push = list(found["weights"].values()), list(found["state_push"].values())
+    saved = CheckpointFolder(tmp_path).load("round-000003").arrays
+    weights, push = list(saved["weights"].values()), list(saved["state_push"].values())
     rows = Rows.of(weights, [path not in FROZEN for path in START])
-    made, shards = Server.made.__func__, []
+    make_server, shards = Server.made.__func__, []
 
-    def kept(cls, facts, *rest):
-        one = made(cls, facts, *rest)
-        shards.append((one.how["part"], one.weights.copy(), one.rest.copy(), [row.copy() for row in one.state], one))
-        return one
+    def recorded(cls, facts, *more):
+        server = make_server(cls, facts, *more)
+        shards.append(
+            (
+                server.how["part"],
+                server.weights.copy(),
+                server.rest.copy(),
+                [row.copy() for row in server.state],
+                server,
+            )
+        )
+        return server
 
-    monkeypatch.setattr(Server, "made", classmethod(kept))
-    run, seen = run_of(DOWNPOUR, 2, resume=tmp_path / "round-000003", checkpoint=tmp_path / "there"), []
-    run.on_round = lambda record: seen.append(list(here))
-    here.clear()
+    monkeypatch.setattr(Server, "made", classmethod(recorded))
+    run, read_at_rounds = run_of(DOWNPOUR, 2, resume=tmp_path / "round-000003", checkpoint=tmp_path / "there"), []
+    run.on_round = lambda record: read_at_rounds.append(list(read_by_master))
+    read_by_master.clear()
     await run.train_model()
-    assert seen[0] == []
+    assert read_at_rounds[0] == []
     assert run.ledger.is_exact(2)
     trained_row, rest = rows.row(weights, rows.trained), rows.row(weights, rows.rest)
-    first = {part: one for part, *one in reversed(shards)}
-    assert sorted(first) == [one[0] for one in rows.cut(3)]
+    first = {part: facts for part, *facts in reversed(shards)}
+    assert sorted(first) == [cut_part[0] for cut_part in rows.cut(3)]
     assert np.concatenate([first[part][1] for part in sorted(first)]).tobytes() == rest.tobytes()
-    for (begin, end), (values, _, state, one) in first.items():
+    for (begin, end), (values, _, state, server) in first.items():
         assert values.tobytes() == trained_row[begin:end].tobytes()
         assert state[0].tobytes() == push[0][begin:end].tobytes()
-        assert one.softsync.total.size == end - begin
-    asked = [sorted(what[2] for what in worker.asked if what[0] == "own") for worker in run.cluster.workers]
-    read = [sorted(what[1] for what in worker.asked if what[0] == "read_slice") for worker in run.cluster.workers]
-    assert read == asked == [[0, 2], [1]]
+        assert server.softsync.total.size == end - begin
+    owned = [sorted(request[2] for request in worker.asked if request[0] == "own") for worker in run.cluster.workers]
+    read = [
+        sorted(request[1] for request in worker.asked if request[0] == "read_slice") for worker in run.cluster.workers
+    ]
+    assert read == owned == [[0, 2], [1]]
 
 
 @BOTH
-async def test_master_sends_slices_to_workers_that_see_no_folder_and_warns_once(settings, here, tmp_path):
-    whole = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
+async def test_master_sends_slices_to_workers_that_see_no_folder_and_warns_once(settings, read_by_master, tmp_path):
+    uninterrupted = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
     blind(run, 1, 2, 3)
-    open_here, take = [], Slices._of_one
+    opened_by_master, take = [], Slices._of_one
 
     def one_at_a_time(slices, number, do):
-        open_here.append(number)
+        opened_by_master.append(number)
         return take(slices, number, do)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Slices, "_of_one", one_at_a_time)
         await run.train_model()
     assert run.ledger.is_exact(run.master_epochs)
-    assert -1 not in here[: here.index(-1) if -1 in here else None]
-    assert {number for number in here if type(number) is int and number >= 0} >= {0, 1, 2}
-    said = [event.why for event in of(run, Warned) if "does not see" in event.why and "sends it" in event.why]
-    assert len(said) == len(set(said)) >= 2
-    assert str(tmp_path / "round-000002") in said[0]
+    assert -1 not in read_by_master[: read_by_master.index(-1) if -1 in read_by_master else None]
+    assert {number for number in read_by_master if type(number) is int and number >= 0} >= {0, 1, 2}
+    messages = [
+        event.why for event in events_of(run, Warned) if "does not see" in event.why and "sends it" in event.why
+    ]
+    assert len(messages) == len(set(messages)) >= 2
+    assert str(tmp_path / "round-000002") in messages[0]
     if settings is SYNC:
-        assert bits(run) == bits(whole)
+        assert bits(run) == bits(uninterrupted)
 
 
 def missing(folder):
@@ -167,7 +181,7 @@ WRONG = {
     "sees",
     [pytest.param(True, id="a worker reads"), pytest.param(False, id="the master reads", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("harm", WRONG, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("harm", WRONG, ids=lambda harm: harm.__name__)
 async def test_unusable_slice_is_named_and_the_previous_checkpoint_used(harm, sees, settings, tmp_path):
     await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     for folder in sorted(tmp_path.glob("round-*"))[2:]:
@@ -178,14 +192,14 @@ async def test_unusable_slice_is_named_and_the_previous_checkpoint_used(harm, se
     with pytest.raises(CheckpointCorrupt, match=WRONG[harm]) as caught:
         await run.train_model()
     assert caught.value.file == str(tmp_path / "round-000002" / "slice_0002.safetensors")
-    again = run_of(settings, resume="auto", checkpoint=tmp_path)
-    blind(again, *([] if sees else [1, 2, 3]))
-    await again.train_model()
-    assert again.ledger.is_exact(again.master_epochs)
-    (told,) = of(again, CheckpointDamaged)
-    assert "round-000001 is used instead" in told.why
+    resumed = run_of(settings, resume="auto", checkpoint=tmp_path)
+    blind(resumed, *([] if sees else [1, 2, 3]))
+    await resumed.train_model()
+    assert resumed.ledger.is_exact(resumed.master_epochs)
+    (damaged,) = events_of(resumed, CheckpointDamaged)
+    assert "round-000001 is used instead" in damaged.why
     if settings is SYNC:
-        assert bits(again) == bits(await trained(SYNC))
+        assert bits(resumed) == bits(await trained(SYNC))
 
 
 async def test_resume_with_damaged_checkpoints_only_is_an_error(tmp_path):
@@ -201,7 +215,7 @@ async def test_resume_with_damaged_checkpoints_only_is_an_error(tmp_path):
 
 @BOTH
 async def test_run_continues_if_a_worker_is_lost_while_it_reads(settings, tmp_path):
-    whole = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
+    uninterrupted = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     for verb in ("look_at", "read_slice"):
         run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / verb)
         worker = run.cluster.workers[0]
@@ -212,18 +226,18 @@ async def test_run_continues_if_a_worker_is_lost_while_it_reads(settings, tmp_pa
                 raise WorkerLost("it was lost", worker=worker.name)
             return await FakeWorker.rpc(worker, request, timeout_s)
 
-        async def gone(worker=worker):
+        async def reconnect(worker=worker):
             if worker.lost:
                 raise WorkerLost("it was lost", worker=worker.name)
 
-        worker.rpc, worker.reconnect = rpc, gone
+        worker.rpc, worker.reconnect = rpc, reconnect
         await run.train_model()
         assert run.ledger.is_exact(run.master_epochs)
         if settings is SYNC:
-            assert bits(run) == bits(whole)
+            assert bits(run) == bits(uninterrupted)
 
 
-async def test_workers_read_the_last_checkpoint_after_all_were_lost(here, tmp_path):
+async def test_workers_read_the_last_checkpoint_after_all_were_lost(read_by_master, tmp_path):
     run = run_of(SYNC, checkpoint=tmp_path, checkpoint_keep=99, wait_for_workers_s=5)
     lost = []
 
@@ -235,39 +249,41 @@ async def test_workers_read_the_last_checkpoint_after_all_were_lost(here, tmp_pa
 
     run.on_round = lose
     await run.train_model()
-    held = [
-        what[0] for worker, since in zip(run.cluster.workers, lost[0], strict=True) for what in worker.asked[since:]
+    verbs = [
+        request[0]
+        for worker, since in zip(run.cluster.workers, lost[0], strict=True)
+        for request in worker.asked[since:]
     ]
-    assert "hold_restored" in held
-    assert "hold" not in held
+    assert "hold_restored" in verbs
+    assert "hold" not in verbs
     assert bits(run) == bits(await trained(SYNC))
 
 
 async def test_another_manifest_at_that_path_is_another_checkpoint(tmp_path):
     """If two machines have a folder with this path, the worker does not read the other checkpoint."""
     await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
-    found = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
+    slices = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
     manifest = tmp_path / "round-000002" / "manifest.json"
     content = unseal(manifest.read_bytes(), manifest)
     manifest.write_bytes(seal({**content, "epoch": content["epoch"] + 1}))
-    assert found_at(place_of(found, 0), load=True) == ({"seen": False}, {})
-    json.dumps(place_of(found, 0))
+    assert found_at(place_of(slices, 0), load=True) == ({"seen": False}, {})
+    json.dumps(place_of(slices, 0))
 
 
 async def test_checkpoint_completed_in_the_meantime_is_read(tmp_path, monkeypatch):
     await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
-    found = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
+    slices = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
     writing = tmp_path / ".writing-round-000002"
-    os.rename(found.final, writing)
-    found.folder, found.manifest = writing, ""
-    place, read = place_of(found, 0), slice_reader.read
+    os.rename(slices.final, writing)
+    slices.folder, slices.manifest = writing, ""
+    target, read = place_of(slices, 0), slice_reader.read
 
     def late(path, *facts):
         if writing.exists():
-            os.rename(writing, found.final)
+            os.rename(writing, slices.final)
         return read(path, *facts)
 
-    monkeypatch.setattr(slice_reader, "is_seen", lambda place: True)  # every worker sees the folder of checkpoints
+    monkeypatch.setattr(slice_reader, "is_seen", lambda target: True)  # every worker sees the folder of checkpoints
     monkeypatch.setattr(slice_reader, "read", late)
-    answer, arrays = found_at(place, load=True)
+    answer, arrays = found_at(target, load=True)
     assert (answer, arrays != {}) == ({"seen": True}, True)

@@ -10,7 +10,7 @@ from ddlf.events import CheckpointFailed, CheckpointWritten, Warned
 from ddlf.testing import FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.exchanges.sharded.master import Sharded
-from tests.training.runs import START, bits, of, run_of, trained
+from tests.training.runs import START, bits, events_of, run_of, trained
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 SYNC = {"exchange": "sharded", "outer": "nesterov", "master_epochs": 4}
@@ -23,8 +23,8 @@ def answering(worker, verb, answer):
     """Replace a worker's answer to a verb of the master."""
 
     async def rpc(request, timeout_s=None):
-        if request.args[2] == verb and (found := answer()) is not None:
-            return found
+        if request.args[2] == verb and (replacement := answer()) is not None:
+            return replacement
         return await FakeWorker.rpc(worker, request, timeout_s)
 
     worker.rpc = rpc
@@ -35,14 +35,14 @@ async def test_master_receives_no_weights_for_checkpoints(settings, tmp_path):
     run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
     brought = []
     run.on_round = lambda record: brought.append(
-        sum(what[0] in BRINGS for worker in run.cluster.workers for what in worker.asked)
+        sum(request[0] in BRINGS for worker in run.cluster.workers for request in worker.asked)
     )
     await run.train_model()
     assert not any(brought[:-1])
-    written = of(run, CheckpointWritten)
+    written = events_of(run, CheckpointWritten)
     assert [event.slices for event in written] == [3] * (len(run.history) - 1) + [0]
     assert not any(event.through for event in written)
-    assert not [event for event in of(run, Warned) if event.about == "checkpoint"]
+    assert not [event for event in events_of(run, Warned) if event.about == "checkpoint"]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -54,18 +54,20 @@ async def test_any_number_of_workers_resumes_slices_with_the_same_bits(workers, 
 
 
 @pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
-@pytest.mark.parametrize("seen", [False, True], ids=["sees no folder", "cannot write"])
-async def test_slices_of_a_worker_that_cannot_write_pass_the_master(settings, seen, tmp_path):
+@pytest.mark.parametrize("sees_folder", [False, True], ids=["sees no folder", "cannot write"])
+async def test_slices_of_a_worker_that_cannot_write_pass_the_master(settings, sees_folder, tmp_path):
     run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
-    answering(run.cluster.workers[1], "write", lambda: {"by": 2, "why": "no such folder", "seen": seen})
+    answering(run.cluster.workers[1], "write", lambda: {"by": 2, "why": "no such folder", "seen": sees_folder})
     await run.train_model()
-    assert [event.through for event in of(run, CheckpointWritten)] == [(2,)] * (len(run.history) - 1) + [()]
-    (warned,) = [event for event in of(run, Warned) if event.about == "checkpoint"]
+    assert [event.through for event in events_of(run, CheckpointWritten)] == [(2,)] * (len(run.history) - 1) + [()]
+    (warned,) = [event for event in events_of(run, Warned) if event.about == "checkpoint"]
     assert (
-        "worker 2 could not write its slice" in warned.why if seen else "worker 2 does not see the folder" in warned.why
+        "worker 2 could not write its slice" in warned.why
+        if sees_folder
+        else "worker 2 does not see the folder" in warned.why
     )
-    found = CheckpointFolder(tmp_path).load("round-000002")
-    assert [array.shape for array in found.arrays["weights"].values()] == [array.shape for array in START.values()]
+    checkpoint = CheckpointFolder(tmp_path).load("round-000002")
+    assert [array.shape for array in checkpoint.arrays["weights"].values()] == [array.shape for array in START.values()]
     if settings is SYNC:
         resumed = await trained(SYNC, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
         assert bits(resumed) == bits(run) == bits(await trained(SYNC))
@@ -85,8 +87,8 @@ async def test_other_workers_write_the_slices_of_a_worker_lost_while_it_writes(s
     answering(worker, "write", lost)
     await run.train_model()
     assert run.ledger.is_exact(run.master_epochs)
-    assert len(of(run, CheckpointWritten)) == len(run.history)
-    assert not of(run, CheckpointFailed)
+    assert len(events_of(run, CheckpointWritten)) == len(run.history)
+    assert not events_of(run, CheckpointFailed)
     assert all(entry.complete for entry in CheckpointFolder(tmp_path).entries())
     if settings is SYNC:
         assert bits(run) == bits(await trained(SYNC))
@@ -109,7 +111,7 @@ async def test_training_continues_with_an_event_if_there_is_no_space_for_slices(
 
     with mock.patch.object(CheckpointFolder, "begin", begun), mock.patch.object(CheckpointFolder, "save", saved):
         await run.train_model()
-    (failed,) = of(run, CheckpointFailed)
+    (failed,) = events_of(run, CheckpointFailed)
     assert failed.why == "no space: need more"
     assert run.ledger.is_exact(run.master_epochs)
     assert not list(tmp_path.glob(".writing*"))
@@ -117,13 +119,13 @@ async def test_training_continues_with_an_event_if_there_is_no_space_for_slices(
 
 
 async def test_a_hook_reads_the_model_from_the_checkpoint(tmp_path):
-    seen = []
+    kernels = []
     run = run_of(DOWNPOUR, checkpoint=tmp_path)
-    run.on_round = lambda record: seen.append(run.model.get_weights()[0].tobytes())
+    run.on_round = lambda record: kernels.append(run.model.get_weights()[0].tobytes())
     await run.train_model()
-    assert len(set(seen)) > 1  # fewer than the records, because several slots may push before a hook reads
-    asked = [what[0] for what in run.cluster.workers[0].asked]
-    assert asked.count("snapshot") <= 2  # once for the last commit, and once at the end
+    assert len(set(kernels)) > 1  # fewer than the records, because several slots may push before a hook reads
+    verbs = [request[0] for request in run.cluster.workers[0].asked]
+    assert verbs.count("snapshot") <= 2  # once for the last commit, and once at the end
 
 
 async def test_mean_is_stored_beside_the_state_of_a_slot():

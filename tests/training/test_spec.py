@@ -84,7 +84,7 @@ def test_a_group_and_a_setting_that_disagree_are_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("downpour:replica=3", "downpour has no setting 'replica'; did you mean 'replicas'?"),
         ("downpour:replicas=3,replicas=4", "downpour: replicas is given twice"),
@@ -92,10 +92,10 @@ def test_a_group_and_a_setting_that_disagree_are_refused_by_name():
         ("downpour:replicas=x", "replicas must be a whole number of 1 or more, or None"),
     ],
 )
-def test_a_text_without_a_group_is_refused_with_a_suggestion(text, said):
+def test_a_text_without_a_group_is_refused_with_a_suggestion(text, message):
     with pytest.raises(ConfigError) as refused:
         ddlf.IApp().mode = text
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
 
 
 def test_a_group_checks_its_settings_when_it_is_made():
@@ -105,9 +105,9 @@ def test_a_group_checks_its_settings_when_it_is_made():
 
 
 def test_each_setting_has_exactly_one_place_in_a_run():
-    found = [one.name for group in spec_of(ddlf.IApp()).groups for one in group.settings()]
-    assert len(found) == len(set(found))
-    assert set(found) | {"mode", "exchange"} <= set(SETTINGS)
+    names = [setting.name for group in spec_of(ddlf.IApp()).groups for setting in group.settings()]
+    assert len(names) == len(set(names))
+    assert set(names) | {"mode", "exchange"} <= set(SETTINGS)
 
 
 def test_another_package_adds_a_strategy(monkeypatch):
@@ -126,18 +126,18 @@ def test_another_package_adds_a_strategy(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("loaded", "said"),
+    ("loaded", "message"),
     [
         (lambda: 1 / 0, "'gossip' of the package talk cannot be imported: ZeroDivisionError"),
         (lambda: ddlf.Star, "'gossip' of the package talk is talk:Gossip, which is not a subclass of StrategySettings"),
     ],
 )
-def test_a_strategy_that_cannot_be_loaded_is_refused_by_name(monkeypatch, loaded, said):
+def test_a_strategy_that_cannot_be_loaded_is_refused_by_name(monkeypatch, loaded, message):
     entry = SimpleNamespace(load=loaded, dist=SimpleNamespace(name="talk"), value="talk:Gossip")
     monkeypatch.setattr(registry, "outside", lambda group: {"gossip": entry})
     app = ddlf.IApp()
     app.mode = "gossip"
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         spec_of(app)
 
 
@@ -181,15 +181,15 @@ def test_app_refuses_group_under_another_name(name, value, hint):
 
 
 @pytest.mark.parametrize(
-    ("group", "name", "meant"),
+    ("group", "name", "suggestion"),
     [
         (ddlf.Downpour, "n_fetch", "fetch"),
         (ddlf.Downpour, "replica", "replicas"),
         (ddlf.Data, "batchsize", "batch_size"),
     ],
 )
-def test_group_refuses_an_unknown_setting_and_suggests_a_known_one(group, name, meant):
-    with pytest.raises(ConfigError, match=f"has no setting '{name}'; did you mean '{meant}'"):
+def test_group_refuses_an_unknown_setting_and_suggests_a_known_one(group, name, suggestion):
+    with pytest.raises(ConfigError, match=f"has no setting '{name}'; did you mean '{suggestion}'"):
         group(**{name: 3})
 
 
@@ -199,7 +199,7 @@ def test_group_as_text_suggests_the_setting_of_a_flat_name():
 
 
 @pytest.mark.parametrize(
-    ("check", "said", "accepted", "refused"),
+    ("check", "kind", "accepted", "refused"),
     [
         (Number(0, 1), "a number from 0 to 1", [0, 1, 0.5, np.float32(0.5)], [-0.1, 1.1]),
         (Number(0, below=1), "a number from 0 to less than 1", [0, 0.999], [1, np.float64(1)]),
@@ -207,14 +207,14 @@ def test_group_as_text_suggests_the_setting_of_a_flat_name():
         (Number(2.5, unit="seconds"), "a number of seconds, 2.5 or more", [2.5, 10**20], [2, 10**400]),
     ],
 )
-def test_a_number_is_checked_by_its_range(check, said, accepted, refused):
+def test_a_number_is_checked_by_its_range(check, kind, accepted, refused):
     for value in accepted:
-        assert (found := check("it", value)) == value
-        assert type(found) is float
+        assert (checked := check("it", value)) == value
+        assert type(checked) is float
     for value in (*refused, True, None, "0.5", float("nan"), float("inf")):
         with pytest.raises(ConfigError) as error:
             check("it", value)
-        assert str(error.value) == f"it must be {said}, got {value!r}"
+        assert str(error.value) == f"it must be {kind}, got {value!r}"
 
 
 def test_a_text_of_a_setting_with_a_number_is_read_as_one():

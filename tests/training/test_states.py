@@ -39,7 +39,7 @@ async def trained(cluster=None, **options):
     return app
 
 
-def asked(app, name):
+def requests_of(app, name):
     return [entry for worker in app.cluster.workers for entry in worker.asked if entry[0] == name]
 
 
@@ -82,8 +82,8 @@ async def test_run_cancelled_in_a_round_resumes_with_the_same_bits(tmp_path):
 
 async def test_with_fresh_optimizers_residuals_are_still_sent_later():
     app = await trained(codec="topk:0.05", optimizer_state="fresh")
-    given = [task.state for _, task in asked(app, "train")]
-    assert given.count(None) == len(given) - 2, "each task except the first of a slot has a state"
+    states = [task.state for _, task in requests_of(app, "train")]
+    assert states.count(None) == len(states) - 2, "each task except the first of a slot has a state"
 
 
 @pytest.mark.parametrize("options", LOSSY, ids=IDS)
@@ -106,17 +106,17 @@ async def test_a_slot_that_moves_between_living_workers_keeps_its_state(options)
 
 def losing(app, worker, round):
     """Lose a worker with its states before it carries a slot in this round."""
-    one = app.cluster.workers[worker - 1]
-    usual = one.rpc
+    lost_worker = app.cluster.workers[worker - 1]
+    usual = lost_worker.rpc
 
     async def rpc(request, timeout_s=None):
         if request.args[2] == "train" and request.args[-1]["round"] == round - 1:
-            one.rpc = usual
-            one.lost = True
-            one.open(app)
+            lost_worker.rpc = usual
+            lost_worker.lost = True
+            lost_worker.open(app)
         return await usual(request, timeout_s)
 
-    one.rpc = rpc
+    lost_worker.rpc = rpc
     return app
 
 
@@ -159,24 +159,24 @@ async def test_rejected_update_is_recomputed_from_the_state_before():
 async def test_residuals_travel_only_when_they_must(tmp_path):
     exact = FakeRun(checkpoint=tmp_path / "exact")
     await exact.train_model()
-    assert asked(exact, "give") == []
+    assert requests_of(exact, "give") == []
     lossy = await trained(codec="int8")
-    assert [entry[1:] for entry in asked(lossy, "give")] == [(0, 5, (RESIDUAL,)), (1, 5, (RESIDUAL,))], (
+    assert [entry[1:] for entry in requests_of(lossy, "give")] == [(0, 5, (RESIDUAL,)), (1, 5, (RESIDUAL,))], (
         "the master collects residuals at the end of the run"
     )
     every = await trained(codec="int8", checkpoint=tmp_path / "every", checkpoint_every=3)
-    assert sorted(entry[1:3] for entry in asked(every, "give")) == [(0, 2), (0, 5), (1, 2), (1, 5)]
+    assert sorted(entry[1:3] for entry in requests_of(every, "give")) == [(0, 2), (0, 5), (1, 2), (1, 5)]
 
 
 @pytest.mark.parametrize("every", [1, 3])
 async def test_asynchronous_checkpoints_have_the_residual_of_each_slot(tmp_path, every):
     app = FakeRun(mode="async", codec="topk:0.05", checkpoint=tmp_path, checkpoint_every=every, checkpoint_keep=100)
-    left = {}
+    residuals = {}
     for worker in app.cluster.workers:
 
         def train(task, worker=worker):
             reply = type(worker).train(worker, task)
-            left[task.slot, task.round] = worker.kept.left(task.slot, task.round)[RESIDUAL]
+            residuals[task.slot, task.round] = worker.kept.left(task.slot, task.round)[RESIDUAL]
             return reply
 
         worker.train = train
@@ -185,19 +185,19 @@ async def test_asynchronous_checkpoints_have_the_residual_of_each_slot(tmp_path,
     entries = [entry.round for entry in folder.entries()]
     assert sorted(entries) == sorted({*range(every, 9, every), 8})
     for number in entries:
-        found = folder.load(f"round-{number:06d}")
-        rounds = found.facts["slot_rounds"]
+        checkpoint = folder.load(f"round-{number:06d}")
+        rounds = checkpoint.facts["slot_rounds"]
         assert sum(rounds) == number
         expected = {
             f"slot {slot:04d} {i:04d}": array
-            for slot, done in enumerate(rounds)
-            if done
-            for i, array in enumerate(left[slot, done - 1])
+            for slot, completed in enumerate(rounds)
+            if completed
+            for i, array in enumerate(residuals[slot, completed - 1])
             if array is not None
         }
         assert expected
-        assert found.arrays["slots_residual"].keys() == expected.keys()
-        assert equal(found.arrays["slots_residual"].values(), expected.values())
+        assert checkpoint.arrays["slots_residual"].keys() == expected.keys()
+        assert equal(checkpoint.arrays["slots_residual"].values(), expected.values())
 
 
 async def test_an_exact_codec_sends_the_residual_of_the_earlier_codec():
@@ -207,8 +207,8 @@ async def test_an_exact_codec_sends_the_residual_of_the_earlier_codec():
     assert owed == [{"optimizer", RESIDUAL}] * 2
     app.codec = "float32"
     await app.train_sync(2)
-    given = [task.state for _, task in asked(app, "train") if task.round >= 2]
-    assert sum(state is not None and RESIDUAL in state for state in given) == 2
+    states = [task.state for _, task in requests_of(app, "train") if task.round >= 2]
+    assert sum(state is not None and RESIDUAL in state for state in states) == 2
     assert [set(state) for state in app.run_context.progress.states] == [{"optimizer"}] * 2
 
 
@@ -221,33 +221,33 @@ def asked_for(number, state=None):
 
 
 def test_worker_keeps_states_of_the_last_two_rounds_of_a_slot():
-    kept = KeptStates()
-    left = []
+    states = KeptStates()
+    residuals = []
     for number in range(3):
         task = asked_for(number, None if number else {})
-        residual = kept.begin(task).get(RESIDUAL)
+        residual = states.begin(task).get(RESIDUAL)
         _, residual, _ = send_update("int8", tensors(number), [False, False], residual)
-        kept.leave(task, {"optimizer": [], RESIDUAL: residual, HELD: tensors(number), "not asked for": []})
-        left.append(residual)
-    assert kept.left(0, 1).keys() == {RESIDUAL}
-    assert equal(kept.left(0, 1)[RESIDUAL], left[1])
-    assert kept.left(0, 2).keys() == {"optimizer", RESIDUAL, HELD}
-    assert equal(kept.left(0, 2)[RESIDUAL], left[2])
+        states.leave(task, {"optimizer": [], RESIDUAL: residual, HELD: tensors(number), "not asked for": []})
+        residuals.append(residual)
+    assert states.left(0, 1).keys() == {RESIDUAL}
+    assert equal(states.left(0, 1)[RESIDUAL], residuals[1])
+    assert states.left(0, 2).keys() == {"optimizer", RESIDUAL, HELD}
+    assert equal(states.left(0, 2)[RESIDUAL], residuals[2])
     for slot, number in ((0, 0), (0, 3), (1, 2)):
         with pytest.raises(AppMissing, match=f"this worker has no state of slot {slot + 1} after round {number + 1}"):
-            kept.left(slot, number)
+            states.left(slot, number)
     with pytest.raises(AppMissing):
-        kept.begin(asked_for(5))
+        states.begin(asked_for(5))
 
 
 def test_the_state_in_a_task_replaces_the_kept_state():
-    kept = KeptStates()
+    states = KeptStates()
     task = asked_for(0, {})
-    kept.begin(task)
-    kept.leave(task, {"optimizer": [1], RESIDUAL: [2], HELD: [3]})
-    assert kept.begin(asked_for(4, {"optimizer": [5]})) == {"optimizer": [5]}
+    states.begin(task)
+    states.leave(task, {"optimizer": [1], RESIDUAL: [2], HELD: [3]})
+    assert states.begin(asked_for(4, {"optimizer": [5]})) == {"optimizer": [5]}
     with pytest.raises(AppMissing):
-        kept.left(0, 0)
+        states.left(0, 0)
 
 
 class LeavesInRound3(FakeWorker):

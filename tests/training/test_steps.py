@@ -31,8 +31,8 @@ def planned(samples, slots, *, done=0, **more):
 
 def tasks_of(run):
     """Return all tasks of a run by round and slot."""
-    asked = [one for worker in run.cluster.workers for name, one, *_ in worker.asked if name == "train"]
-    return sorted(asked, key=lambda task: (task.round, task.slot))
+    tasks = [facts for worker in run.cluster.workers for name, facts, *_ in worker.asked if name == "train"]
+    return sorted(tasks, key=lambda task: (task.round, task.slot))
 
 
 def bits(run):
@@ -56,10 +56,10 @@ def test_rounds_cut_epochs_into_disjoint_and_complete_parts():
         assert progress.epochs == [1] * (2 * math.ceil(samples / size))
         spans = [progress.span(number) for number in range(len(progress.epochs))]
         for epoch in range(2):
-            mine = [span for number, span in enumerate(spans) if progress.starts[number] == epoch]
-            assert [place for span in mine for place in range(span.begin, span.end)] == list(range(samples))
-            assert all(span.end - span.begin == size for span in mine[:-1])
-            assert {span.order for span in mine} == {epoch}
+            spans_of_epoch = [span for number, span in enumerate(spans) if progress.starts[number] == epoch]
+            assert [index for span in spans_of_epoch for index in range(span.begin, span.end)] == list(range(samples))
+            assert all(span.end - span.begin == size for span in spans_of_epoch[:-1])
+            assert {span.order for span in spans_of_epoch} == {epoch}
         assert progress.asked == 2
 
 
@@ -117,8 +117,8 @@ async def test_every_epoch_has_every_sample_once(mode, steps):
     for number, tasks in itertools.groupby(tasks_of(run), key=lambda task: task.round):
         epoch, part = divmod(number, rounds // 2)
         order = shuffled(203, 0, epoch)[part * 48 * steps : (part + 1) * 48 * steps]
-        wanted = partition(order, equal_sizes(len(order), 3))
-        for task, indices in zip(tasks, wanted, strict=True):
+        expected = partition(order, equal_sizes(len(order), 3))
+        for task, indices in zip(tasks, expected, strict=True):
             assert np.array_equal(task.indices, indices)
             assert (task.first_epoch, task.epochs) == (epoch, 1)
 

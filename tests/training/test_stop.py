@@ -55,10 +55,10 @@ async def test_a_cancelled_run_keeps_all_of_its_complete_rounds(two_workers, tmp
 async def test_a_run_cancelled_while_it_writes_its_last_checkpoint_completes_it(two_workers, tmp_path, monkeypatch):
     loop, begun, go_on, save = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), CheckpointFolder.save
 
-    def slowly(*given):
+    def slowly(*arguments):
         loop.call_soon_threadsafe(begun.set)
         go_on.wait()
-        return save(*given)
+        return save(*arguments)
 
     monkeypatch.setattr(CheckpointFolder, "save", slowly)
     app = Quick(two_workers)

@@ -42,7 +42,7 @@ def test_chosen_threads_fit_the_smallest_machine(machines, slots, threads):
 
 @pytest.mark.parametrize("present", [1, 2, 4])
 def test_workers_with_their_own_cores_use_all_of_them_whichever_are_present(present):
-    workers = [{**one, "has_own_cores": True} for one in facts(a=(4, present))]
+    workers = [{**worker, "has_own_cores": True} for worker in facts(a=(4, present))]
     assert chosen_threads(workers, slots=4, places=4) == 4
     assert chosen_threads(workers, slots=8, places=4) == 2
     assert unused_cores(workers, 4) == ""
@@ -51,9 +51,9 @@ def test_workers_with_their_own_cores_use_all_of_them_whichever_are_present(pres
 
 def test_unused_cores_are_reported_if_a_worker_could_use_more_threads():
     assert unused_cores(facts(a=(16, 2)), 8) == ""
-    said = unused_cores(facts(a=(16, 1), b=(4, 1)), 4)
-    assert said.startswith("each worker computes with 4 threads, though a has 16 cores for each")
-    assert "--threads 16" in said
+    message = unused_cores(facts(a=(16, 1), b=(4, 1)), 4)
+    assert message.startswith("each worker computes with 4 threads, though a has 16 cores for each")
+    assert "--threads 16" in message
 
 
 class Named(ddlf.IApp):
@@ -155,15 +155,15 @@ async def weights_of(cluster, warned=None, **settings):
 @pytest.mark.slow
 async def test_bits_depend_on_threads_and_not_on_the_number_of_workers():
     warned = []
-    async with ddlf.Cluster.local(1) as one, ddlf.Cluster.local(2) as two:
-        cores = min(worker.facts["cores"] for worker in one.workers)
-        of_one, threads = await weights_of(one, warned)
-        of_two, others = await weights_of(two)
-        assert threads == others == {max(1, cores // 2)}
+    async with ddlf.Cluster.local(1) as one_worker, ddlf.Cluster.local(2) as two_workers:
+        cores = min(worker.facts["cores"] for worker in one_worker.workers)
+        of_one, threads_of_one = await weights_of(one_worker, warned)
+        of_two, threads_of_two = await weights_of(two_workers)
+        assert threads_of_one == threads_of_two == {max(1, cores // 2)}
         assert ("threads" in warned) == (cores > 1)
         assert equal(of_one, of_two)
         # Executors that have computed with another number of threads restart.
-        of_one, threads = await weights_of(one, threads=3)
-        of_two, others = await weights_of(two, threads=3)
-        assert threads == others == {3}
+        of_one, threads_of_one = await weights_of(one_worker, threads=3)
+        of_two, threads_of_two = await weights_of(two_workers, threads=3)
+        assert threads_of_one == threads_of_two == {3}
         assert equal(of_one, of_two)

@@ -26,14 +26,14 @@ def bits(run):
     return [array.tobytes() for array in [*run.model.get_weights(), *(a for state in run.optimizers for a in state)]]
 
 
-def made(workers=3, **settings):
+def run_of(workers=3, **settings):
     return FakeRun(FakeCluster(workers), **{"slots": 3, "files": FILES[3], "master_epochs": 6, **settings})
 
 
 def repartitioned(run, rounds=ROUNDS):
     """Repartition the data after some rounds. Return the rounds of the events, and the versions read in each round."""
-    told, seen = [], {}
-    run.subscribe(lambda event: isinstance(event, FilesChanged) and told.append((event.round, event.files)))
+    changes, versions_read = [], {}
+    run.subscribe(lambda event: isinstance(event, FilesChanged) and changes.append((event.round, event.files)))
 
     def on_round(record):
         if record.round in rounds and record.slot in (None, 1):
@@ -43,37 +43,37 @@ def repartitioned(run, rounds=ROUNDS):
     for worker in run.cluster.workers:
 
         def train(task, worker=worker, usual=worker.train):
-            seen.setdefault(task.round, set()).add((task.indices.version, task.indices.epoch))
+            versions_read.setdefault(task.round, set()).add((task.indices.version, task.indices.epoch))
             return usual(task)
 
         worker.train = train
-    return told, seen
+    return changes, versions_read
 
 
 @pytest.mark.parametrize("length", [{}, {"round_samples": 70}], ids=["epochs", "rounds within"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 async def test_each_epoch_reads_one_version_of_repartitioned_files(mode, length):
-    run = made(mode=mode, **length)
-    told, seen = repartitioned(run)
+    run = run_of(mode=mode, **length)
+    changes, versions_read = repartitioned(run)
     await run.train_model()
     assert run.ledger.is_exact(6)
     assert (run.ledger.counts == 6).all()
     epochs = {}
-    for versions in seen.values():
+    for versions in versions_read.values():
         for version, epoch in versions:
             epochs.setdefault(epoch, set()).add(version)
     assert all(len(versions) == 1 for versions in epochs.values())
-    assert [files for _, files in told] == [5, 7]
+    assert [files for _, files in changes] == [5, 7]
     if mode == "sync" and not length:
-        assert told == [(3, 5), (5, 7)]
+        assert changes == [(3, 5), (5, 7)]
 
 
 @pytest.mark.parametrize("length", [{}, {"round_samples": 70}], ids=["epochs", "rounds within"])
 async def test_change_of_files_survives_losses_and_resumes(length, tmp_path):
-    whole = made(checkpoint=tmp_path / "whole", checkpoint_keep=100, **length)
-    told, _ = repartitioned(whole)
-    await whole.train_model()
-    chance, lost, run = random.Random(2), [], made(workers=2, **length)
+    undisturbed = run_of(checkpoint=tmp_path / "whole", checkpoint_keep=100, **length)
+    changes, _ = repartitioned(undisturbed)
+    await undisturbed.train_model()
+    chance, lost, run = random.Random(2), [], run_of(workers=2, **length)
     for worker in run.cluster.workers:
 
         def train(task, worker=worker):
@@ -89,36 +89,38 @@ async def test_change_of_files_survives_losses_and_resumes(length, tmp_path):
     await run.train_model()
     assert lost
     assert run.ledger.is_exact(6)
-    assert bits(run) == bits(whole)
-    last = told[-1][0]  # no new files are written after this round, so a resumed run knows all versions
+    assert bits(run) == bits(undisturbed)
+    last = changes[-1][0]  # no new files are written after this round, so a resumed run knows all versions
     for source in sorted((tmp_path / "whole").glob("round-*"))[last - 1 : -1]:
-        resumed = made(
-            workers=1, train_data=whole.train_data, resume=source, checkpoint=tmp_path / source.name, **length
+        resumed = run_of(
+            workers=1, train_data=undisturbed.train_data, resume=source, checkpoint=tmp_path / source.name, **length
         )
         await resumed.train_model()
-        assert bits(resumed) == bits(whole)
+        assert bits(resumed) == bits(undisturbed)
         assert resumed.ledger.is_exact(6)
 
 
 async def test_epoch_ends_with_the_files_it_began_with_after_a_resume(tmp_path):
-    first = made(round_samples=70, checkpoint=tmp_path / "a", checkpoint_keep=100)
-    _, seen = repartitioned(first, {1: 5})
+    first = run_of(round_samples=70, checkpoint=tmp_path / "a", checkpoint_keep=100)
+    _, versions_read = repartitioned(first, {1: 5})
     await first.train_model()
-    assert [sorted(version for version, _ in seen[number]) for number in range(4)] == [[1], [1], [1], [2]]
-    resumed = made(
+    assert [sorted(version for version, _ in versions_read[number]) for number in range(4)] == [[1], [1], [1], [2]]
+    resumed = run_of(
         round_samples=70,
         train_data=first.train_data,
         resume=tmp_path / "a" / "round-000002",
         checkpoint=tmp_path / "b",
     )
-    _, again = repartitioned(resumed, {})
+    _, versions_read_resumed = repartitioned(resumed, {})
     await resumed.train_model()
-    assert {number: again[number] for number in again} == {number: seen[number] for number in seen if number > 1}
+    assert {number: versions_read_resumed[number] for number in versions_read_resumed} == {
+        number: versions_read[number] for number in versions_read if number > 1
+    }
     assert bits(resumed) == bits(first)
 
 
 async def test_a_store_that_fails_for_a_while_changes_no_bit():
-    run, plain = made(), made()
+    run, plain = run_of(), run_of()
 
     def newer(version):
         raise DatasetError("cannot read s3://bucket/mnist: the store answered 503")
@@ -134,11 +136,11 @@ def test_ranges_of_two_versions_do_not_make_an_epoch():
     data.repartition((5, 5))
     from ddlf.algorithms.reading_order import Portion
 
-    one = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=0, stop=5, version=1)
-    other = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=5, stop=10, version=2)
+    first = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=0, stop=5, version=1)
+    second = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=5, stop=10, version=2)
     ledger = FileLedger(10)
     ledger.at = data.at
-    ledger.add(one, 1)
-    ledger.add(other, 1)
+    ledger.add(first, 1)
+    ledger.add(second, 1)
     assert not ledger.is_exact(1)
     assert np.array_equal(ledger.counts, [1] * 10)

@@ -147,13 +147,13 @@ def difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
 
 def compared(case: Case, workers: int, samples: int) -> dict[str, float]:
     """Return the differences, the share and the bytes of one case with a number of workers."""
-    from tests.training.split.together import Parts, gradients_of, made
+    from tests.training.split.together import Parts, build_model, gradients_of
 
     chance = np.random.default_rng(0)
     size = (samples, *case.shape)
     x = chance.integers(0, 100, size, np.int32) if case.words else chance.normal(size=size).astype("float32")
     y = np.eye(10, dtype="float32")[chance.integers(0, 10, samples)]
-    model = made(case.build)
+    model = build_model(case.build)
     model._symbolic_build(data_batch=(x, y))
     wanted = [np.asarray(one) for one in gradients_of(model, (x, y), samples, 1.0)]
     outputs = np.asarray(model(x, training=False))

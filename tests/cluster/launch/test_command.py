@@ -96,9 +96,9 @@ async def test_command_gets_the_number_the_place_and_a_worker(tmp_path):
     await asyncio.gather(starting, return_exceptions=True)
     await launcher.stop()
     for place in ("0", "1"):
-        said = (out / place).read_text()
-        assert said.startswith(f"['2', '{place}', ")
-        assert re.search(rf"'-m', 'ddlf.cli.worker', '--join', '127.0.0.1:\d+.*'--place', '{place}'", said)
+        output = (out / place).read_text()
+        assert output.startswith(f"['2', '{place}', ")
+        assert re.search(rf"'-m', 'ddlf.cli.worker', '--join', '127.0.0.1:\d+.*'--place', '{place}'", output)
 
 
 def test_command_is_checked():
@@ -133,7 +133,9 @@ async def test_worker_of_a_killed_command_ends_before_the_next_one_starts(tmp_pa
     async with asyncio.timeout(PATIENCE_S), Cluster(commanded(command, 1, tmp_path)) as cluster:
         assert await cluster.run_method(number) == [1]
         first = cluster._launcher.gate.incarnation(0)
-        (shell,) = [one for one in descendants() if one.cmdline()[0] == "sh" and one.cmdline()[-1] == "place-0"]
+        (shell,) = [
+            process for process in descendants() if process.cmdline()[0] == "sh" and process.cmdline()[-1] == "place-0"
+        ]
         (worker,) = shell.children()
         shell.kill()
         while worker.is_running():

@@ -84,13 +84,13 @@ def keys(request, herd, tmp_path):
     """Return the name of a launcher, and the keys that it needs."""
     shared = tmp_path / "shared"
     shared.mkdir()
-    own = {"command": {"command": "exec {worker} # {place}", "folder": str(shared)}, "herd": {}}
-    return request.param, own[request.param]
+    keys_by_launcher = {"command": {"command": "exec {worker} # {place}", "folder": str(shared)}, "herd": {}}
+    return request.param, keys_by_launcher[request.param]
 
 
 def launcher_of(keys, **more):
-    name, own = keys
-    return from_keys(name, {**own, **more})
+    name, own_keys = keys
+    return from_keys(name, {**own_keys, **more})
 
 
 def number(self):
@@ -293,16 +293,16 @@ def test_command_line_names_the_launcher_of_a_package(herd):
 
 
 async def test_check_starts_nothing_and_has_no_problem_here(keys, descendants):
-    name, own = keys
-    facts = [check async for check in from_keys(name, {"workers": 2, **own}).check()]
+    name, own_keys = keys
+    facts = [check async for check in from_keys(name, {"workers": 2, **own_keys}).check()]
     assert facts
     assert [check for check in facts if check.do] == []
 
 
 async def test_check_names_a_command_that_is_missing_and_a_folder_without_rights(tmp_path, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.engine.os.access", lambda path, mode: False)
-    own = {"workers": 1, "command": "no-such-qsub {worker}", "folder": str(tmp_path)}
-    problems = [check async for check in from_keys("command", own).check() if check.do]
+    own_keys = {"workers": 1, "command": "no-such-qsub {worker}", "folder": str(tmp_path)}
+    problems = [check async for check in from_keys("command", own_keys).check() if check.do]
     assert [problem.fact for problem in problems] == [
         "there is no command no-such-qsub on this machine",
         f"the folder {tmp_path} cannot be written to",

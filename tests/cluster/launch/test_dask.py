@@ -98,10 +98,10 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch):
-    found = Engine()
+    stand_in = Engine()
     monkeypatch.setattr("ddlf.cluster.launch.engine.END_S", 0.1)  # the tasks of the stand-in do not end by themselves
-    monkeypatch.setitem(sys.modules, "distributed", found.module())
-    return found
+    monkeypatch.setitem(sys.modules, "distributed", stand_in.module())
+    return stand_in
 
 
 def dasked(workers=1, **keys):
@@ -205,11 +205,11 @@ async def test_lost_scheduler_is_reported_once_and_dialled_again(engine, caplog,
             await asyncio.sleep(0.01)
     for place in (0, 1):
         assert await launcher.left(place) == Left(Cause.NODE, "no Dask scheduler answers at tcp://s:1")
-        said = (
+        messages = (
             f"place {place}: the Dask scheduler tcp://s:1 is gone (node lost); starting it again",
             f"place {place}: no Dask scheduler answers at tcp://s:1 (node lost); starting it again",
         )
-        assert [caplog.text.count(words) for words in said] == [1, 1]
+        assert [caplog.text.count(words) for words in messages] == [1, 1]
     engine.refuses = False
     await submitted(4)
     assert engine.hear.__self__ is launcher
@@ -237,12 +237,12 @@ async def test_place_whose_worker_outlives_the_scheduler_gets_no_second_worker(e
             await asyncio.sleep(0.01)
         gate, waits, ends = launcher.gate, [], asyncio.Event()
 
-        async def gone(place, after, for_s):
+        async def wait_until_gone(place, after, for_s):
             waits.append((place, after))
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ends.wait(), asyncio_loop))
 
         asyncio_loop = asyncio.get_running_loop()
-        monkeypatch.setattr(gate, "gone", gone)
+        monkeypatch.setattr(gate, "gone", wait_until_gone)
         gate.has_begun = True
         gate._states[0].incarnation = 7
         engine.refuses, engine.clients[-1].status = True, "closed"
@@ -328,14 +328,14 @@ async def test_task_that_ends_again_and_again_fails_the_start(engine, outcome, l
 async def test_loss_of_a_dask_worker_is_known(engine, caplog):
     launcher = dasked(2, start_timeout=PATIENCE_S)
     async with starting(engine, launcher):
-        gone = {"action": "remove-worker", "worker": "tcp://a:1", "expected": False, "processing-tasks": ["x"]}
-        engine.hear((0.0, gone))
+        removal = {"action": "remove-worker", "worker": "tcp://a:1", "expected": False, "processing-tasks": ["x"]}
+        engine.hear((0.0, removal))
         engine.hear((0.0, {"action": "add-worker"}))
         assert await launcher.left(1) is None
-        engine.hear((0.0, gone | {"processing-tasks": ["x", engine.submitted[1][1]]}))
+        engine.hear((0.0, removal | {"processing-tasks": ["x", engine.submitted[1][1]]}))
         assert await launcher.left(1) == Left(Cause.NODE, "the Dask worker tcp://a:1 is gone")
         assert "place 1: the Dask worker tcp://a:1 is gone; Dask runs its task elsewhere" in caplog.text
-        engine.hear((0.0, gone | {"processing-tasks": [engine.submitted[1][1]], "expected": True}))
+        engine.hear((0.0, removal | {"processing-tasks": [engine.submitted[1][1]], "expected": True}))
         assert (await launcher.left(1)).cause is Cause.NOTICE
         assert await launcher.left(0) is None
         launcher.gate._states[1].incarnation += 1
@@ -397,7 +397,7 @@ def test_worker_hands_its_work_over_before_its_nanny_kills_it(monkeypatch):
     [("worker-handle-scheduler-connection-broken", "stays"), ("scheduler-close", "leaves within 3.0 s")],
 )
 def test_worker_survives_if_its_dask_worker_ends_because_of_a_lost_scheduler(monkeypatch, reason, ends):
-    logged, said = [], []
+    logged, actions = [], []
     dask = SimpleNamespace(
         get_current_task=lambda: "key",
         state=SimpleNamespace(tasks={"key": SimpleNamespace(state="executing")}, nthreads=1),
@@ -417,8 +417,8 @@ def test_worker_survives_if_its_dask_worker_ends_because_of_a_lost_scheduler(mon
 
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: dask))
     monkeypatch.setattr(Supervisor, "run", run)
-    monkeypatch.setattr(Supervisor, "stay", lambda self: said.append("stays"))
-    monkeypatch.setattr(Supervisor, "leave", lambda self, within_s: said.append(f"leaves within {within_s} s"))
+    monkeypatch.setattr(Supervisor, "stay", lambda self: actions.append("stays"))
+    monkeypatch.setattr(Supervisor, "leave", lambda self, within_s: actions.append(f"leaves within {within_s} s"))
     run_worker(WorkerStart("h:1", 0, b"secret"))
-    assert said == [ends]
+    assert actions == [ends]
     assert logged == ["another topic", "tcp://a:1"]

@@ -67,7 +67,7 @@ async def test_an_unused_early_template_is_ended(early):
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "wanted"),
+    ("text", "options", "expected"),
     [
         ("class App(ddlf.IApp): ...", ["--local", "2"], True),
         ("class App(ddlf.IApp): ...", [], True),
@@ -75,12 +75,12 @@ async def test_an_unused_early_template_is_ended(early):
         ("async def main(cluster): ...", ["--local", "2"], False),
     ],
 )
-async def test_only_an_app_on_local_workers_starts_an_early_template(tmp_path, monkeypatch, text, options, wanted):
+async def test_only_an_app_on_local_workers_starts_an_early_template(tmp_path, monkeypatch, text, options, expected):
     from ddlf.cli.main import parse
     from ddlf.cli.run import _will_train_here
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "app.py").write_text(text)
     _, parsed = parse(["run", "app.py", *options])
-    assert _will_train_here(parsed.app, parsed) is wanted
+    assert _will_train_here(parsed.app, parsed) is expected
     assert not _will_train_here(tmp_path / "missing.py", parsed)

@@ -211,7 +211,7 @@ async def test_worker_that_joins_while_the_run_ends_learns_it(token):
 
     await offered(reader, writer)
     writer.write(KEPT)
-    taken = await gate.take(0, PATIENCE_S)
+    connection = await gate.take(0, PATIENCE_S)
     late = await asyncio.open_connection("127.0.0.1", gate.port)
     await offered(*late)
     ending = asyncio.ensure_future(gate.run(gate.end_workers()))
@@ -219,7 +219,7 @@ async def test_worker_that_joins_while_the_run_ends_learns_it(token):
     late[1].write(KEPT)
     assert await asyncio.wait_for(late[0].read(), PATIENCE_S) == join_preamble()
     await asyncio.wait_for(ending, PATIENCE_S)
-    for end in (writer, late[1], taken):
+    for end in (writer, late[1], connection):
         end.close()
     await launcher.stop()
 
@@ -285,7 +285,7 @@ async def test_worker_tries_all_addresses_and_takes_the_gate_with_its_token(flee
 
 
 async def test_worker_that_reaches_one_gate_by_several_addresses_keeps_one_connection(fleet):
-    said, welcome, end = [], asyncio.Barrier(3), asyncio.Barrier(4)
+    answers, welcome, end = [], asyncio.Barrier(3), asyncio.Barrier(4)
 
     async def greet(reader, writer):
         greeting = Greeting((TOKEN,))
@@ -293,14 +293,14 @@ async def test_worker_that_reaches_one_gate_by_several_addresses_keeps_one_conne
         greeting.read(await reader.readexactly(OFFER.size + PROOF_BYTES))
         await welcome.wait()  # all three are welcome at the same time
         writer.write(greeting.answer(Verdict.WELCOME))
-        said.append(await reader.read(1))
+        answers.append(await reader.read(1))
         await end.wait()  # a worker whose connection is closed offers the next one
         writer.close()
 
     async with await asyncio.start_server(greet, ["127.0.0.1", "127.0.0.2", "127.0.0.3"], 0) as server:
         fleet.join(0, addresses=tuple(sock.getsockname() for sock in server.sockets))
         await asyncio.wait_for(end.wait(), PATIENCE_S)
-    assert sorted(said) == [b"", b"", KEPT]
+    assert sorted(answers) == [b"", b"", KEPT]
 
 
 async def test_worker_ends_when_no_master_appears(fleet):
@@ -446,8 +446,8 @@ async def test_workers_of_one_machine_share_its_cores(fleet, token):
 
 
 async def test_gate_on_a_taken_port_is_an_error(token):
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ListenError, match="is in use"):
-        await Joined(1, "127.0.0.1", taken.getsockname()[1], token_file=token).start()
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(ListenError, match="is in use"):
+        await Joined(1, "127.0.0.1", listening.getsockname()[1], token_file=token).start()
 
 
 @pytest.mark.parametrize("n", [0, 1025, True, "2", None])
@@ -479,10 +479,10 @@ class ForgetfulProxy:
 
     async def _serve(self, reader, writer) -> None:
         with contextlib.suppress(OSError):
-            there = await asyncio.open_connection("127.0.0.1", self._port)
+            connection = await asyncio.open_connection("127.0.0.1", self._port)
             carrying = [
-                asyncio.ensure_future(self._carry(reader, there[1], writer)),
-                asyncio.ensure_future(self._carry(there[0], writer, writer)),
+                asyncio.ensure_future(self._carry(reader, connection[1], writer)),
+                asyncio.ensure_future(self._carry(connection[0], writer, writer)),
             ]
             self._heard[writer] = time.monotonic()
             while not any(task.done() for task in carrying):
@@ -492,7 +492,7 @@ class ForgetfulProxy:
                     break
             for task in carrying:
                 task.cancel()
-            for end in (writer, there[1]):
+            for end in (writer, connection[1]):
                 end.close()
 
     async def _carry(self, source, sink, key) -> None:

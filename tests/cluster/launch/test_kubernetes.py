@@ -110,9 +110,9 @@ def test_ended_pod_has_a_reason(ended, left):
 def test_deleted_pod_is_not_a_crash():
     words = "pod job-1-abcde: it was deleted"
     assert how_it_ended(pod("Running"), True) == Left(Cause.CANCELLED, words)
-    gone = pod("Failed", terminated(143))
-    gone["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert how_it_ended(gone, False) == Left(Cause.CANCELLED, words, 143)
+    deleted = pod("Failed", terminated(143))
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert how_it_ended(deleted, False) == Left(Cause.CANCELLED, words, 143)
     assert how_it_ended(pod("Running"), False) is None
     assert how_it_ended(pod("Succeeded", terminated(0)), False) is None
 
@@ -204,7 +204,7 @@ class Scripted(Kubectl):
 
     def __init__(self):
         super().__init__()
-        self.said = []
+        self.calls = []
         self.created = []
         self.watched = []
         self.changes = []
@@ -213,13 +213,13 @@ class Scripted(Kubectl):
         self.hanging = threading.Event()
 
     async def __call__(self, *arguments, stdin=None):
-        self.said.append(arguments)
+        self.calls.append(arguments)
         self.created.append(stdin)
-        what = arguments[0] if stdin is None else stdin["kind"]
-        if what == self.hangs:
+        subject = arguments[0] if stdin is None else stdin["kind"]
+        if subject == self.hangs:
             self.hanging.set()
             await asyncio.Event().wait()
-        if what == self.fails:
+        if subject == self.fails:
             raise ConnectError(f"kubectl {arguments[0]}: (Forbidden): no")
         return ""
 
@@ -234,7 +234,7 @@ class Scripted(Kubectl):
         return {**stdin, "metadata": {**stdin["metadata"], "uid": "7"}}
 
     def all(self, word):
-        return [arguments for arguments in self.said if arguments[0] == word]
+        return [arguments for arguments in self.calls if arguments[0] == word]
 
     async def watch(self, kind, selector):
         self.watched.append(selector)
@@ -262,7 +262,7 @@ async def test_job_and_secret_are_created_and_deleted_even_if_the_start_fails():
     assert token["metadata"]["ownerReferences"] == [
         {"apiVersion": "batch/v1", "kind": "Job", "name": launcher.job, "uid": "7"}
     ]
-    assert launcher.tokens.primary.decode() not in str((job, launcher._kubectl.said))
+    assert launcher.tokens.primary.decode() not in str((job, launcher._kubectl.calls))
     (deleted,) = launcher._kubectl.all("delete")
     assert deleted[1:3] == (f"job/{launcher.job}", f"secret/{launcher.job}")
 
@@ -275,7 +275,7 @@ async def test_job_has_no_pods_until_its_secret_exists():
     assert launcher._kubectl.created[0]["spec"]["suspend"] is True
     assert launcher._kubectl.created[1]["kind"] == "Secret"
     resumed = ("patch", f"job/{launcher.job}", "--type=merge", '--patch={"spec":{"suspend":false}}')
-    assert launcher._kubectl.said[2] == resumed
+    assert launcher._kubectl.calls[2] == resumed
 
 
 @pytest.mark.parametrize("step", ["Job", "Secret", "patch"])
@@ -331,7 +331,7 @@ async def test_second_connect_does_not_see_the_pods_of_the_first():
         names.append(launcher.job)
     assert names[0] != names[1]
     kubectl = launcher._kubectl
-    assert [each["metadata"]["name"] for each in kubectl.created if each is not None] == [
+    assert [manifest["metadata"]["name"] for manifest in kubectl.created if manifest is not None] == [
         name for name in names for _ in ("Job", "Secret")
     ]
     assert kubectl.watched == [f"app.kubernetes.io/instance={name}" for name in names]
@@ -403,18 +403,18 @@ async def test_kubernetes_that_does_not_answer_is_not_asked_again_for_each_place
     launcher = scripted(workers=2)
     loop = asyncio.get_running_loop()
     now = loop.time
-    asked = []
+    request_times = []
 
     async def read(*_, **__):
-        asked.append(now())
-        monkeypatch.setattr(loop, "time", lambda: now() + 100 * len(asked))
+        request_times.append(now())
+        monkeypatch.setattr(loop, "time", lambda: now() + 100 * len(request_times))
         raise end
 
     launcher._kubectl.read = read
     for index in range(2):
         with contextlib.suppress(asyncio.CancelledError):
             assert await launcher.waits(index) == ""
-    assert len(asked) == 1
+    assert len(request_times) == 1
 
 
 async def test_worker_that_fails_three_times_before_it_joins_fails_the_start():
@@ -538,12 +538,12 @@ def test_result_of_a_run_is_the_result_of_its_first_pod():
 
 
 def test_only_the_pod_that_leads_gets_the_volume_of_a_jobset():
-    *_, both = jobset(keys(claim="runs"), RunCommand("/app/app.py", "text"))
-    lead, others = (each["template"]["spec"]["template"]["spec"] for each in both["spec"]["replicatedJobs"])
+    *_, jobset_manifest = jobset(keys(claim="runs"), RunCommand("/app/app.py", "text"))
+    lead, followers = (job["template"]["spec"]["template"]["spec"] for job in jobset_manifest["spec"]["replicatedJobs"])
     assert "persistentVolumeClaim" in str(lead["volumes"])
-    assert "persistentVolumeClaim" not in str(others["volumes"])
-    assert "first=1" in str(others["containers"][0]["command"])
-    assert "k8s:gate=app-lead-0-0.app:9100" in str(others["containers"][0]["command"])
+    assert "persistentVolumeClaim" not in str(followers["volumes"])
+    assert "first=1" in str(followers["containers"][0]["command"])
+    assert "k8s:gate=app-lead-0-0.app:9100" in str(followers["containers"][0]["command"])
 
 
 def test_place_of_a_worker_is_its_index_and_the_worker_ends_without_its_master():

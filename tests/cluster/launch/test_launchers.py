@@ -208,9 +208,9 @@ def test_an_invalid_launcher_is_refused(package, text, sentence):
 
 
 def test_without_a_package_there_is_no_additional_launcher():
-    own = ", ".join(sorted(OWN))
+    names = ", ".join(sorted(OWN))
     with pytest.raises(
-        ConfigError, match=f"there is no launcher 'herd'; there are: {own}; other packages can bring more"
+        ConfigError, match=f"there is no launcher 'herd'; there are: {names}; other packages can bring more"
     ):
         installed("herd:workers=16")
 

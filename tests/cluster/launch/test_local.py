@@ -32,8 +32,10 @@ def leftovers(own_folders, descendants):
     before = {path for folder in folders for path in folder.rglob("*")}
 
     def find():
-        found = {path for folder in folders for path in folder.rglob("*")} - before
-        return descendants(), sorted(path for path in found if "pytest-of" not in str(path) and path.suffix != ".pyc")
+        new_paths = {path for folder in folders for path in folder.rglob("*")} - before
+        return descendants(), sorted(
+            path for path in new_paths if "pytest-of" not in str(path) and path.suffix != ".pyc"
+        )
 
     return find
 
@@ -274,7 +276,8 @@ async def start(script):
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGINT))]
+    "number",
+    [signal.SIGKILL, *(pytest.param(ending, marks=pytest.mark.slow) for ending in (signal.SIGTERM, signal.SIGINT))],
 )
 async def test_local_workers_end_with_their_master_after_any_signal(number, leftovers):
     master = await start(MASTER)

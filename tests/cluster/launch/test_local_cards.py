@@ -84,7 +84,7 @@ async def test_status_and_events_have_the_readings_of_cards(cards):
 async def test_lost_card_ends_its_worker_with_the_reason(cards):
     cluster = Cluster.local()
     async with cluster:
-        assert [found for found, _ in await cluster.run_method(mask)] == [FIRST, SECOND]
+        assert [card_mask for card_mask, _ in await cluster.run_method(mask)] == [FIRST, SECOND]
         waiting = asyncio.ensure_future(cluster.workers[0].run_method(wait))
         cards.has(card(0, xid=79), card(1), card(2))
         try:
@@ -108,7 +108,7 @@ async def test_fork_of_the_warm_template_has_the_mask(cards):
 
 async def test_workers_share_a_card_on_request(cards):
     async with Cluster.local(2, gpus=[1], gpu_memory="4GiB") as cluster:
-        assert [found for found, _ in await cluster.run_method(mask)] == [SECOND, SECOND]
+        assert [card_mask for card_mask, _ in await cluster.run_method(mask)] == [SECOND, SECOND]
         cards.has(card(1))
         with pytest.raises(ConfigError, match=r"each card of this machine has a worker"):
             Cluster.local()

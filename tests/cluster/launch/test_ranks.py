@@ -55,23 +55,23 @@ def test_job_of_mpich_is_named_by_its_process_manager():
         b"cmd=get_my_kvsname\n": b"cmd=my_kvsname rc=0 kvsname=kvs_15681_0_1942367995_pc\n",
         b"cmd=finalize\n": b"cmd=finalize_ack rc=0\n",
     }
-    said = []
-    mine, manager = socket.socketpair()
+    requests = []
+    task_end, manager_end = socket.socketpair()
 
     def manage():
         for _ in answers:
-            said.append(manager.recv(1000))
-            manager.send(answers[said[-1]])
+            requests.append(manager_end.recv(1000))
+            manager_end.send(answers[requests[-1]])
 
-    with mine, manager:
+    with task_end, manager_end:
         managing = threading.Thread(target=manage)
         managing.start()
-        environment = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": str(mine.fileno())}
+        environment = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": str(task_end.fileno())}
         expected = Ranks("mpi", 1, 2, "kvs_15681_0_1942367995_pc")
         assert mpi(environment) == mpi(environment) == expected, "the second time without asking"
         managing.join(PATIENCE_S)
         ranks._name_by_pmi.cache_clear()
-    assert said == list(answers)
+    assert requests == list(answers)
 
 
 def test_option_of_the_launcher_is_checked(monkeypatch):
@@ -135,11 +135,11 @@ def tasks(folder, count, *words, app=APP, **environment):
 def test_all_tasks_run_one_program_and_leave_nothing(words, tmp_path):
     if words == BY_DDLF:
         (tmp_path / "cluster.yaml").write_text('launcher: "slurm:start_timeout=60"\n')
-    with tasks(tmp_path, 3, *words) as (leader, *others):
+    with tasks(tmp_path, 3, *words) as (leader, *followers):
         output, _ = leader.communicate(timeout=PATIENCE_S)
         assert "workers [1, 2, 3]" in output
         assert leader.returncode == 0
-        for process in others:
+        for process in followers:
             process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
@@ -152,12 +152,12 @@ def test_file_of_a_killed_run_is_ignored_when_a_new_run_replaces_it(tmp_path, mo
         stale = f"127.0.0.1:{free.getsockname()[1]}"
     (point,) = launcher._points
     point.open(Meeting(stale, b"x" * 43))
-    seen = []
+    addresses = []
 
     class Seen(Supervisor):
         def run(self, is_over):
-            seen.append(self._command[self._command.index("--join") + 1])
-            if len(seen) == 1:  # while this worker looks for the old master, the new one writes its file
+            addresses.append(self._command[self._command.index("--join") + 1])
+            if len(addresses) == 1:  # while this worker looks for the old master, the new one writes its file
                 point.open(Meeting("127.0.0.1:1", b"y" * 43))
                 return 3
             return 0
@@ -165,7 +165,7 @@ def test_file_of_a_killed_run_is_ignored_when_a_new_run_replaces_it(tmp_path, mo
     monkeypatch.setattr(ranks, "Supervisor", Seen)
     monkeypatch.setattr(ranks.signal, "signal", lambda *_: None)
     assert launcher.follower()() == 0
-    assert seen == [stale, "127.0.0.1:1"]
+    assert addresses == [stale, "127.0.0.1:1"]
 
 
 def test_several_tasks_without_their_launcher_are_refused(tmp_path):
@@ -175,8 +175,8 @@ def test_several_tasks_without_their_launcher_are_refused(tmp_path):
         command = [sys.executable, "-m", "ddlf", "run", "app.py", *chosen.split()]
         ended = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
         assert ended.returncode == 2
-        said = "this is task 1 of 3, and each would train alone; use --launcher slurm, or start one task"
-        assert said in ended.stderr
+        message = "this is task 1 of 3, and each would train alone; use --launcher slurm, or start one task"
+        assert message in ended.stderr
     check_one_task({**TASK, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})
     check_one_task({})
 
@@ -223,9 +223,9 @@ def test_only_the_owner_may_read_the_file_of_the_run_and_no_command_line_has_the
     (tmp_path / "app.py").write_text(APP)
     with tasks(tmp_path, 2) as (leader, follower):
         (tmp_path / "app.py").write_text(APP.replace("print(", "input(), print("))
-        found = threading.Event()
+        never_set = threading.Event()
         while not (files := list(tmp_path.glob(".ddlf-slurm-*.json"))) and leader.poll() is None:
-            found.wait(0.01)
+            never_set.wait(0.01)
         (file,) = files
         assert file.stat().st_mode & 0o777 == 0o600
         token = re.search(r'"token": "([^"]+)"', file.read_text())[1]
@@ -376,8 +376,8 @@ def test_staying_worker_is_ended_only_on_request(ends):
     os.close(writer)
     supervisor._close_stdin()
     assert supervisor._process.wait(PATIENCE_S) == 0
-    with open(reader) as said:
-        assert said.read().split() == ["token", "stay", "1"]
+    with open(reader) as output:
+        assert output.read().split() == ["token", "stay", "1"]
 
 
 def test_worker_is_started_again_after_a_sigterm_to_it_alone(tmp_path):

@@ -147,12 +147,12 @@ def test_group_without_room_is_shown_with_its_bundles():
 async def test_place_of_an_ended_worker_waits_with_the_reason_of_the_end(with_ray, monkeypatch):
     launcher = installed("ray", Workers(2, 2))
     launcher.has_left(1, Left(Cause.CRASH, "its worker ended with exit code 1", 1))
-    for said, waits in {
+    for reason, waits in {
         "its actor starts": ["its actor starts", "its worker ended with exit code 1"],
         "infeasible: no node has {CPU: 64}": ["infeasible: no node has {CPU: 64}"] * 2,
     }.items():
         launcher._asked_at = -ray.ASK_AGAIN_S
-        monkeypatch.setattr(launcher, "_waits_for_resources", lambda said=said: said)
+        monkeypatch.setattr(launcher, "_waits_for_resources", lambda reason=reason: reason)
         assert [await launcher.waits(place) for place in (0, 1)] == waits
 
 

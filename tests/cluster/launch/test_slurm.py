@@ -61,8 +61,8 @@ def number(self):
     return self.id
 
 
-async def wait_until(found):
-    while not (value := found()):  # noqa: ASYNC110 - Slurm has no event
+async def wait_until(condition):
+    while not (value := condition()):  # noqa: ASYNC110 - Slurm has no event
         await asyncio.sleep(0.01)
     return value
 
@@ -359,8 +359,8 @@ async def test_missing_answer_of_slurm_is_reported_once(slurm, tmp_path, descend
         (slurm / "unreachable").unlink()
         await launcher.left(0)
         await wait_until(lambda: "Slurm answers again" in caplog.text)
-    said = "Slurm does not answer, and the run continues: Unable to contact slurm controller"
-    assert caplog.text.count(said) == 1
+    message = "Slurm does not answer, and the run continues: Unable to contact slurm controller"
+    assert caplog.text.count(message) == 1
 
 
 @pytest.mark.slow
@@ -485,9 +485,9 @@ async def test_step_without_its_worker_is_ended_and_starts_again(slurm, descenda
         await back_again(cluster, place)
         assert await cluster.run_method(number) == [1, 2]
         assert not step.is_running()
-        again = [line for line in (slurm / "calls").read_text().splitlines() if "--overlap" in line]
-        assert len(again) == 1, "Slurm gives the CPUs of that step to no other one"
-        assert f"--job-name=ddlf-place-{place}" in again[0]
+        overlapping = [line for line in (slurm / "calls").read_text().splitlines() if "--overlap" in line]
+        assert len(overlapping) == 1, "Slurm gives the CPUs of that step to no other one"
+        assert f"--job-name=ddlf-place-{place}" in overlapping[0]
     assert descendants() == []
 
 

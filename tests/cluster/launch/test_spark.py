@@ -60,8 +60,8 @@ class Context:
     def setJobGroup(self, group, description, interruptOnCancel):
         self.groups.append(group)
 
-    def parallelize(self, places, slices):
-        assert slices == len(places) == 1
+    def parallelize(self, items, slices):
+        assert slices == len(items) == 1
         return self
 
     def foreachPartition(self, function):
@@ -147,15 +147,15 @@ async def test_active_session_is_used_as_it_is(spark, keys):
 
 
 async def test_own_session_gets_the_settings_and_is_stopped(spark):
-    context, seen = Context(), {}
+    context, session_settings = Context(), {}
 
     def create(settings):
-        seen.update(settings)
+        session_settings.update(settings)
         return context
 
     spark(None, create)
     await error_of(sparked(master="spark://there:7077", conf={"spark.task.cpus": "2"}))
-    assert (seen["spark.master"], seen["spark.task.cpus"]) == ("spark://there:7077", "2")
+    assert (session_settings["spark.master"], session_settings["spark.task.cpus"]) == ("spark://there:7077", "2")
     assert context.is_stopped
 
 

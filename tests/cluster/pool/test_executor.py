@@ -30,8 +30,8 @@ def even_only(x):
 
 @pytest.fixture(scope="module")
 def pool(own_folders):
-    with ddlf.Pool(2) as made:
-        yield made
+    with ddlf.Pool(2) as two_workers:
+        yield two_workers
 
 
 def test_a_pool_is_an_executor(pool):
@@ -86,34 +86,34 @@ def test_a_map_of_a_map_takes_items_lazily(pool):
 
 
 def test_items_are_taken_lazily_by_the_thread_that_takes_results(pool):
-    taken = []
+    threads = []
 
     def endless():
         for x in itertools.count():
-            taken.append(threading.current_thread())
+            threads.append(threading.current_thread())
             yield np.full(1_000_000, x % 100, np.uint8)
 
     results = pool.map(len, endless())
-    assert taken == []
+    assert threads == []
     assert [next(results) for _ in range(100)] == [1_000_000] * 100
     results.close()
-    assert len(taken) < 300
-    assert set(taken) == {threading.current_thread()}
+    assert len(threads) < 300
+    assert set(threads) == {threading.current_thread()}
 
 
 def test_an_error_names_its_item_and_can_be_a_result(pool):
     with pytest.raises(ValueError, match=r"item 1 \(3\): ValueError: odd: 3"):
         list(pool.map(even_only, [2, 3]))
-    kept = list(pool.options(on_error="return").map(even_only, [2, 3]))
-    assert kept[0] == 2
-    assert isinstance(kept[1], ValueError)
+    results = list(pool.options(on_error="return").map(even_only, [2, 3]))
+    assert results[0] == 2
+    assert isinstance(results[1], ValueError)
 
 
 def test_joblib_computes_on_the_workers_of_the_pool_and_raises_their_errors(pool):
     with joblib.parallel_config(backend=pool.joblib()):
-        found = joblib.Parallel()(joblib.delayed(lambda x: (double(x), os.getpid()))(x) for x in range(30))
-        assert [result for result, _ in found] == [2 * x for x in range(30)]
-        assert {pid for _, pid in found} <= {worker.facts["pid"] for worker in pool.cluster.workers}
+        results = joblib.Parallel()(joblib.delayed(lambda x: (double(x), os.getpid()))(x) for x in range(30))
+        assert [result for result, _ in results] == [2 * x for x in range(30)]
+        assert {pid for _, pid in results} <= {worker.facts["pid"] for worker in pool.cluster.workers}
         with pytest.raises(ValueError, match="odd: 7"):
             joblib.Parallel(n_jobs=2)(joblib.delayed(even_only)(x) for x in (2, 7, 4))
         assert list(joblib.Parallel(return_as="generator")(joblib.delayed(double)(x) for x in (1, 2))) == [2, 4]
@@ -173,24 +173,24 @@ def test_waiting_on_the_loop_of_the_cluster_is_refused():
 
 
 def test_leaving_a_pool_completes_open_work_and_refuses_new_work(tmp_path):
-    with Pool(Cluster.local(1)) as one:
-        one.map(lambda x: (tmp_path / str(x)).touch(), range(3))
-        slow = one.submit(time.sleep, 0.2)
+    with Pool(Cluster.local(1)) as left_pool:
+        left_pool.map(lambda x: (tmp_path / str(x)).touch(), range(3))
+        slow = left_pool.submit(time.sleep, 0.2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
     assert slow.done()
-    assert one.cluster.loop is None
-    for call in (lambda: one.submit(double, 1), lambda: one.map(double, [1])):
+    assert left_pool.cluster.loop is None
+    for call in (lambda: left_pool.submit(double, 1), lambda: left_pool.map(double, [1])):
         with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
             call()
-    one.shutdown()
+    left_pool.shutdown()
 
 
 def test_an_error_in_the_block_ends_running_work():
     began = []
 
     def fail():
-        with Pool(1) as one:
-            began.extend([one.submit(time.sleep, PATIENCE_S), one.map(double, [1])])
+        with Pool(1) as failing_pool:
+            began.extend([failing_pool.submit(time.sleep, PATIENCE_S), failing_pool.map(double, [1])])
             raise KeyError("in the block")
 
     begin = time.monotonic()

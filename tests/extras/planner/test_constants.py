@@ -14,7 +14,7 @@ from ddlf.extras.planner.measurement_files import Measurements, write
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from tests.extras.advice.cases import ROUNDS, hidden
 from tests.training.models import Quick
-from tests.training.runs import of
+from tests.training.runs import events_of
 from tests.training.test_sharded import trained
 
 STAR, SHARDED = Way("sync", "star", "float32"), Way("sync", "sharded", "float32")
@@ -63,7 +63,7 @@ async def test_auto_uses_measured_times_and_reports_it(monkeypatch, exchanges, w
     constants = Constants(TimeModel(measured(*exchanges)), WHEN)
     monkeypatch.setattr("ddlf.extras.measured_rounds", lambda app, cluster: constants)
     run = await trained("auto", workers=3, slots=3, master_epochs=1)
-    (chosen,) = of(run, ExchangeChosen)
+    (chosen,) = events_of(run, ExchangeChosen)
     assert chosen.exchange == wanted
     assert why in chosen.why
     assert ("as ddlf plan has measured on 2026-01-01" in chosen.why) == ("assumed" not in why)

@@ -59,14 +59,14 @@ def test_arrays_are_read_back_with_the_same_bits_types_names_and_order(tmp_path_
     folder = CheckpointFolder(tmp_path_factory.mktemp("any"))
     folder.open("the test")
     folder.save(Checkpoint(round=3, arrays=groups, facts={}))
-    found = folder.newest()
-    assert list(found.arrays) == list(groups)
+    checkpoint = folder.newest()
+    assert list(checkpoint.arrays) == list(groups)
     for group, saved in groups.items():
-        assert list(found.arrays[group]) == list(saved)
+        assert list(checkpoint.arrays[group]) == list(saved)
         for name, array in tensors.plain(saved).items():
-            assert found.arrays[group][name].dtype == array.dtype
-            assert found.arrays[group][name].shape == array.shape
-            assert found.arrays[group][name].tobytes() == array.tobytes()
+            assert checkpoint.arrays[group][name].dtype == array.dtype
+            assert checkpoint.arrays[group][name].shape == array.shape
+            assert checkpoint.arrays[group][name].tobytes() == array.tobytes()
 
 
 def test_facts_are_read_back_unchanged_with_nan_large_numbers_and_their_order(folder):
@@ -259,11 +259,11 @@ def test_reader_takes_a_newer_checkpoint_if_its_own_is_removed(folder, monkeypat
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
     """A shorter form of the trial that breaks checkpoints."""
-    found = tmp_path_factory.mktemp("run") / "found.json"
+    report = tmp_path_factory.mktemp("run") / "found.json"
     counts = ["--kills", "5", "--flips", "30", "--cuts", "10"]
-    done = command("tests.trials.checkpoints", *counts, "--json", found)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(found.read_text())
+    completed = command("tests.trials.checkpoints", *counts, "--json", report)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return json.loads(report.read_text())
 
 
 def test_each_flipped_bit_is_named_and_the_previous_one_used(broken):
@@ -390,15 +390,21 @@ def test_missing_checkpoint_is_an_error_and_a_renamed_one_is_not(folder):
 def test_files_are_synced_before_a_checkpoint_gets_its_name(folder, monkeypatch):
     folder.keep = 1
     folder.save(state(1, 0.01))
-    done = []
+    operations = []
     fsync, rename, rmtree = os.fsync, os.rename, shutil.rmtree
     monkeypatch.setattr(
-        os, "fsync", lambda fd: (done.append(("sync", Path(os.readlink(f"/proc/self/fd/{fd}")).name)), fsync(fd))
+        os, "fsync", lambda fd: (operations.append(("sync", Path(os.readlink(f"/proc/self/fd/{fd}")).name)), fsync(fd))
     )
-    monkeypatch.setattr(os, "rename", lambda old, new: (done.append(("rename", Path(new).name)), rename(old, new)))
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: (done.append(("remove", path.name)), rmtree(path, **_)))
+    monkeypatch.setattr(
+        os, "rename", lambda old, new: (operations.append(("rename", Path(new).name)), rename(old, new))
+    )
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda path, **_: (operations.append(("remove", path.name)), rmtree(path, **_))
+    )
     folder.save(state(2, 0.01))
-    steps = [(what, name.split("-")[0]) if name.startswith(".") else (what, name) for what, name in done]
+    steps = [
+        (operation, name.split("-")[0]) if name.startswith(".") else (operation, name) for operation, name in operations
+    ]
     assert steps == [
         ("sync", "weights.safetensors"),
         ("sync", "optimizer.safetensors"),
@@ -568,12 +574,16 @@ def test_reader_finds_a_checkpoint_while_a_writer_replaces_them(folder):
     stop, wrong = threading.Event(), []
 
     def read():
-        reader, last = CheckpointFolder(folder.path), 0
+        reader, last_round = CheckpointFolder(folder.path), 0
         while not stop.is_set():
-            found = reader.newest(report=wrong.append)
-            if found is None or found.round < last or not same(found, state(found.round, 0.01)):
-                wrong.append(found)
-            last = found.round
+            checkpoint = reader.newest(report=wrong.append)
+            if (
+                checkpoint is None
+                or checkpoint.round < last_round
+                or not same(checkpoint, state(checkpoint.round, 0.01))
+            ):
+                wrong.append(checkpoint)
+            last_round = checkpoint.round
 
     thread = threading.Thread(target=read)
     thread.start()

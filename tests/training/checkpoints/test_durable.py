@@ -22,9 +22,9 @@ CONTENTS = st.dictionaries(st.text().filter(lambda key: key != durable.SEAL), JS
 
 @given(CONTENTS)
 def test_sealed_data_is_read_back_unchanged_in_its_order(tmp_path_factory, content):
-    found = durable.unseal(durable.seal(content), tmp_path_factory.getbasetemp())
-    assert found == content
-    assert list(found) == list(content)
+    unsealed = durable.unseal(durable.seal(content), tmp_path_factory.getbasetemp())
+    assert unsealed == content
+    assert list(unsealed) == list(content)
 
 
 @given(CONTENTS, st.floats())

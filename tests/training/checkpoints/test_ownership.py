@@ -88,9 +88,9 @@ def test_a_writer_on_another_machine_is_only_replaced_by_takeover(tmp_path):
 def test_the_epoch_grows_with_each_claim(tmp_path):
     epochs = []
     for _ in range(3):
-        mine = Ownership(tmp_path)
-        epochs.append(mine.claim("one after the other").epoch)
-        mine.release()
+        ownership = Ownership(tmp_path)
+        epochs.append(ownership.claim("one after the other").epoch)
+        ownership.release()
     (tmp_path / "owner.json").unlink()
     epochs.append(Ownership(tmp_path).claim("after the file was lost", epoch_above=lambda: 3).epoch)
     assert epochs == [1, 2, 3, 4]
@@ -105,22 +105,22 @@ def test_a_damaged_owner_file_is_only_replaced_by_takeover(tmp_path, data):
 
 
 def test_a_writer_without_a_claim_or_after_its_release_cannot_write(tmp_path):
-    mine = Ownership(tmp_path)
+    ownership = Ownership(tmp_path)
     with pytest.raises(LeaseError, match="was not opened for writing"):
-        mine.check()
-    mine.claim("me")
-    mine.release()
+        ownership.check()
+    ownership.claim("me")
+    ownership.release()
     with pytest.raises(LeaseError, match="was not opened for writing"):
-        mine.check()
-    mine.release()
+        ownership.check()
+    ownership.release()
 
 
 def test_a_writer_whose_claim_was_deleted_stops(tmp_path):
-    mine = Ownership(tmp_path)
-    mine.claim("me")
+    ownership = Ownership(tmp_path)
+    ownership.claim("me")
     (tmp_path / "owner.json").unlink()
     with pytest.raises(LeaseError, match=r"owner.json was removed"):
-        mine.check()
+        ownership.check()
 
 
 def test_a_writer_waits_a_limited_time_for_the_lock(tmp_path, monkeypatch):

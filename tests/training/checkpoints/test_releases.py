@@ -114,9 +114,9 @@ def test_resume_removes_an_incomplete_last_line(tmp_path, cut):
 def test_resume_refuses_each_changed_byte(tmp_path):
     counted(tmp_path, 2)
     path = tmp_path / RELEASES
-    whole = path.read_bytes()
-    for place in range(0, len(whole) - 1, 7):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    content = path.read_bytes()
+    for offset in range(0, len(content) - 1, 7):
+        path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
         with pytest.raises(CheckpointError):
             ReleaseAccount.resume(tmp_path, TERMS)
     path.write_bytes(b"")
@@ -190,8 +190,8 @@ def test_account_has_each_completed_release_after_kills_at_50_moments(tmp_path):
     folders = [tmp_path / str(number) for number in range(50)]
     for folder in folders:
         folder.mkdir()
-    asked = "".join(f"{folder} {moments.randrange(20)} {moments.randrange(30_000)}\n" for folder in folders)
-    program = subprocess.run([sys.executable, "-c", KILLED], input=asked, capture_output=True, text=True, check=True)
-    for folder, left in zip(folders, map(int, program.stdout.split()), strict=True):
+    plan = "".join(f"{folder} {moments.randrange(20)} {moments.randrange(30_000)}\n" for folder in folders)
+    program = subprocess.run([sys.executable, "-c", KILLED], input=plan, capture_output=True, text=True, check=True)
+    for folder, completed in zip(folders, map(int, program.stdout.split()), strict=True):
         account = ReleaseAccount.resume(folder, TERMS)
-        assert left <= account.accountant.releases <= left + 1
+        assert completed <= account.accountant.releases <= completed + 1

@@ -26,24 +26,24 @@ SIZE = sum(array.size for array in LIKE)
 
 @pytest.fixture
 def folder(tmp_path):
-    made = CheckpointFolder(tmp_path / "run")
-    made.open("a test")
-    yield made
-    made.close()
+    checkpoints = CheckpointFolder(tmp_path / "run")
+    checkpoints.open("a test")
+    yield checkpoints
+    checkpoints.close()
 
 
 def saved(folder, number=1, *, count=3, run="abc", write=write_if_seen, harm=lambda begun: None):
     """Save a checkpoint of weights and of the state beside them, in ``count`` slices."""
-    begun, kept = folder.begin(number, run), [[np.asarray(w * 2, w.dtype) for w in LIKE]]
+    begun, state = folder.begin(number, run), [[np.asarray(w * 2, w.dtype) for w in LIKE]]
     begun.sliced[WEIGHTS] = [(f"{i:04d} {NAMES[i]}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
     begun.sliced[OUTER] = [(f"{i:04d}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
     for shard, part in enumerate(cut(SIZE, count)):
-        place = begun.place()
-        found = write(place, parts_of(LIKE, part, NAMES, take(LIKE, part), [take(group, part) for group in kept]))
-        begun.add(shard, place, found, shard + 1)
+        target = begun.place()
+        written = write(target, parts_of(LIKE, part, NAMES, take(LIKE, part), [take(group, part) for group in state]))
+        begun.add(shard, target, written, shard + 1)
     harm(begun)
-    whole = {"ledger": {"counts": np.arange(5)}}
-    return folder.save(Checkpoint(round=number, arrays=whole, facts={"training": run}, slices=begun))
+    arrays = {"ledger": {"counts": np.arange(5)}}
+    return folder.save(Checkpoint(round=number, arrays=arrays, facts={"training": run}, slices=begun))
 
 
 def bits(arrays):
@@ -53,10 +53,10 @@ def bits(arrays):
 @pytest.mark.parametrize("count", [1, 2, 5, 40])
 def test_slices_are_read_as_they_were_written(folder, count):
     saved(folder, count=count)
-    found = folder.newest()
-    assert list(found.arrays) == ["ledger", WEIGHTS, OUTER]
-    assert bits(found.arrays[WEIGHTS]) == bits({f"{i:04d} {NAMES[i]}": w for i, w in enumerate(LIKE)})
-    assert bits(found.arrays[OUTER]) == bits({f"{i:04d}": np.asarray(w * 2, w.dtype) for i, w in enumerate(LIKE)})
+    checkpoint = folder.newest()
+    assert list(checkpoint.arrays) == ["ledger", WEIGHTS, OUTER]
+    assert bits(checkpoint.arrays[WEIGHTS]) == bits({f"{i:04d} {NAMES[i]}": w for i, w in enumerate(LIKE)})
+    assert bits(checkpoint.arrays[OUTER]) == bits({f"{i:04d}": np.asarray(w * 2, w.dtype) for i, w in enumerate(LIKE)})
     assert [entry.complete for entry in folder.entries()] == [True]
 
 
@@ -101,18 +101,18 @@ def flip(path):
     ids=["missing", "damaged", "cut short", "of another run", "of another round", "of another cut"],
 )
 def test_wrong_slice_is_named_and_the_previous_checkpoint_used(folder, tmp_path, harm, sentence):
-    other = CheckpointFolder(tmp_path / "another")
-    other.open("a test")
-    theirs = saved(other, 2, run="xyz")
-    other.close()
+    other_folder = CheckpointFolder(tmp_path / "another")
+    other_folder.open("a test")
+    other_path = saved(other_folder, 2, run="xyz")
+    other_folder.close()
     saved(folder, 1)
     path = saved(folder, 2)
-    harm(path / "slice_0002.safetensors", theirs / "slice_0002.safetensors")
+    harm(path / "slice_0002.safetensors", other_path / "slice_0002.safetensors")
     with pytest.raises(CheckpointCorrupt, match=sentence):
         folder.load("round-000002")
-    told = []
-    assert folder.newest(report=told.append).round == 1
-    assert "round-000001 is used instead" in told[0]
+    problems = []
+    assert folder.newest(report=problems.append).round == 1
+    assert "round-000001 is used instead" in problems[0]
 
 
 @pytest.mark.parametrize(
@@ -132,22 +132,22 @@ def test_slices_that_contradict_the_manifest_are_refused(folder, harm, sentence)
 
 
 def test_a_worker_that_sees_no_folder_or_that_of_another_run_writes_nothing(folder, tmp_path):
-    place = folder.begin(1, "abc").place()
-    assert is_seen(place)
-    for other in ({"folder": str(tmp_path / "none")}, {"session": "another"}):
-        assert not is_seen({**place, **other})
-        assert write_if_seen({**place, **other}, {}) == {
-            "why": f"there is no {({**place, **other})['folder']} of this run here",
+    target = folder.begin(1, "abc").place()
+    assert is_seen(target)
+    for change in ({"folder": str(tmp_path / "none")}, {"session": "another"}):
+        assert not is_seen({**target, **change})
+        assert write_if_seen({**target, **change}, {}) == {
+            "why": f"there is no {({**target, **change})['folder']} of this run here",
             "seen": False,
         }
-    assert not os.path.exists(place["file"])
+    assert not os.path.exists(target["file"])
 
 
 def test_a_worker_that_sees_the_folder_and_cannot_write_gives_the_reason(folder):
-    place = folder.begin(1, "abc").place()
-    told = write_if_seen({**place, "file": place["file"] + "/none/x"}, {"weights 0 a": np.zeros(3)})
-    assert told["seen"]
-    assert "cannot write a slice of a checkpoint in" in told["why"]
+    target = folder.begin(1, "abc").place()
+    written = write_if_seen({**target, "file": target["file"] + "/none/x"}, {"weights 0 a": np.zeros(3)})
+    assert written["seen"]
+    assert "cannot write a slice of a checkpoint in" in written["why"]
 
 
 def test_a_master_that_lost_the_folder_has_nothing_written_there(folder):
@@ -173,33 +173,33 @@ def test_slices_are_removed_with_their_checkpoint_or_killed_writer(folder):
 
 
 def test_slices_can_be_read_before_and_after_they_are_complete(folder):
-    seen = []
-    saved(folder, harm=lambda begun: seen.append((begun, bits(begun.read()[WEIGHTS]))))
-    begun, before = seen[0]
+    readings = []
+    saved(folder, harm=lambda begun: readings.append((begun, bits(begun.read()[WEIGHTS]))))
+    begun, before = readings[0]
     assert bits(begun.read()[WEIGHTS]) == before
     assert begun.folder == begun.final
 
 
 def test_the_attempt_that_the_master_accepted_counts(folder):
     begun = folder.begin(1, "abc")
-    late, taken = begun.place(), begun.place()
-    for place, value in ((late, 1.0), (taken, 2.0)):
-        told = write(place, {part_name(WEIGHTS, 0, "0000 a"): np.full(3, value)})
+    late, accepted = begun.place(), begun.place()
+    for target, value in ((late, 1.0), (accepted, 2.0)):
+        written = write(target, {part_name(WEIGHTS, 0, "0000 a"): np.full(3, value)})
     begun.sliced[WEIGHTS] = [("0000 a", "float64", [3])]
-    begun.add(0, taken, told, 1)
+    begun.add(0, accepted, written, 1)
     folder.save(Checkpoint(round=1, arrays={}, facts={"training": "abc"}, slices=begun))
     assert folder.newest().arrays[WEIGHTS]["0000 a"].tolist() == [2.0] * 3
 
 
 def test_slice_that_differs_from_the_written_bytes_does_not_count(folder):
     begun = folder.begin(1, "abc")
-    place = begun.place()
-    told = write(place, {part_name(WEIGHTS, 0, "0000 a"): np.zeros(3)})
+    target = begun.place()
+    written = write(target, {part_name(WEIGHTS, 0, "0000 a"): np.zeros(3)})
     with pytest.raises(CheckpointError, match="bytes here, and 5 where it was written"):
-        begun.add(0, place, {**told, "bytes": 5}, 1)
-    os.remove(place["file"])
+        begun.add(0, target, {**written, "bytes": 5}, 1)
+    os.remove(target["file"])
     with pytest.raises(CheckpointError, match="cannot write a slice"):
-        begun.add(0, place, told, 1)
+        begun.add(0, target, written, 1)
 
 
 def test_an_unknown_type_is_refused():

@@ -45,22 +45,22 @@ def names():
     return st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda name: name != "__metadata__")
 
 
-def there_and_back(given_, path):
-    tensors.write(tensors.plain(given_), path)
+def round_trip(arrays_by_name, path):
+    tensors.write(tensors.plain(arrays_by_name), path)
     return tensors.read(path.read_bytes(), path)
 
 
 @settings(max_examples=3 * settings.default.max_examples)
 @given(st.dictionaries(names(), arrays(), max_size=5))
-def test_any_array_is_read_back_with_the_same_bits_type_and_shape(tmp_path_factory, given_):
-    found = there_and_back(given_, tmp_path_factory.getbasetemp() / "any.safetensors")
-    assert found.keys() == given_.keys()
-    for name, array in given_.items():
+def test_any_array_is_read_back_with_the_same_bits_type_and_shape(tmp_path_factory, saved):
+    loaded = round_trip(saved, tmp_path_factory.getbasetemp() / "any.safetensors")
+    assert loaded.keys() == saved.keys()
+    for name, array in saved.items():
         little = array.byteswap().view(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
-        assert found[name].dtype == little.dtype
-        assert found[name].shape == array.shape
-        assert found[name].tobytes() == little.tobytes()
-        assert found[name].flags.writeable
+        assert loaded[name].dtype == little.dtype
+        assert loaded[name].shape == array.shape
+        assert loaded[name].tobytes() == little.tobytes()
+        assert loaded[name].flags.writeable
 
 
 def test_other_programs_can_read_the_file(tmp_path):
@@ -147,10 +147,10 @@ def test_an_invented_header_raises_no_other_error(tmp_path_factory, text):
 
 
 def test_arrays_without_elements_may_share_their_place(tmp_path):
-    found = tensors.read(
+    loaded = tensors.read(
         made_up({"a": entry(shape=(0,), offsets=(0, 0)), "b": entry(shape=(3, 0), offsets=(0, 0))}), tmp_path
     )
-    assert {name: array.shape for name, array in found.items()} == {"a": (0,), "b": (3, 0)}
+    assert {name: array.shape for name, array in loaded.items()} == {"a": (0,), "b": (3, 0)}
 
 
 def test_bfloat16_without_its_package_says_what_to_install(tmp_path, monkeypatch):

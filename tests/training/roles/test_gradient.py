@@ -93,12 +93,12 @@ def worker(float64):
 def test_parts_of_a_batch_make_the_step_of_the_whole(worker, name):
     plain, model = model_of(optimizer_of(name)), model_of(optimizer_of(name))
     plain.run_eagerly = True
-    found = list(steps(worker, model, 3))
-    for begin, (weights, _) in zip(range(0, 203, BATCH), found, strict=True):
+    results = list(steps(worker, model, 3))
+    for begin, (weights, _) in zip(range(0, 203, BATCH), results, strict=True):
         rows = slice(begin, begin + BATCH)
         plain.train_on_batch(X[rows], Y[rows], W[rows])
         assert distance(weights, plain.get_weights()) < 1e-12
-    weights, state = found[-1]
+    weights, state = results[-1]
     assert distance(state, read_optimizer(plain)) < 1e-12
     plain.optimizer.finalize_variable_values(plain.trainable_weights)
     assert distance(final_weights(model, weights, [state]), plain.get_weights()) < 1e-12
@@ -131,19 +131,19 @@ def test_custom_loss_and_step_that_use_the_optimizer_are_allowed():
                 self.trainable_variables[0].assign_add(self.trainable_variables[0])
             return {"loss": loss}
 
-    def own(times=1, moves=False):
+    def build(times=1, moves=False):
         model = model_of(kind=Own)
         model.times, model.moves = times, moves
         return model
 
-    plain, model = own(), own()
-    (weights, _), *_ = steps(Gradients(own()), model, 2)
+    plain, model = build(), build()
+    (weights, _), *_ = steps(Gradients(build()), model, 2)
     plain.train_on_batch(X[:BATCH], Y[:BATCH])
     assert distance(weights, plain.get_weights()) < 1e-12
     with pytest.raises(AppError, match=r"Own\.train_step gave gradients to the optimizer 2 times"):
-        next(steps(Gradients(own(2)), model, 2))
+        next(steps(Gradients(build(2)), model, 2))
     with pytest.raises(AppError, match=r"Own\.train_step changed \S*kernel by itself"):
-        next(steps(Gradients(own(moves=True)), model, 2))
+        next(steps(Gradients(build(moves=True)), model, 2))
 
 
 def test_layer_that_changes_a_trained_weight_is_refused_by_name():
@@ -167,10 +167,10 @@ def test_moving_statistics_become_the_mean_of_the_workers_values():
     worker = Gradients(normed())
     halves = [slice(0, 24), slice(24, 48)]
     (weights, _), *_ = steps(worker, normed(), 2)
-    for place, statistic in ((2, np.mean), (3, np.var)):
-        begin = normed().get_weights()[place]
-        wanted = 0.99 * begin + 0.01 * np.mean([statistic(X[half], axis=0) for half in halves], axis=0)
-        assert weights[place] == pytest.approx(wanted, abs=1e-6)
+    for index, statistic in ((2, np.mean), (3, np.var)):
+        begin = normed().get_weights()[index]
+        expected = 0.99 * begin + 0.01 * np.mean([statistic(X[half], axis=0) for half in halves], axis=0)
+        assert weights[index] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -264,10 +264,10 @@ def test_function_of_the_user_other_than_a_mean_over_samples_is_refused(loss):
     app.model.compile("sgd", loss)
     before = app.model.get_weights()
     for check, user in ((check_model, "exchange='gradient'"), (check_loss, "mode='lbfgs'")):
-        said = f"^{user} takes the mean over samples, but the loss combines the samples of a batch: it is .* for a batch, and"
-        with pytest.raises(ConfigError, match=said):
+        message = f"^{user} takes the mean over samples, but the loss combines the samples of a batch: it is .* for a batch, and"
+        with pytest.raises(ConfigError, match=message):
             check(app)
-    assert all(np.array_equal(one, other) for one, other in zip(before, app.model.get_weights(), strict=True))
+    assert all(np.array_equal(old, new) for old, new in zip(before, app.model.get_weights(), strict=True))
     app.y_train = {"one": Y, "other": Y}
     app.model = two_outputs({"one": "mse", "other": loss}, {"one": 1.0, "other": 0.5})
     with pytest.raises(ConfigError, match="combines the samples of a batch"):

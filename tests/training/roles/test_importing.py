@@ -11,15 +11,15 @@ from ddlf.training.roles import import_keras
 @pytest.fixture
 def imported(monkeypatch):
     """For each import, whether the collector was on."""
-    seen = []
+    collector_states = []
 
     def import_module(name):
-        seen.append(gc.isenabled())
+        collector_states.append(gc.isenabled())
         raise ImportError(name)
 
     monkeypatch.delitem(sys.modules, "keras", raising=False)
     monkeypatch.setattr("ddlf.training.roles.importlib.import_module", import_module)
-    yield seen
+    yield collector_states
     gc.enable()
 
 

@@ -18,7 +18,7 @@ def run():
     keras.config.set_floatx(floatx)
 
 
-def made(floatx=None, policy=None):
+def dtypes_of_layer(floatx=None, policy=None):
     """The type of the weights and of the computation of a layer that ``create_model`` makes after these settings."""
     import keras
 
@@ -34,23 +34,25 @@ def made(floatx=None, policy=None):
 
 def test_floatx_alone_decides_the_type_and_does_not_reach_the_next_app(run):
     run(set_precision, "auto")
-    assert run(made) == ("float32", "float32")
-    assert run(made, "float64") == ("float64", "float64"), "a layer that this thread made before must have no effect"
-    assert run(made, "float32") == ("float32", "float32"), (
+    assert run(dtypes_of_layer) == ("float32", "float32")
+    assert run(dtypes_of_layer, "float64") == ("float64", "float64"), (
+        "a layer that this thread made before must have no effect"
+    )
+    assert run(dtypes_of_layer, "float32") == ("float32", "float32"), (
         "like on the master, where no precision is set between two apps"
     )
-    run(made, "float64")
+    run(dtypes_of_layer, "float64")
     run(set_precision, "auto")
-    assert run(made) == ("float32", "float32")
+    assert run(dtypes_of_layer) == ("float32", "float32")
 
 
 def test_policy_of_an_app_does_not_reach_the_next_app(run):
     run(set_precision, "auto")
-    assert run(made, None, "mixed_bfloat16") == ("float32", "bfloat16")
+    assert run(dtypes_of_layer, None, "mixed_bfloat16") == ("float32", "bfloat16")
     run(set_precision, "float32")
-    assert run(made) == ("float32", "float32")
+    assert run(dtypes_of_layer) == ("float32", "float32")
     run(set_precision, "mixed_bfloat16")
-    assert run(made) == ("float32", "bfloat16")
+    assert run(dtypes_of_layer) == ("float32", "bfloat16")
 
 
 @pytest.mark.parametrize("format", [NumberFormat("float64"), NumberFormat("float32", "mixed_bfloat16")])
@@ -61,16 +63,16 @@ def test_workers_begin_with_the_format_that_the_program_of_the_master_has_set(ru
         keras.config.set_floatx(format.floatx)
         if format.policy:
             keras.config.set_dtype_policy(format.policy)
-        return number_format(), made()
+        return number_format(), dtypes_of_layer()
 
-    sent, here = run(program)
+    sent, master_dtypes = run(program)
     assert sent == format
     with ThreadPoolExecutor(1) as worker:
         worker.submit(set_precision, "auto", sent).result()
-        assert worker.submit(made).result() == here
+        assert worker.submit(dtypes_of_layer).result() == master_dtypes
 
 
 def test_layers_that_were_made_before_do_not_count_as_a_chosen_format(run):
     run(set_precision, "auto")
-    run(made)
+    run(dtypes_of_layer)
     assert run(number_format) == NumberFormat("float32")

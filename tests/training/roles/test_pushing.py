@@ -18,12 +18,12 @@ class Shard:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.asked: list[str] = []
+        self.verbs: list[str] = []
         self.news = asyncio.Event()
         self.open = asyncio.Event()
 
     async def ask(self, worker: int, role: str, verb: str, *arguments: Any) -> Any:
-        self.asked.append(verb)
+        self.verbs.append(verb)
         self.news.set()
         if verb == "push":
             return 0, 0
@@ -32,10 +32,10 @@ class Shard:
         return {"weights": np.zeros(self.size, np.float32), "rest": np.zeros(0, np.float32), **facts}
 
     async def hears(self, count: int) -> list[str]:
-        while len(self.asked) < count:
+        while len(self.verbs) < count:
             self.news.clear()
             await self.news.wait()
-        return self.asked
+        return self.verbs
 
 
 def replica_of(shard: Shard) -> ModelReplica:
@@ -62,7 +62,7 @@ async def test_large_push_waits_for_the_fetch_of_the_next_step() -> None:
     replica = await stepped(shard, 0.0)
     for _ in range(20):  # by then, all work is done that does not wait for an answer
         await asyncio.sleep(0)
-    assert shard.asked == ["fetch", "fetch"]
+    assert shard.verbs == ["fetch", "fetch"]
     shard.open.set()
     assert await shard.hears(3) == ["fetch", "fetch", "push"]
     replica.end()

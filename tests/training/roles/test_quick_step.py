@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow  # each model is compiled twice
 X, Y = np.random.default_rng(0).normal(size=(70, 6, 4)).astype("f4"), np.eye(3, dtype="f4")[np.arange(70) % 3]
 
 
-def made(kind, units=5):
+def model_of(kind, units=5):
     import keras
     from keras import layers
 
@@ -29,18 +29,18 @@ def made(kind, units=5):
 @pytest.mark.parametrize("kind", ["dense", "lstm"])
 def test_quick_step_has_the_bits_and_metrics_of_keras(kind):
     """The bits of an LSTM's loop depend on threads, so its step uses threads like in Keras."""
-    found = []
+    results = []
     for quick in (False, True):
-        model, feed = made(kind), make_feed((X, Y), 16)
+        model, feed = model_of(kind), make_feed((X, Y), 16)
         if quick:
             model.train_function = quick_step(model)
             assert model.train_function is not None
-        told = []
+        histories = []
         for order in (np.arange(70), np.arange(70)[::-1], np.arange(20)):  # the last batches are shorter
             feed.set_order(order)
-            told.append(model.fit(feed.dataset, verbose=0, shuffle=False).history)
-        found.append(([array.tobytes() for array in model.get_weights()], told))
-    assert found[1] == found[0]
+            histories.append(model.fit(feed.dataset, verbose=0, shuffle=False).history)
+        results.append(([array.tobytes() for array in model.get_weights()], histories))
+    assert results[1] == results[0]
 
 
 def test_a_large_model_or_one_with_its_own_step_keeps_the_step_of_keras():
@@ -51,10 +51,10 @@ def test_a_large_model_or_one_with_its_own_step_keeps_the_step_of_keras():
             return super().make_train_function(force)
 
     inputs = keras.Input((4,))
-    own = Own(inputs, keras.layers.Dense(1)(inputs))
-    own.compile("sgd", "mse")
-    eager = made("dense")
+    custom = Own(inputs, keras.layers.Dense(1)(inputs))
+    custom.compile("sgd", "mse")
+    eager = model_of("dense")
     eager.run_eagerly = True
-    several = made("dense")
+    several = model_of("dense")
     several.steps_per_execution = 4
-    assert [quick_step(model) for model in (own, eager, several, made("dense", SMALL // 24))] == [None] * 4
+    assert [quick_step(model) for model in (custom, eager, several, model_of("dense", SMALL // 24))] == [None] * 4

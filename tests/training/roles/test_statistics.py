@@ -43,9 +43,9 @@ def run_of(kind, workers=3, **settings):
 async def test_statistics_are_merged_by_samples_over_the_round():
     run = run_of(Known)
     await run.train_model()
-    asked = [task for worker in run.cluster.workers for verb, task, *_ in worker.asked if verb == "measure"]
-    assert len(asked) == 6  # after each of two merges, by each of three slots
-    last = [task.indices.astype("f8") for task in asked if task.round == 1]
+    tasks = [task for worker in run.cluster.workers for verb, task, *_ in worker.asked if verb == "measure"]
+    assert len(tasks) == 6  # after each of two merges, by each of three slots
+    last = [task.indices.astype("f8") for task in tasks if task.round == 1]
     assert sorted(np.concatenate(last)) == list(range(203))
     mean, variance = run.model.get_weights()[2:]
     assert np.allclose(mean, np.mean(np.arange(203)), rtol=1e-6)
@@ -55,8 +55,8 @@ async def test_statistics_are_merged_by_samples_over_the_round():
 async def test_a_robust_merge_applies_to_statistics_too():
     class Wrong(Known):
         def measure(self, task, weights):
-            found = super().measure(task, weights)
-            return [one * 1e6 for one in found] if self.id == 2 else found
+            statistics = super().measure(task, weights)
+            return [statistic * 1e6 for statistic in statistics] if self.id == 2 else statistics
 
     run, plain = run_of(Wrong, merge="median"), run_of(Wrong)
     await run.train_model()
@@ -149,11 +149,11 @@ def no_keras(monkeypatch):
 def test_statistics_are_means_of_batches_and_keep_the_momentum(no_keras):
     random, model = np.random.default_rng(3), Model()
     batches = [random.normal(size=(n, 2)) for n in (8, 8, 3)]
-    found = measured(model, [np.full(2, 9.0) for _ in range(4)], [(x, len(x)) for x in batches])
-    wanted = [sum(len(x) * one(x) for x in batches) / 19 for one in (lambda x: x.mean(0), lambda x: x.var(0))]
+    statistics = measured(model, [np.full(2, 9.0) for _ in range(4)], [(x, len(x)) for x in batches])
+    expected = [sum(len(x) * a(x) for x in batches) / 19 for a in (lambda x: x.mean(0), lambda x: x.var(0))]
     assert moving(model) == (0, 1)
-    for one, other in zip(found, wanted, strict=True):
-        assert np.allclose(one, other, rtol=0, atol=1e-12)
+    for a, b in zip(statistics, expected, strict=True):
+        assert np.allclose(a, b, rtol=0, atol=1e-12)
     assert [layer.momentum for layer in model.layers] == [0.99, 0.99]
 
 

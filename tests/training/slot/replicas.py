@@ -16,8 +16,8 @@ from tests.training.models import Blobs, app
 
 def replica_of(app_class=Blobs, **attributes):
     """The replica of a new app with these attributes, ready for tasks."""
-    made = app(None, app_class, **attributes)
-    replica = resolve_name(EXCHANGE.kind(made.exchange).role)(FakeWorker(2), made)
+    new_app = app(None, app_class, **attributes)
+    replica = resolve_name(EXCHANGE.kind(new_app.exchange).role)(FakeWorker(2), new_app)
     replica.begin()
     replica.load_data({}, ArrayCache())
     replica.build()

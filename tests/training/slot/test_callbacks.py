@@ -13,7 +13,7 @@ from ddlf.training.callbacks.states import CallbackStates, check_of_workers
 class Counts:
     def __init__(self, **attributes):
         self.model, self.params = object(), {"epochs": 3}
-        self.best, self.seen, self.at, self.schedule = None, set(), {}, len
+        self.best, self.entries, self.at, self.schedule = None, set(), {}, len
         vars(self).update(attributes)
 
 
@@ -28,19 +28,19 @@ def moved(state):
 
 def test_changed_state_is_restored_in_equal_callbacks_with_its_types():
     first, second = [Counts(), Other(), Counts()], [Counts(), Other(), Counts()]
-    here, there = CallbackStates(first), CallbackStates(second)
+    source, target = CallbackStates(first), CallbackStates(second)
     first[0].best, first[0].weights = 1.5, [np.arange(3000, dtype=np.float32), np.float64(2)]
-    first[2].seen |= {1, (2, "x")}
+    first[2].entries |= {1, (2, "x")}
     first[2].at["a"] = np.int64(3)
-    assert there.write(moved(here.read())) == []
+    assert target.write(moved(source.read())) == []
     assert second[0].best == 1.5
     assert second[0].weights[0].dtype == np.float32
     assert np.array_equal(second[0].weights[0], first[0].weights[0])
     second[0].weights[0] += 1  # the array is writable, and is not shared with the state
     assert first[0].weights[0][0] == 0
-    assert (second[2].seen, second[2].at) == ({1, (2, "x")}, {"a": 3})
+    assert (second[2].entries, second[2].at) == ({1, (2, "x")}, {"a": 3})
     assert second[1].best is None
-    assert there.write(moved(here.read())) == []
+    assert target.write(moved(source.read())) == []
 
 
 def test_unchanged_state_does_not_travel_and_reset_restores_it():
@@ -49,21 +49,21 @@ def test_unchanged_state_does_not_travel_and_reset_restores_it():
     assert sum(part.nbytes for part in states.read()) < 100
     callback.large[5] = 1
     callback.more = [1]
-    kept = states.read()
-    assert sum(part.nbytes for part in kept) > 8 * 10**6
+    saved = states.read()
+    assert sum(part.nbytes for part in saved) > 8 * 10**6
     states.reset()
     assert callback.large[5] == 0
     assert not hasattr(callback, "more")
-    states.write(kept)
+    states.write(saved)
     assert callback.large[5] == 1
     assert callback.more == [1]
 
 
 def test_the_direction_of_a_monitored_value_is_determined_again():
     callback, other = (Counts(monitor_op=None, min_delta=0.1) for _ in range(2))
-    states, others = CallbackStates([callback]), CallbackStates([other])
+    states, other_states = CallbackStates([callback]), CallbackStates([other])
     callback.monitor_op, callback.min_delta, callback.best = min, -0.1, 3.0
-    others.write(moved(states.read()))
+    other_states.write(moved(states.read()))
     assert (other.monitor_op, other.min_delta, other.best) == (None, 0.1, 3.0)
 
 

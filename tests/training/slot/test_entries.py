@@ -65,11 +65,11 @@ class Sequences(Blobs):
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_mean_over_slots_is_that_of_one_process_with_all_entries(two_workers):
-    apart = app(two_workers, Sequences, slots=2, master_epochs=3)
-    await apart.train_model()
-    together = app(two_workers, Sequences, slots=1, batch_size=32, master_epochs=3)
-    await together.train_model()
-    assert distance(apart.model.get_weights(), together.model.get_weights()) < 1e-6
+    two_slots = app(two_workers, Sequences, slots=2, master_epochs=3)
+    await two_slots.train_model()
+    one_slot = app(two_workers, Sequences, slots=1, batch_size=32, master_epochs=3)
+    await one_slot.train_model()
+    assert distance(two_slots.model.get_weights(), one_slot.model.get_weights()) < 1e-6
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ SIZES = [70, 68, 65]
 
 
 @pytest.fixture
-def place(tmp_path):
+def make_folder(tmp_path):
     def make(name="place", **more):
         x, y = blobs(203)
         columns = {"x": x, "y": y, **more}
@@ -38,40 +38,40 @@ def place(tmp_path):
     return make
 
 
-def of_files(where, **attributes):
+def of_files(location, **attributes):
     class App(Blobs):
         def load_dataset(self):
-            self.train_data = self.test_data = ddlf.data.open(where)
+            self.train_data = self.test_data = ddlf.data.open(location)
 
     return replica_of(App, **attributes)
 
 
 @pytest.mark.parametrize(("shuffle", "memory"), [("global", None), ("window:2", None), ("window:2", 10_000)])
-def test_round_on_files_has_the_bits_of_arrays_in_that_order(place, shuffle, memory):
-    files, plain = of_files(place(), data_memory=memory), replica_of()
+def test_round_on_files_has_the_bits_of_arrays_in_that_order(make_folder, shuffle, memory):
+    files, plain = of_files(make_folder(), data_memory=memory), replica_of()
     start, opened = plain.app.model.get_weights(), []
     for round, portion in enumerate(portions(SIZES, [103, 100], shuffle, seed=3, epoch=1)):
-        got = files.carry(task(files, weights=start, indices=portion, round=round))
-        wanted = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES), round=round))
-        assert equal(arrays(got, start), arrays(wanted, start))
-        assert got.metrics == wanted.metrics
-        assert got.fed is None
-        assert set(got.files) <= set(portion.stretches(SIZES)[:, 0].tolist())
-        opened += got.files
+        reply = files.carry(task(files, weights=start, indices=portion, round=round))
+        expected = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES), round=round))
+        assert equal(arrays(reply, start), arrays(expected, start))
+        assert reply.metrics == expected.metrics
+        assert reply.fed is None
+        assert set(reply.files) <= set(portion.stretches(SIZES)[:, 0].tolist())
+        opened += reply.files
     assert set(opened) == {0, 1, 2}
 
 
-def test_epochs_of_a_round_have_the_same_samples_in_different_orders(place):
-    files, plain = of_files(place()), replica_of()
+def test_epochs_of_a_round_have_the_same_samples_in_different_orders(make_folder):
+    files, plain = of_files(make_folder()), replica_of()
     start = plain.app.model.get_weights()
     (portion,) = portions(SIZES, [203], "global", seed=3, epoch=1)
-    got = files.carry(task(files, weights=start, indices=portion, epochs=3))
-    wanted = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES), epochs=3))
-    assert equal(arrays(got, start), arrays(wanted, start))
+    reply = files.carry(task(files, weights=start, indices=portion, epochs=3))
+    expected = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES), epochs=3))
+    assert equal(arrays(reply, start), arrays(expected, start))
 
 
 @pytest.mark.parametrize("weighted", [{"w": np.linspace(0, 2, 203)}, {"class_weight": {0: 2.0}}], ids=["w", "class"])
-def test_samples_and_classes_are_weighted(place, weighted):
+def test_samples_and_classes_are_weighted(make_folder, weighted):
     columns = {key: value for key, value in weighted.items() if key == "w"}
     attributes = {key: value for key, value in weighted.items() if key != "w"}
 
@@ -80,18 +80,18 @@ def test_samples_and_classes_are_weighted(place, weighted):
             self.x_train, self.y_train = blobs(203)
             self.w_train = weighted.get("w")
 
-    files, plain = of_files(place(**columns), **attributes), replica_of(Weighted, **attributes)
+    files, plain = of_files(make_folder(**columns), **attributes), replica_of(Weighted, **attributes)
     start = plain.app.model.get_weights()
     (portion,) = portions(SIZES, [203], seed=3, epoch=1)
-    got = files.carry(task(files, weights=start, indices=portion))
-    wanted = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES)))
-    assert equal(arrays(got, start), arrays(wanted, start))
+    reply = files.carry(task(files, weights=start, indices=portion))
+    expected = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES)))
+    assert equal(arrays(reply, start), arrays(expected, start))
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_trees_of_inputs_come_as_batches_on_every_backend(place, backend, monkeypatch):
+def test_trees_of_inputs_come_as_batches_on_every_backend(make_folder, backend, monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: backend)
-    data = ddlf.data.open(place(x=None, **{"x['left']": np.arange(203), "x['right']": np.arange(203.0) * 2}))
+    data = ddlf.data.open(make_folder(x=None, **{"x['left']": np.arange(203), "x['right']": np.arange(203.0) * 2}))
 
     class App:
         train_data, data_memory = data, "1 MiB"
@@ -103,32 +103,32 @@ def test_trees_of_inputs_come_as_batches_on_every_backend(place, backend, monkey
         feed.set_order(portion)
         if backend == "jax":
             feed.dataset[0]  # Keras reads a first batch, and then restarts
-            found = [feed.dataset[number] for number in range(len(feed.dataset))]
+            batches = [feed.dataset[number] for number in range(len(feed.dataset))]
         else:
             next(iter(feed.dataset))
-            found = list(feed.dataset)
-        assert [len(y) for _, y in found] == [32] * 6 + [11]
-        left = np.concatenate([np.asarray(x["left"]) for x, _ in found])
+            batches = list(feed.dataset)
+        assert [len(y) for _, y in batches] == [32] * 6 + [11]
+        left = np.concatenate([np.asarray(x["left"]) for x, _ in batches])
         assert np.array_equal(left, portion.ids(SIZES))
-        assert np.array_equal(np.concatenate([np.asarray(x["right"]) for x, _ in found]), left * 2)
+        assert np.array_equal(np.concatenate([np.asarray(x["right"]) for x, _ in batches]), left * 2)
     assert feed.told()[1]
 
 
-def test_a_stop_ends_a_round_that_waits_for_a_slow_store(place):
-    replica = of_files(place())
-    data, asked, go_on = replica.app.train_data, threading.Event(), threading.Event()
+def test_a_stop_ends_a_round_that_waits_for_a_slow_store(make_folder):
+    replica = of_files(make_folder())
+    data, load_began, go_on = replica.app.train_data, threading.Event(), threading.Event()
 
     def load(number):
-        asked.set()
+        load_began.set()
         go_on.wait(PATIENCE_S)
         return type(data).load(data, number)
 
     data.load = load
     (portion,) = portions(SIZES, [203], seed=3, epoch=1)
-    asking, replies = task(replica, indices=portion), []
-    carrying = threading.Thread(target=lambda: replies.append(replica.carry(asking)))
+    round_task, replies = task(replica, indices=portion), []
+    carrying = threading.Thread(target=lambda: replies.append(replica.carry(round_task)))
     carrying.start()
-    assert asked.wait(PATIENCE_S)
+    assert load_began.wait(PATIENCE_S)
     replica._stop()
     carrying.join(PATIENCE_S)
     go_on.set()
@@ -138,20 +138,20 @@ def test_a_stop_ends_a_round_that_waits_for_a_slow_store(place):
     assert not replica.carry(task(replica, indices=portion)).stopped
 
 
-def test_a_damaged_file_ends_a_round_with_its_name_and_without_an_update(place):
-    where = place()
-    path = where / "v0001" / "00001.safetensors"
-    replica = of_files(where)
-    bad = bytearray(path.read_bytes())
-    bad[-1] ^= 1
-    path.write_bytes(bad)
+def test_a_damaged_file_ends_a_round_with_its_name_and_without_an_update(make_folder):
+    folder = make_folder()
+    path = folder / "v0001" / "00001.safetensors"
+    replica = of_files(folder)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
     (portion,) = portions(SIZES, [203], seed=3, epoch=1)
     with pytest.raises(DatasetError, match=r"00001\.safetensors is damaged"):
         replica.carry(task(replica, indices=portion))
 
 
-def test_an_own_train_cannot_choose_samples_of_files(place):
-    replica = of_files(place())
+def test_an_own_train_cannot_choose_samples_of_files(make_folder):
+    replica = of_files(make_folder())
     replica.app.indices = np.arange(3)
     (portion,) = portions(SIZES, [203], seed=3, epoch=1)
     replica._task = task(replica, indices=portion)
@@ -159,8 +159,8 @@ def test_an_own_train_cannot_choose_samples_of_files(place):
         replica.fit(1, 16)
 
 
-def test_an_evaluation_of_files_equals_that_of_arrays(place):
-    files, plain = of_files(place()).app, replica_of().app
+def test_an_evaluation_of_files_equals_that_of_arrays(make_folder):
+    files, plain = of_files(make_folder()).app, replica_of().app
     plain.x_test, plain.y_test = blobs(203)
     weights = plain.model.get_weights()
     assert evaluate(files, weights) == evaluate(plain, weights)
@@ -170,7 +170,7 @@ def test_an_evaluation_of_files_equals_that_of_arrays(place):
 class Measured(Blobs):
     """An app with metrics of sums, metrics of confusion counts, and a penalty on weights."""
 
-    own = ""
+    custom = ""
 
     def load_dataset(self):
         self.x_train, self.y_train = blobs(203)
@@ -191,13 +191,13 @@ class Measured(Blobs):
                 return super().test_step(data) | {"more": 1.0}
 
         layers = [keras.Input((8,)), keras.layers.Dense(16, "tanh", kernel_regularizer="l2"), keras.layers.Dropout(0.5)]
-        kind = Model if self.own == "step" else keras.Sequential
+        kind = Model if self.custom == "step" else keras.Sequential
         self.model = kind([*layers, keras.layers.Dense(4, "softmax")])
         metrics = [
             "accuracy",
             keras.metrics.AUC(),
             keras.metrics.F1Score(),
-            *([Largest()] if self.own == "metric" else []),
+            *([Largest()] if self.custom == "metric" else []),
         ]
         self.model.compile("sgd", "categorical_crossentropy", metrics=metrics, weighted_metrics=["mse"])
 
@@ -208,25 +208,25 @@ def test_metrics_counted_by_batches_have_the_bits_of_one_evaluation(cuts):
     weights = replica.app.model.get_weights()
     expected = evaluate(other.app, weights, batch_size=16)
     before = replica.app.model.steps_per_execution = 16
-    found = [counts(replica.app, weights, "test", 16, *part) for part in itertools.pairwise(cuts)]
+    counted = [counts(replica.app, weights, "test", 16, *part) for part in itertools.pairwise(cuts)]
     assert replica.app.model.steps_per_execution == before
     assert len(expected) == 8
-    got = MetricMerge(other.app).of(found[0]["names"], added([one["state"] for one in found]))
-    assert got == expected
+    merged = MetricMerge(other.app).of(counted[0]["names"], added([part_counts["state"] for part_counts in counted]))
+    assert merged == expected
     assert evaluate(replica.app, weights, batch_size=16) == expected
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("custom", "reason"),
     [("metric", "Largest is a metric with its own update_state"), ("step", "'more' is not a metric")],
 )
-def test_metrics_that_may_not_add_up_are_not_counted_batch_by_batch(own, said):
-    replica = replica_of(Measured, own=own)
-    assert said in counts(replica.app, replica.app.model.get_weights(), "test", 16, 0, 203)["why"]
+def test_metrics_that_may_not_add_up_are_not_counted_batch_by_batch(custom, reason):
+    replica = replica_of(Measured, custom=custom)
+    assert reason in counts(replica.app, replica.app.model.get_weights(), "test", 16, 0, 203)["why"]
 
 
-def test_evaluation_takes_smaller_batches_that_fit_the_memory(place):
-    app = of_files(place(), data_memory=8 * 4 * 64 * 30).app
+def test_evaluation_takes_smaller_batches_that_fit_the_memory(make_folder):
+    app = of_files(make_folder(), data_memory=8 * 4 * 64 * 30).app
     assert fitting(app, "test", 512) < 512
     plain = replica_of().app
     plain.x_test, plain.y_test = blobs(203)
@@ -235,7 +235,7 @@ def test_evaluation_takes_smaller_batches_that_fit_the_memory(place):
 
 
 @pytest.mark.parametrize(
-    ("columns", "more", "said"),
+    ("columns", "more", "message"),
     [
         ({"x": None, "a": np.arange(203)}, {}, "has the columns y, a, but no x"),
         ({"y": None, "w": np.ones(203)}, {}, "has a column w, but no y"),
@@ -245,13 +245,13 @@ def test_evaluation_takes_smaller_batches_that_fit_the_memory(place):
         ({"w": np.ones(203)}, {"class_weight": {0: 1.0}}, "both a column w of train_data and class_weight"),
     ],
 )
-def test_data_sets_that_cannot_be_trained_on_are_refused(place, columns, more, said):
+def test_data_sets_that_cannot_be_trained_on_are_refused(make_folder, columns, more, message):
     class App:
-        train_data = ddlf.data.open(place(**columns))
+        train_data = ddlf.data.open(make_folder(**columns))
 
     for name, value in more.items():
         setattr(App, name, value)
-    with pytest.raises(AppError, match=said):
+    with pytest.raises(AppError, match=message):
         check_data(App())
 
 
@@ -291,15 +291,15 @@ def generated(x, y):
     return ddlf.data.generated(batches, SIZES)
 
 
-def test_five_sources_in_one_order_give_the_same_bits(place):
+def test_five_sources_in_one_order_give_the_same_bits(make_folder):
     x, y = blobs(203)
     batches = [32] * 6 + [11]
-    plain, files = replica_of(), of_files(place())
+    plain, files = replica_of(), of_files(make_folder())
     made_up = [of_source(lambda make=make: make(x, y)) for make in (pydataset, pipeline, generated)]
     start = plain.app.model.get_weights()
     for shuffle in ("global", "none"):
         for round, epoch in enumerate((0, 1)):
-            wanted = plain.carry(
+            expected_reply = plain.carry(
                 task(
                     plain,
                     weights=start,
@@ -309,9 +309,9 @@ def test_five_sources_in_one_order_give_the_same_bits(place):
             )
             for replica, sizes in zip([files, *made_up], (SIZES, batches, batches, SIZES), strict=True):
                 (portion,) = portions(sizes, [203], shuffle, seed=3, epoch=epoch)
-                got = replica.carry(task(files, weights=start, indices=portion, round=round))
-                assert equal(arrays(got, start), arrays(wanted, start))
-                assert got.metrics == wanted.metrics
+                reply = replica.carry(task(files, weights=start, indices=portion, round=round))
+                assert equal(arrays(reply, start), arrays(expected_reply, start))
+                assert reply.metrics == expected_reply.metrics
     expected = evaluate(files.app, start)
     assert all(evaluate(replica.app, start) == expected for replica in made_up)
 
@@ -324,14 +324,14 @@ def test_slots_that_share_a_pipeline_have_each_of_its_samples_once():
     for portion in parts:  # the second epoch starts the pipeline again
         feed = FileFeed(replica.app, "train", 32)
         feed.set_order(portion)
-        found = np.concatenate([np.asarray(x) for x, *_ in feed.batches(portion)])
-        assert np.array_equal(found, np.asarray(blobs(203)[0])[portion.ids(sizes)].astype("float32"))
+        samples = np.concatenate([np.asarray(x) for x, *_ in feed.batches(portion)])
+        assert np.array_equal(samples, np.asarray(blobs(203)[0])[portion.ids(sizes)].astype("float32"))
     assert data.manifest.samples == 203
     assert start
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda data: data.repeat(), "train_data has no end"),
         (lambda data: data.filter(lambda x, y: True), "train_data does not say how many batches it has"),
@@ -345,12 +345,12 @@ def test_slots_that_share_a_pipeline_have_each_of_its_samples_once():
         (lambda data: data.concatenate(data), "batch 6 of train_data has 11 samples, not 32"),
     ],
 )
-def test_pipelines_that_cannot_be_shared_are_refused_in_one_sentence(change, said):
+def test_pipelines_that_cannot_be_shared_are_refused_in_one_sentence(change, message):
     def loaded():
         data = of_source(lambda: change(pipeline(*blobs(203)))).app.train_data
         return [data.load(number) for number in range(len(data.manifest.files))]
 
-    with pytest.raises(DatasetError, match=said):
+    with pytest.raises(DatasetError, match=message):
         loaded()
 
 
@@ -367,21 +367,21 @@ def test_a_pydataset_that_cannot_be_shared_is_refused_in_one_sentence():
             of_source(lambda endless=endless: of_no_length(endless))
 
 
-def test_damaged_files_are_skipped_when_allowed(place):
-    where = place()
-    (where / "v0001" / "00001.safetensors").write_bytes(b"")
-    files, plain = of_files(where, on_bad="skip"), replica_of()
+def test_damaged_files_are_skipped_when_allowed(make_folder):
+    folder = make_folder()
+    (folder / "v0001" / "00001.safetensors").write_bytes(b"")
+    files, plain = of_files(folder, on_bad="skip"), replica_of()
     start = plain.app.model.get_weights()
     for round, portion in enumerate(portions(SIZES, [103, 100], "window:2", seed=3, epoch=1)):
-        got = files.carry(task(files, weights=start, indices=portion, round=round))
+        reply = files.carry(task(files, weights=start, indices=portion, round=round))
         ids = portion.ids(SIZES)
-        kept = ids[(ids < 70) | (ids >= 138)]
-        wanted = plain.carry(task(plain, weights=start, indices=kept, round=round))
-        assert equal(arrays(got, start), arrays(wanted, start))
-        assert got.samples == len(kept)
-        assert got.skipped == ([(1, len(ids) - len(kept))] if len(ids) > len(kept) else [])
+        remaining = ids[(ids < 70) | (ids >= 138)]
+        expected = plain.carry(task(plain, weights=start, indices=remaining, round=round))
+        assert equal(arrays(reply, start), arrays(expected, start))
+        assert reply.samples == len(remaining)
+        assert reply.skipped == ([(1, len(ids) - len(remaining))] if len(ids) > len(remaining) else [])
     for number in (0, 2):
-        (where / "v0001" / f"0000{number}.safetensors").unlink()
-    files = of_files(where, on_bad="skip")
+        (folder / "v0001" / f"0000{number}.safetensors").unlink()
+    files = of_files(folder, on_bad="skip")
     with pytest.raises(DatasetError, match=r"no samples remain to train on: .*safetensors"):
         files.carry(task(files, weights=start, indices=portion))

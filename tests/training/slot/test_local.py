@@ -42,8 +42,8 @@ class Linear(Blobs):
 def carried(replica, local, *, number=0, weights=BEGIN, **more):
     """Carry a round. Return its update and the reply."""
     keep = ("optimizer", CONTROL) if local == "scaffold" else ("optimizer",)
-    one = task(replica, weights=weights, round=number)
-    reply = replica.carry(dataclasses.replace(one, local=local, keep=keep, back=keep, **more))
+    round_task = task(replica, weights=weights, round=number)
+    reply = replica.carry(dataclasses.replace(round_task, local=local, keep=keep, back=keep, **more))
     return arrays(reply, weights), reply
 
 
@@ -66,20 +66,20 @@ def pull(mu, anchor=BEGIN):
 def test_fedprox_pulls_towards_the_weights_of_its_round():
     replica = replica_of(Linear)
     plain, _ = carried(replica, "plain")
-    found, _ = carried(replica_of(Linear), "fedprox:2")
-    assert distance(found, by_hand(replica, pull(2.0))) < 1e-6
-    assert np.linalg.norm(found[0]) < 0.9 * np.linalg.norm(plain[0])
+    update, _ = carried(replica_of(Linear), "fedprox:2")
+    assert distance(update, by_hand(replica, pull(2.0))) < 1e-6
+    assert np.linalg.norm(update[0]) < 0.9 * np.linalg.norm(plain[0])
     assert equal(carried(replica_of(Linear), "fedprox:0")[0], plain)
 
 
 def test_fedprox_of_the_next_round_compiles_nothing_again():
     import keras
 
-    replica, other = replica_of(Linear), [BEGIN[0] + 1, BEGIN[1] - 1]
+    replica, weights = replica_of(Linear), [BEGIN[0] + 1, BEGIN[1] - 1]
     carried(replica, "fedprox:2")
     traced = traces(replica.app.model) if keras.backend.backend() == "tensorflow" else None
-    found, _ = carried(replica, "fedprox:2", number=1, weights=other)
-    assert distance(found, by_hand(replica, pull(2.0, other), other)) < 1e-5
+    update, _ = carried(replica, "fedprox:2", number=1, weights=weights)
+    assert distance(update, by_hand(replica, pull(2.0, weights), weights)) < 1e-5
     assert traced is None or traces(replica.app.model) == traced
 
 
@@ -91,11 +91,11 @@ def test_scaffold_steps_along_its_control_and_leaves_the_next_one():
     assert distance(plain, by_hand(replica, lambda now: [0.0, 0.0])) < 1e-6
     assert distance(control, [u / (13 * RATE) for u in plain]) < 1e-6
     mean = [np.full_like(c, 0.25) for c in control]
-    found, reply = carried(replica, "scaffold", number=1, control=mean)
+    update, reply = carried(replica, "scaffold", number=1, control=mean)
     steered = [m - c for m, c in zip(mean, control, strict=True)]
-    assert distance(found, by_hand(replica, lambda now: steered)) < 1e-6
-    wanted = [c - m + u / (13 * RATE) for c, m, u in zip(control, mean, found, strict=True)]
-    assert distance(reply.state[CONTROL], wanted) < 1e-5
+    assert distance(update, by_hand(replica, lambda now: steered)) < 1e-6
+    expected = [c - m + u / (13 * RATE) for c, m, u in zip(control, mean, update, strict=True)]
+    assert distance(reply.state[CONTROL], expected) < 1e-5
 
 
 def test_scaffold_counts_each_step_by_the_rate_that_it_was_taken_with():
@@ -120,15 +120,15 @@ def test_the_optimizer_treats_the_corrected_gradient_like_any_other(kind):
     mu = 0.5
 
     def make_optimizer(keras):
-        made = {
+        options = {
             "momentum": dict(momentum=0.9),
             "clipnorm": dict(clipnorm=0.1),
             "by a number": dict(loss_scale_factor=64.0),
         }.get(kind, {})
-        optimizer = keras.optimizers.SGD(RATE, **made)
+        optimizer = keras.optimizers.SGD(RATE, **options)
         return keras.optimizers.LossScaleOptimizer(optimizer) if kind == "as it needs" else optimizer
 
-    found, reply = carried(replica_of(Linear, make_optimizer=make_optimizer), f"fedprox:{mu}")
+    update, reply = carried(replica_of(Linear, make_optimizer=make_optimizer), f"fedprox:{mu}")
     model = linear(make_optimizer(keras))
     model.set_weights(BEGIN)
     anchors = [keras.ops.convert_to_tensor(w) for w in BEGIN]
@@ -140,7 +140,7 @@ def test_the_optimizer_treats_the_corrected_gradient_like_any_other(kind):
     model.compile(model.optimizer, loss)
     x, y = replica_of(Linear).app.x_train, replica_of(Linear).app.y_train
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
-    assert distance(found, [b - a for b, a in zip(BEGIN, model.get_weights(), strict=True)]) < 1e-5
+    assert distance(update, [b - a for b, a in zip(BEGIN, model.get_weights(), strict=True)]) < 1e-5
     assert equal([a.shape for a in reply.state["optimizer"]], [v.shape for v in read_optimizer(model)])
 
 
@@ -203,9 +203,9 @@ def test_an_own_step_and_an_own_loop_of_tensorflow_are_corrected_too():
                 self.model.optimizer.apply(tape.gradient(loss, variables), variables)
             return [b - a for b, a in zip(weights, self.model.get_weights(), strict=True)]
 
-    wanted = by_hand(replica_of(Linear), pull(2.0))
+    expected = by_hand(replica_of(Linear), pull(2.0))
     for app_class in (WithStep, WithLoop):
-        assert distance(carried(replica_of(app_class), "fedprox:2")[0], wanted) < 1e-6
+        assert distance(carried(replica_of(app_class), "fedprox:2")[0], expected) < 1e-6
 
 
 @pytest.mark.slow

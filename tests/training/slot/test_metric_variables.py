@@ -10,20 +10,20 @@ from ddlf.training.slot.metric_variables import make_metric_variables
 X, Y = np.random.default_rng(0).normal(size=(32, 4)).astype("f4"), np.eye(3, dtype="f4")[np.arange(32) % 3]
 
 
-def made(kind, **compiled):
+def model_of(kind, **compiled):
     import keras
     from keras import layers
 
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     inputs = keras.Input((4,))
-    one = layers.Dense(3, activation="softmax", name="one")
+    softmax = layers.Dense(3, activation="softmax", name="one")
     outputs = {
         "sequential": None,
-        "functional": one(inputs),
-        "two outputs": {"one": one(inputs), "other": layers.Dense(1, name="other")(inputs)},
+        "functional": softmax(inputs),
+        "two outputs": {"one": softmax(inputs), "other": layers.Dense(1, name="other")(inputs)},
     }[kind]
-    model = keras.Sequential([inputs, one]) if outputs is None else keras.Model(inputs, outputs)
+    model = keras.Sequential([inputs, softmax]) if outputs is None else keras.Model(inputs, outputs)
     model.compile(**{"optimizer": "sgd", "loss": "categorical_crossentropy", "metrics": ["accuracy"]} | compiled)
     return model
 
@@ -57,18 +57,18 @@ KINDS = [
 def test_first_step_is_compiled_once_and_has_the_same_bits(kind, compiled, data, steps):
     import tensorflow as tf
 
-    told, weights, names = [], [], []
+    results, weights, names = [], [], []
     for early in (False, True):
-        model, dataset = made(kind, **compiled), tf.data.Dataset.from_tensor_slices(data).batch(16)
+        model, dataset = model_of(kind, **compiled), tf.data.Dataset.from_tensor_slices(data).batch(16)
         for name in steps:
             steps[name] = 0
         if early:
             make_metric_variables(model, dataset.element_spec)
-        told.append([model.fit(dataset, verbose=0, shuffle=False).history, model.evaluate(dataset, verbose=0)])
+        results.append([model.fit(dataset, verbose=0, shuffle=False).history, model.evaluate(dataset, verbose=0)])
         weights.append([array.tobytes() for array in model.get_weights()])
-        names.append([(one.name, [each.path for each in one.variables]) for one in model.metrics])
+        names.append([(metric.name, [variable.path for variable in metric.variables]) for metric in model.metrics])
     assert steps == {"train_step": 1, "test_step": 1}
-    assert told[1] == told[0]
+    assert results[1] == results[0]
     assert weights[1] == weights[0]
     assert names[1] == names[0]
 
@@ -81,11 +81,11 @@ def test_models_with_an_own_step_or_wrong_labels_get_no_early_variables():
             return {}
 
     inputs = keras.Input((4,))
-    own = Own(inputs, keras.layers.Dense(3)(inputs))
-    own.compile("sgd", "mse", metrics=["accuracy"])
-    make_metric_variables(own, (X, Y))
-    assert not own._compile_metrics.built
-    usual = made("sequential")
+    custom = Own(inputs, keras.layers.Dense(3)(inputs))
+    custom.compile("sgd", "mse", metrics=["accuracy"])
+    make_metric_variables(custom, (X, Y))
+    assert not custom._compile_metrics.built
+    usual = model_of("sequential")
     make_metric_variables(usual, (X, SimpleNamespace(shape=None, dtype="float32")))
     assert not usual._compile_metrics.built
 
@@ -94,7 +94,7 @@ def test_an_error_of_a_loss_is_raised_by_the_step():
     def loss(y, predicted):
         raise KeyError("mine")
 
-    model = made("sequential", loss=loss, metrics=[])
+    model = model_of("sequential", loss=loss, metrics=[])
     make_metric_variables(model, (X, Y))
     with pytest.raises(KeyError, match="mine"):
         model.fit(X, Y, verbose=0)

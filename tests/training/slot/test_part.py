@@ -65,9 +65,9 @@ async def test_a_new_part_stays_with_its_slot_from_round_to_round(counted):
 
 
 async def test_a_new_part_moves_with_its_slot_to_another_worker(counted):
-    alone, among = await trained(workers=1), await trained(workers=2)
-    for one, other in zip(alone.model.get_weights(), among.model.get_weights(), strict=True):
-        assert np.array_equal(one, other)
+    one_worker, two_workers = await trained(workers=1), await trained(workers=2)
+    for a, b in zip(one_worker.model.get_weights(), two_workers.model.get_weights(), strict=True):
+        assert np.array_equal(a, b)
 
 
 async def test_a_new_part_is_in_checkpoints(counted, tmp_path):
@@ -99,17 +99,17 @@ class Average(Rounds):
 
 
 @pytest.mark.parametrize(
-    ("settings", "where"),
+    ("settings", "context"),
     [({"mode": "downpour"}, "in Downpour training"), ({"exchange": "gradient"}, "with exchange='gradient'")],
 )
-def test_strategies_and_exchanges_refuse_a_new_part_that_they_do_not_use_by_its_setting(monkeypatch, settings, where):
+def test_strategies_and_exchanges_refuse_a_new_part_that_they_do_not_use_by_its_setting(monkeypatch, settings, context):
     for module in (parts, refusals):
         monkeypatch.setattr(module, "PARTS", (*PARTS, Average))
     app = FakeRun(**settings)
     check_spec(spec_of(app))
     app.schedule = "cosine"
-    said = f"schedule='cosine:least=0.0' has no effect {where}: slots do not keep the part 'average'"
-    with pytest.raises(ConfigError, match=said):
+    message = f"schedule='cosine:least=0.0' has no effect {context}: slots do not keep the part 'average'"
+    with pytest.raises(ConfigError, match=message):
         check_spec(spec_of(app))
     assert "average" not in kept_parts(SlotPlan(spec=spec_of(app)))
     assert "average" in kept_parts(SlotPlan(spec=spec_of(FakeRun(schedule="cosine"))))

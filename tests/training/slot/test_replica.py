@@ -52,11 +52,11 @@ def test_a_round_reports_its_progress_with_the_loss_so_far(monkeypatch):
     monkeypatch.setattr("ddlf.training.slot.replica.MOVED_EVERY_S", 0)
     replica = replica_of()
     reply = replica.carry(task(replica, epochs=2, round=1))
-    told = replica._worker.told
-    assert [facts["done"] for facts in told] == sorted({facts["done"] for facts in told})
-    assert {facts["total"] for facts in told} == {406}
-    assert [facts["epoch"] for facts in told if facts["done"] in (203, 406)] == [3, 4]
-    assert told[-1] == {"what": "training", "done": 406, "total": 406, "epoch": 4, "loss": reply.metrics["loss"]}
+    messages = replica._worker.told
+    assert [facts["done"] for facts in messages] == sorted({facts["done"] for facts in messages})
+    assert {facts["total"] for facts in messages} == {406}
+    assert [facts["epoch"] for facts in messages if facts["done"] in (203, 406)] == [3, 4]
+    assert messages[-1] == {"what": "training", "done": 406, "total": 406, "epoch": 4, "loss": reply.metrics["loss"]}
 
 
 def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit():
@@ -93,40 +93,42 @@ def test_gradient_depends_on_weights_and_samples_only():
         used.carry(task(used, round=number, weights=weights, indices=rows[: 9 - number]))
         counts.append(traces(used.app.model))
     assert counts == counts[:1] * 4
-    one, other = (replica.carry(task(replica, round=4, weights=weights, indices=rows)) for replica in (fresh, used))
-    assert equal(arrays(one, weights), arrays(other, weights))
-    assert one.samples == 10
-    assert one.counted["names"] == ["loss", "accuracy"] == list(one.metrics)
+    reply_of_fresh, reply_of_used = (
+        replica.carry(task(replica, round=4, weights=weights, indices=rows)) for replica in (fresh, used)
+    )
+    assert equal(arrays(reply_of_fresh, weights), arrays(reply_of_used, weights))
+    assert reply_of_fresh.samples == 10
+    assert reply_of_fresh.counted["names"] == ["loss", "accuracy"] == list(reply_of_fresh.metrics)
     model = small_model(1.0, norm=True)
     model.set_weights(weights)
-    one, weights = replica_of(exchange="gradient", norm=True, optimizer="adam"), model.get_weights()
-    reply = one.carry(task(one, weights=weights, indices=rows))
+    reply_of_fresh, weights = replica_of(exchange="gradient", norm=True, optimizer="adam"), model.get_weights()
+    reply = reply_of_fresh.carry(task(reply_of_fresh, weights=weights, indices=rows))
     model.train_on_batch(*(array[rows] for array in blobs(203)))
     stepped = [before - after for before, after in zip(weights, model.get_weights(), strict=True)]
     assert distance(arrays(reply, weights), stepped) < 1e-6
 
 
 def test_order_of_later_epochs_depends_on_seed_round_and_slot():
-    one, other = replica_of(), replica_of()
+    first, second = replica_of(), replica_of()
     indices = np.arange(50)
-    one._task, other._task = task(one), task(other)
-    assert np.array_equal(one.order(indices, 0), indices)
-    assert np.array_equal(one.order(indices, 1), other.order(indices, 1))
-    assert sorted(one.order(indices, 1)) == list(indices)
-    assert not np.array_equal(one.order(indices, 1), one.order(indices, 2))
-    other._task = task(other, slot=1)
-    assert not np.array_equal(one.order(indices, 1), other.order(indices, 1))
+    first._task, second._task = task(first), task(second)
+    assert np.array_equal(first.order(indices, 0), indices)
+    assert np.array_equal(first.order(indices, 1), second.order(indices, 1))
+    assert sorted(first.order(indices, 1)) == list(indices)
+    assert not np.array_equal(first.order(indices, 1), first.order(indices, 2))
+    second._task = task(second, slot=1)
+    assert not np.array_equal(first.order(indices, 1), second.order(indices, 1))
 
 
 def test_slot_does_not_depend_on_the_history_of_its_worker():
     fresh, used = replica_of(dropout=0.5), replica_of(dropout=0.5)
     weights = fresh.app.model.get_weights()
     used.carry(task(used, weights=weights, round=7, slot=3))
-    one = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
-    other = used.carry(task(used, weights=weights, round=2, slot=1))
-    assert equal(arrays(one, weights), arrays(other, weights))
-    elsewhere = used.carry(task(used, weights=weights, round=2, slot=2))
-    assert not equal(arrays(one, weights), arrays(elsewhere, weights))
+    reply_of_fresh = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
+    reply_of_used = used.carry(task(used, weights=weights, round=2, slot=1))
+    assert equal(arrays(reply_of_fresh, weights), arrays(reply_of_used, weights))
+    other_slot = used.carry(task(used, weights=weights, round=2, slot=2))
+    assert not equal(arrays(reply_of_fresh, weights), arrays(other_slot, weights))
 
 
 def test_reseeding_touches_no_weight():
@@ -175,15 +177,15 @@ def test_stop_ends_local_training_at_the_next_batch():
 
     class StopAtThird(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            seen.append(batch)
-            if len(seen) == 3:
+            batches.append(batch)
+            if len(batches) == 3:
                 replica.stopping = True
 
-    seen = []
+    batches = []
     replica = replica_of(worker_callbacks=[StopAtThird()])
     reply = replica.carry(task(replica, epochs=50))
     assert reply.stopped is True
-    assert len(seen) <= 4
+    assert len(batches) <= 4
 
 
 def test_callbacks_of_the_app_see_every_batch():
@@ -213,16 +215,16 @@ def test_worker_callbacks_keep_the_state_of_their_slot():
 
         def on_epoch_end(self, epoch, logs=None):
             self.epochs += 1
-            told.append((epoch, self.epochs))
+            epochs.append((epoch, self.epochs))
 
-    told = []
-    here, there = replica_of(worker_callbacks=[Counts()]), replica_of(worker_callbacks=[Counts()])
+    epochs = []
+    first_replica, second_replica = replica_of(worker_callbacks=[Counts()]), replica_of(worker_callbacks=[Counts()])
     keeps = {"keep": ("callbacks",), "back": ("callbacks",)}
-    first = here.carry(replace(task(here, epochs=2), **keeps))
-    here.carry(replace(task(here, slot=1), **keeps))  # another slot begins without a state
-    here.carry(replace(task(here, round=1, epochs=2), **keeps))
-    there.carry(replace(task(there, round=1, epochs=2), state=first.state, **keeps))
-    assert told == [(0, 1), (1, 2), (0, 1), (2, 3), (3, 4), (2, 3), (3, 4)]
+    first = first_replica.carry(replace(task(first_replica, epochs=2), **keeps))
+    first_replica.carry(replace(task(first_replica, slot=1), **keeps))  # another slot begins without a state
+    first_replica.carry(replace(task(first_replica, round=1, epochs=2), **keeps))
+    second_replica.carry(replace(task(second_replica, round=1, epochs=2), state=first.state, **keeps))
+    assert epochs == [(0, 1), (1, 2), (0, 1), (2, 3), (3, 4), (2, 3), (3, 4)]
 
 
 def test_learning_rates_of_the_master_apply_to_their_epochs():
@@ -314,16 +316,16 @@ def test_one_worker_says_what_mixed_precision_would_gain_if_it_is_possible(
 def test_epochs_are_counted_over_the_run_for_schedules():
     import keras
 
-    seen = []
+    calls = []
 
     def halved(epoch, rate):
-        seen.append((epoch, round(float(rate), 6)))
+        calls.append((epoch, round(float(rate), 6)))
         return 0.1 * 0.5**epoch
 
     replica = replica_of(worker_callbacks=[keras.callbacks.LearningRateScheduler(halved)])
     for number in range(3):
         replica.carry(task(replica, round=number, epochs=2))
-    assert [epoch for epoch, _ in seen] == [0, 1, 2, 3, 4, 5]
+    assert [epoch for epoch, _ in calls] == [0, 1, 2, 3, 4, 5]
     assert float(replica.app.model.optimizer.learning_rate) == pytest.approx(0.1 / 32)
     assert replica.app.model.steps_per_execution == 16  # the schedule does not act on single batches
 
@@ -379,11 +381,11 @@ def test_unseeded_random_numbers_do_not_depend_on_the_worker(library, exchange):
     fresh, used = (replica_of(noisy, exchange=exchange) for _ in range(2))
     weights = fresh.app.model.get_weights()
     used.carry(task(used, weights=weights, round=7, slot=3))
-    one = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
-    other = used.carry(task(used, weights=weights, round=2, slot=1))
-    assert equal(arrays(one, weights), arrays(other, weights))
-    elsewhere = used.carry(task(used, weights=weights, round=2, slot=2))
-    assert not equal(arrays(one, weights), arrays(elsewhere, weights))
+    reply_of_fresh = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
+    reply_of_used = used.carry(task(used, weights=weights, round=2, slot=1))
+    assert equal(arrays(reply_of_fresh, weights), arrays(reply_of_used, weights))
+    other_slot = used.carry(task(used, weights=weights, round=2, slot=2))
+    assert not equal(arrays(reply_of_fresh, weights), arrays(other_slot, weights))
 
 
 def test_metrics_have_the_same_names_in_every_run_on_a_worker():
@@ -480,7 +482,7 @@ def test_weights_of_samples_and_of_classes_count_as_in_fit():
     x, y = blobs(203)
     w = np.linspace(0, 3, 203)
     by_class = {0: 0.5, 2: 4.0}
-    for attributes, given in (
+    for attributes, fit_arguments in (
         (dict(w_train=w), dict(sample_weight=w)),
         (dict(class_weight=by_class), dict(class_weight=by_class)),
     ):
@@ -491,7 +493,7 @@ def test_weights_of_samples_and_of_classes_count_as_in_fit():
         plain.set_weights(before := replica.app.model.get_weights())
         replica._model._fresh = read_optimizer(replica.app.model)
         reply = replica.carry(task(replica))
-        metrics = plain.fit(x, y, batch_size=16, shuffle=False, verbose=0, **given).history
+        metrics = plain.fit(x, y, batch_size=16, shuffle=False, verbose=0, **fit_arguments).history
         assert {name: values[0] for name, values in metrics.items()} == pytest.approx(reply.metrics, abs=1e-6)
         after = [b - u for b, u in zip(before, arrays(reply, before), strict=True)]
         assert max(np.abs(a - b).max() for a, b in zip(after, plain.get_weights(), strict=True)) < 1e-6
@@ -523,17 +525,17 @@ def test_moving_statistics_follow_the_formula_and_change_no_training():
     indices = np.random.default_rng(1).permutation(203)[:40].astype(np.uint8)
     weights = replica.app.model.get_weights()
     weights[-4] += 7  # the earlier moving mean has no influence
-    asked = task(replica, weights=weights, indices=indices)
-    mean, variance = replica.statistics(asked)
+    round_task = task(replica, weights=weights, indices=indices)
+    mean, variance = replica.statistics(round_task)
     hidden = np.tanh(blobs(203)[0][indices].astype("f8") @ weights[0] + weights[1])
     batches = [hidden[begin : begin + 16] for begin in (0, 16, 32)]
-    wanted = [sum(len(batch) * one(batch, axis=0) for batch in batches) / 40 for one in (np.mean, np.var)]
-    assert np.allclose(mean, wanted[0], rtol=1e-5, atol=1e-6)
-    assert np.allclose(variance, wanted[1], rtol=1e-4, atol=1e-6)
+    expected = [sum(len(batch) * statistic(batch, axis=0) for batch in batches) / 40 for statistic in (np.mean, np.var)]
+    assert np.allclose(mean, expected[0], rtol=1e-5, atol=1e-6)
+    assert np.allclose(variance, expected[1], rtol=1e-4, atol=1e-6)
     assert not np.allclose(
         variance, hidden.var(axis=0), rtol=1e-3
     )  # the variance of all samples also has the differences between batches
-    first = arrays(replica.carry(asked), weights)
-    replica.statistics(asked)
-    again = arrays(replica.carry(replace(asked, state={})), weights)
-    assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
+    first = arrays(replica.carry(round_task), weights)
+    replica.statistics(round_task)
+    again = arrays(replica.carry(replace(round_task, state={})), weights)
+    assert all(np.array_equal(statistic, other) for statistic, other in zip(first, again, strict=True))

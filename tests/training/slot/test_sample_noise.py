@@ -18,14 +18,14 @@ CLIP, RATE, EXPECTED = 1.5, 0.5, 30.0
 
 
 def model_of(*layers, loss="sparse_categorical_crossentropy"):
-    made = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(3, activation="softmax")])
-    made.compile(keras.optimizers.SGD(RATE), loss)
-    return made
+    model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(3, activation="softmax")])
+    model.compile(keras.optimizers.SGD(RATE), loss)
+    return model
 
 
 def samples_of(count):
-    made = np.random.default_rng(1)
-    return made.normal(size=(count, 5)).astype(np.float32), np.arange(count) % 3
+    generator = np.random.default_rng(1)
+    return generator.normal(size=(count, 5)).astype(np.float32), np.arange(count) % 3
 
 
 def sums_by_hand(kernel, bias, x, y):
@@ -44,7 +44,7 @@ def sums_by_hand(kernel, bias, x, y):
 def test_step_equals_the_formula_in_numpy(monkeypatch):
     monkeypatch.setattr(sample_noise, "gaussian_like", lambda like, std: np.zeros(like.shape))
     model, (x, y) = model_of(), samples_of(CHUNK + 8)  # the second chunk is padded
-    before = [np.array(one, float) for one in model.trainable_variables]
+    before = [np.array(weight, float) for weight in model.trainable_variables]
     SampleNoise(model, CLIP, 1.0).step(x, y, EXPECTED)
     for variable, old, total in zip(model.trainable_variables, before, sums_by_hand(*before, x, y), strict=True):
         np.testing.assert_allclose(np.array(variable), old - RATE * total / EXPECTED, atol=1e-6)
@@ -68,41 +68,41 @@ def test_recurrent_layers_without_dropout_equal_steps_of_single_samples(monkeypa
     for row, label in zip(x[:, None], y[:, None], strict=True):
         with tf.GradientTape() as tape:
             loss = model.compute_loss(x=row, y=label, y_pred=model(row, training=True))
-        found = tape.gradient(loss, [one.value for one in model.trainable_variables])
-        flat = np.concatenate([one.numpy().ravel() for one in found])
+        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+        flat = np.concatenate([gradient.numpy().ravel() for gradient in gradients])
         total = total + flat * min(1.0, clip / np.linalg.norm(flat))
     SampleNoise(model, clip, 1.0).step(x, y, EXPECTED)
     moved = [old - new for old, new in zip(before, model.get_weights(), strict=True)]
-    np.testing.assert_allclose(np.concatenate([one.ravel() for one in moved]), RATE * total / EXPECTED, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate([array.ravel() for array in moved]), RATE * total / EXPECTED, atol=1e-6)
 
 
 def test_empty_batch_makes_a_step_of_noise_alone():
     model, (x, y) = model_of(), samples_of(4)
-    before = np.concatenate([np.array(one).ravel() for one in model.trainable_variables])
+    before = np.concatenate([np.array(variable).ravel() for variable in model.trainable_variables])
     noisy, steps = SampleNoise(model, CLIP, 2.0), []
     for _ in range(60):
         noisy.step(x[:0], y[:0], EXPECTED)
-        after = np.concatenate([np.array(one).ravel() for one in model.trainable_variables])
+        after = np.concatenate([np.array(variable).ravel() for variable in model.trainable_variables])
         steps.append((after - before) * EXPECTED / RATE)
         before = after
     assert np.std(steps) == pytest.approx(2.0 * CLIP, rel=0.1)  # 5 standard errors of 1,080 values
 
 
 @pytest.mark.parametrize(
-    ("layer", "why"),
+    ("layer", "reason"),
     [
         ("BatchNormalization", "it keeps statistics over a batch, which get no noise"),
         ("Dropout", "its random numbers cannot be drawn sample by sample"),
         ("LSTMCell", "its random numbers cannot be drawn sample by sample"),
     ],
 )
-def test_layers_that_contradict_are_refused_by_name(layer, why):
+def test_layers_that_contradict_are_refused_by_name(layer, reason):
     layers = {
         "BatchNormalization": lambda: [keras.layers.BatchNormalization()],
         "Dropout": lambda: [keras.layers.Dropout(0.5)],
         "LSTMCell": lambda: [keras.layers.Reshape((5, 1)), keras.layers.LSTM(2, dropout=0.5)],
     }
-    with pytest.raises(ConfigError, match=rf"\({layer}\): {why}"):
+    with pytest.raises(ConfigError, match=rf"\({layer}\): {reason}"):
         SampleNoise(model_of(*layers[layer]()), CLIP, 1.0)
 
 

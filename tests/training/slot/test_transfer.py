@@ -35,7 +35,7 @@ class Variable:
         """Convert a value, and set it."""
         import jax.numpy as jnp
 
-        self.given = value
+        self.assigned = value
         self.value = jnp.asarray(value, self.dtype)
 
     def _direct_assign(self, value: Any) -> None:
@@ -61,9 +61,9 @@ def test_read_returns_value_of_each_variable() -> None:
     import jax.numpy as jnp
 
     half = Variable(jnp.asarray([0.1, 2.0], "bfloat16"), "bfloat16")
-    *found, last = transfer.JaxTransfer().read([*variables(), half])
-    assert [(array.dtype, array.shape) for array in found] == [(array.dtype, array.shape) for array in ARRAYS]
-    assert all(np.array_equal(one, other) for one, other in zip(found, ARRAYS, strict=True))
+    *arrays, last = transfer.JaxTransfer().read([*variables(), half])
+    assert [(array.dtype, array.shape) for array in arrays] == [(array.dtype, array.shape) for array in ARRAYS]
+    assert all(np.array_equal(a, b) for a, b in zip(arrays, ARRAYS, strict=True))
     assert str(last.dtype) == "bfloat16"
     assert last.astype(np.float32).tolist() == [np.float32(jnp.bfloat16(0.1)), 2.0]
 
@@ -75,36 +75,36 @@ def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_arrays_keep_values_when_variables_change(limit: None) -> None:
-    some = variables()
-    found = transfer.JaxTransfer().read(some)
-    for variable, array in zip(some, ARRAYS, strict=True):
+    targets = variables()
+    arrays = transfer.JaxTransfer().read(targets)
+    for variable, array in zip(targets, ARRAYS, strict=True):
         variable.assign(array + 1)
-    transfer.JaxTransfer().write(some, [np.zeros_like(array) for array in ARRAYS])
-    assert all(np.array_equal(one, other) for one, other in zip(found, ARRAYS, strict=True))
+    transfer.JaxTransfer().write(targets, [np.zeros_like(array) for array in ARRAYS])
+    assert all(np.array_equal(a, b) for a, b in zip(arrays, ARRAYS, strict=True))
 
 
 def test_caller_owns_the_arrays_that_it_reads(limit: None) -> None:
-    some = variables()
-    for array in transfer.JaxTransfer().read(some):
+    targets = variables()
+    for array in transfer.JaxTransfer().read(targets):
         array[...] = 1
-    assert all(np.array_equal(one.value, other) for one, other in zip(some, ARRAYS, strict=True))
+    assert all(np.array_equal(variable.value, expected) for variable, expected in zip(targets, ARRAYS, strict=True))
 
 
 def test_write_sets_each_variable_to_its_array(limit: None) -> None:
-    some, others = variables(), variables()
-    wanted = [~array if array.dtype == bool else array + 1 for array in ARRAYS]
-    transfer.JaxTransfer().write(some, wanted)
-    transfer.JaxTransfer().write(others, ARRAYS)  # uses the same pinned memory
-    assert all(np.array_equal(one.value, other) for one, other in zip(some, wanted, strict=True))
-    assert all(np.array_equal(one.value, other) for one, other in zip(others, ARRAYS, strict=True))
+    first, second = variables(), variables()
+    new_values = [~array if array.dtype == bool else array + 1 for array in ARRAYS]
+    transfer.JaxTransfer().write(first, new_values)
+    transfer.JaxTransfer().write(second, ARRAYS)  # uses the same pinned memory
+    assert all(np.array_equal(variable.value, expected) for variable, expected in zip(first, new_values, strict=True))
+    assert all(np.array_equal(variable.value, expected) for variable, expected in zip(second, ARRAYS, strict=True))
 
 
-@pytest.mark.parametrize("given", [ARRAYS[0].astype(np.float64), ARRAYS[0].reshape(3, 2)], ids=["type", "shape"])
-def test_variable_of_other_type_or_shape_converts_by_itself(given: Any) -> None:
-    some = variables(ARRAYS[:1])
-    transfer.JaxTransfer().write(some, [given])
-    assert some[0].given is given
-    assert np.array_equal(some[0].value, given)
+@pytest.mark.parametrize("array", [ARRAYS[0].astype(np.float64), ARRAYS[0].reshape(3, 2)], ids=["type", "shape"])
+def test_variable_of_other_type_or_shape_converts_by_itself(array: Any) -> None:
+    targets = variables(ARRAYS[:1])
+    transfer.JaxTransfer().write(targets, [array])
+    assert targets[0].assigned is array
+    assert np.array_equal(targets[0].value, array)
 
 
 def test_write_refuses_wrong_number_of_arrays() -> None:

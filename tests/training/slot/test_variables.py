@@ -6,26 +6,26 @@ import pytest
 from ddlf.training.exchanges.split.variables import unmade
 from ddlf.training.slot.variables import alone, free, is_made, make, set_weights, shapes_of
 from tests.training.models import small_model
-from tests.training.split.together import made
+from tests.training.split.together import build_model
 
 
 def without_values():
     with unmade():
-        return made(small_model)
+        return build_model(small_model)
 
 
 def test_each_weight_alone_gets_its_value_of_the_whole_model():
-    whole, model = made(small_model), without_values()
+    whole, model = build_model(small_model), without_values()
     assert not any(map(is_made, model.weights))
     assert all(map(alone, model.weights))
     make(model.weights[2])
-    assert [is_made(one) for one in model.weights] == [False, False, True, False]
+    assert [is_made(weight) for weight in model.weights] == [False, False, True, False]
     assert np.array_equal(model.weights[2], whole.weights[2])
-    assert [one.shape for one in shapes_of(model.weights)] == [one.shape for one in whole.get_weights()]
+    assert [weight.shape for weight in shapes_of(model.weights)] == [weight.shape for weight in whole.get_weights()]
 
 
 def test_weights_with_and_without_values_can_be_set():
-    model, values = without_values(), made(small_model).get_weights()
+    model, values = without_values(), build_model(small_model).get_weights()
     set_weights(model, values)
     assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), values, strict=True))
     free(model.weights[:1])
@@ -46,4 +46,4 @@ def test_initializers_that_depend_on_others_are_found(kind):
     with unmade():
         layer = keras.layers.Dense(2, kernel_initializer=initializer)
         layer.build((None, 3))
-    assert [alone(one) for one in layer.weights] == [False, True]
+    assert [alone(weight) for weight in layer.weights] == [False, True]

@@ -17,19 +17,19 @@ def spec(**settings):
     app = App()
     for name, value in settings.items():
         setattr(app, name, value)
-    found = spec_of(app)
-    check_spec(found)
-    return found
+    built = spec_of(app)
+    check_spec(built)
+    return built
 
 
 def test_split_selects_its_exchange():
     assert spec().exchange.name == "star"
-    found = spec(split="stages:2", micro_batches=4)
-    assert (found.exchange.name, found.train.name) == ("split", "sync")
-    assert (found.exchange.parts.parts, found.exchange.micro_batches) == (2, 4)
+    run_spec = spec(split="stages:2", micro_batches=4)
+    assert (run_spec.exchange.name, run_spec.train.name) == ("split", "sync")
+    assert (run_spec.exchange.parts.parts, run_spec.exchange.micro_batches) == (2, 4)
     assert spec(exchange=ddlf.Split(parts="layers:a,b")).exchange.parts.layers == ("a", "b")
     assert spec(exchange="split:parts=memory:2GB").exchange.parts.nbytes == 2_000_000_000
-    assert found.slots_on(5) == 1
+    assert run_spec.slots_on(5) == 1
     assert spec(split="stages:2", slots=2).slots_on(5) == 2
 
 

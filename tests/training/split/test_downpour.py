@@ -13,7 +13,7 @@ from tests.training.models import app, distance
 from tests.training.split.test_layer_plan import dense, plan_of
 from tests.training.split.test_parts import attention
 from tests.training.split.test_split import Cut
-from tests.training.split.together import made
+from tests.training.split.together import build_model
 from tests.training.test_failures import kill_executor
 from tests.training.test_resume import Interrupted, stop_after
 
@@ -47,15 +47,15 @@ async def test_no_server_has_layers_of_two_parts():
     model = dense(6, 60, 6)
     plan, rows = plan_of(model, "layers:d2"), rows_of(model)
     ends = [(8 + 1) * 6 + (6 + 1) * 60, rows.sizes[0]]
-    (one,), (two,) = shards_of(rows, plan, 2, None)
-    assert [one[0], two[0]] == [(0, ends[0]), (ends[0], ends[1])]
+    (first,), (second,) = shards_of(rows, plan, 2, None)
+    assert [first[0], second[0]] == [(0, ends[0]), (ends[0], ends[1])]
     parts = shards_of(rows, plan, 4, None)
     assert [len(part) for part in parts] == [2, 2]
     flat = [part for parts in parts for part, _ in parts]
     assert flat[0][0] == 0
     assert all(before[1] == after[0] for before, after in pairwise(flat))
-    layers = [one.path.rpartition("/")[0] for one in model.weights]
-    assert [one for (one, _) in shards_of(rows, plan, 3, layers)[0]] == [(0, 54), (54, ends[0])]
+    layers = [first.path.rpartition("/")[0] for first in model.weights]
+    assert [first for (first, _) in shards_of(rows, plan, 3, layers)[0]] == [(0, 54), (54, ends[0])]
     with pytest.raises(ConfigError, match="shards=1 are fewer than the 2 parts"):
         shards_of(rows, plan, 1, None)
 
@@ -67,20 +67,20 @@ async def test_facts_of_parts_are_joined_to_facts_of_all_servers():
 
 async def test_cuts_that_share_weights_are_refused():
     with pytest.raises(ConfigError, match="is used in two parts, and mode='downpour' pushes each weight once"):
-        check_plan(plan_of(made(attention), "stages:3"))
+        check_plan(plan_of(build_model(attention), "stages:3"))
     check_plan(plan_of(dense(6, 4), "stages:2"))
 
 
 @pytest.mark.slow
 async def test_one_group_takes_the_steps_of_one_replica(two_workers):
     options = dict(PUSHES, master_epochs=2, slots=1, n_fetch=1, n_push=1)
-    whole, group = (app(two_workers, Plain, **{**options, "split": split}) for split in (None, "stages:2"))
-    whole.micro_batches = None
-    await whole.train_model()
+    replica, group = (app(two_workers, Plain, **{**options, "split": split}) for split in (None, "stages:2"))
+    replica.micro_batches = None
+    await replica.train_model()
     await group.train_model()
-    assert distance(group.model.get_weights(), whole.model.get_weights()) < 1e-6
-    assert group.history[-1].metrics["loss"] == pytest.approx(whole.history[-1].metrics["loss"], rel=1e-5)
-    assert [len(one.pushes) for one in group.history] == [7, 7]
+    assert distance(group.model.get_weights(), replica.model.get_weights()) < 1e-6
+    assert group.history[-1].metrics["loss"] == pytest.approx(replica.history[-1].metrics["loss"], rel=1e-5)
+    assert [len(record.pushes) for record in group.history] == [7, 7]
     assert group.ledger.is_exact(2)
 
 
@@ -104,8 +104,8 @@ async def test_a_worker_lost_while_two_groups_train_costs_no_push(one_template):
     """A part of the second group is killed after the first of its six rounds. The first group may be in any round."""
     async with Cluster.local(4) as cluster:
         trained = app(cluster, Plain, **PUSHES, split="stages:2", slots=2, master_epochs=6, n_push=2, n_fetch=2)
-        parts, told, killed = {}, [], []
-        trained.subscribe(told.append)
+        parts, received, killed = {}, [], []
+        trained.subscribe(received.append)
 
         def lose(event):
             if type(event) is PartTrained:
@@ -116,7 +116,7 @@ async def test_a_worker_lost_while_two_groups_train_costs_no_push(one_template):
 
         trained.subscribe(lose)
         await trained.train_model()
-    assert any(type(event) is WorkerLost and event.worker in killed for event in told)
+    assert any(type(event) is WorkerLost and event.worker in killed for event in received)
     assert trained.ledger.is_exact(6)
     for slot in (1, 2):
         records = [record for record in trained.history if record.slot == slot]
@@ -130,7 +130,7 @@ class Looking(Plain):
 
     async def on_round(self, record):
         role = self.run_context.name, "replica"
-        self.seen = {one.id: set(await one.call(role, "connections")) for one in self.cluster.workers}
+        self.connections = {worker.id: set(await worker.call(role, "connections")) for worker in self.cluster.workers}
 
 
 @pytest.mark.slow
@@ -145,17 +145,17 @@ async def test_parts_connect_to_the_servers_of_their_layers_only(one_template):
     workers = [parts[slot] for slot in (1, 2, 3, 4)]
     owners = {0: 1, 1: 2}  # the first two workers have the shards
     planned = {frozenset(workers[:2]), frozenset(workers[2:])}
-    planned |= {frozenset((worker, owners[place % 2])) for place, worker in enumerate(workers)}
-    seen = {frozenset((one, other)) for one, others in trained.seen.items() for other in others}
-    assert seen == {pair for pair in planned if len(pair) == 2}
+    planned |= {frozenset((worker, owners[number % 2])) for number, worker in enumerate(workers)}
+    connected = {frozenset((worker, peer)) for worker, peers in trained.connections.items() for peer in peers}
+    assert connected == {pair for pair in planned if len(pair) == 2}
     assert trained.ledger.is_exact(2)
 
 
 @pytest.mark.slow
 async def test_settings_without_effect_are_refused(two_workers):
-    for options, why in (
+    for options, message in (
         ({"split": "within:2"}, "a server has whole layers of a part"),
         ({"split": "stages:1", "slots": 1, "replicas": 3}, "a slot is a group of workers that carries one replica"),
     ):
-        with pytest.raises(ConfigError, match=why):
+        with pytest.raises(ConfigError, match=message):
             await app(two_workers, Plain, mode="downpour", **options).train_model()

@@ -12,9 +12,9 @@ from ddlf.training.exchanges.split.master import Group
 from ddlf.training.exchanges.split.states import SplitStates
 
 
-def group(workers, parts=2, wait_s=0.01, **options):
-    crew = SimpleNamespace(size=workers, wait_s=wait_s, told=[], hand_back=[])
-    crew.emit = crew.told.append
+def group_of(workers, parts=2, wait_s=0.01, **options):
+    crew = SimpleNamespace(size=workers, wait_s=wait_s, event_log=[], hand_back=[])
+    crew.emit = crew.event_log.append
     exchange = SimpleNamespace(weights_out=object.__new__(Members), states=object.__new__(SplitStates))
     facts, progress = SimpleNamespace(names=[], seed=0), SimpleNamespace(weights=[], snapshot=lambda: None)
     run = SimpleNamespace(crew=crew, exchange=exchange, facts=facts, progress=progress)
@@ -22,49 +22,49 @@ def group(workers, parts=2, wait_s=0.01, **options):
 
 
 async def test_a_run_with_too_few_workers_ends_after_the_wait():
-    made, crew = group(workers=1)
-    made._attempt.workers[0] = SimpleNamespace(id=1)
+    model_group, crew = group_of(workers=1)
+    model_group._attempt.workers[0] = SimpleNamespace(id=1)
     with pytest.raises(ClusterTooSmall, match=r"the model has 2 parts, and 1 worker is there after 0\.01 s"):
-        await made._all_there(made._attempt, 0)
-    assert [type(event) for event in crew.told] == [Warned]
+        await model_group._all_there(model_group._attempt, 0)
+    assert [type(event) for event in crew.event_log] == [Warned]
 
 
 async def test_groups_that_share_too_few_workers_end_after_the_wait():
     """Two groups with one worker each would otherwise wait for each other."""
-    made, _ = group(workers=2, slot=1, groups=2)
-    made._attempt.workers[0] = SimpleNamespace(id=1)
+    model_group, _ = group_of(workers=2, slot=1, groups=2)
+    model_group._attempt.workers[0] = SimpleNamespace(id=1)
     with pytest.raises(ClusterTooSmall, match="the model has 2 parts in 2 slots, and 2 workers are there"):
-        await made._all_there(made._attempt, 0)
+        await model_group._all_there(model_group._attempt, 0)
 
 
 async def test_a_wait_is_reported_once_for_all_waiting_parts():
-    made, crew = group(workers=1)
-    made._attempt.workers.update({0: SimpleNamespace(id=1), 1: SimpleNamespace(id=1)})
-    waiting = [asyncio.ensure_future(made._all_there(made._attempt, part)) for part in (1, 0)]
+    model_group, crew = group_of(workers=1)
+    model_group._attempt.workers.update({0: SimpleNamespace(id=1), 1: SimpleNamespace(id=1)})
+    waiting = [asyncio.ensure_future(model_group._all_there(model_group._attempt, part)) for part in (1, 0)]
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert len(crew.told) == 1
+    assert len(crew.event_log) == 1
 
 
 async def test_parts_wait_for_a_connected_worker_that_is_busy():
-    made, crew = group(workers=2)
-    made._attempt.workers[0] = SimpleNamespace(id=1)
-    waiting = asyncio.ensure_future(made._all_there(made._attempt, 0))
+    model_group, crew = group_of(workers=2)
+    model_group._attempt.workers[0] = SimpleNamespace(id=1)
+    waiting = asyncio.ensure_future(model_group._all_there(model_group._attempt, 0))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await asyncio.shield(waiting)
-    made._attempt.together.set()
+    model_group._attempt.together.set()
     await waiting
-    assert crew.told == []
+    assert crew.event_log == []
 
 
 async def test_a_lost_part_starts_one_new_attempt_of_all_parts():
-    made, _ = group(workers=2)
-    first = made._attempt
+    model_group, _ = group_of(workers=2)
+    first = model_group._attempt
     first.workers.update({0: SimpleNamespace(id=1), 1: SimpleNamespace(id=2)})
-    made._fail(1)
-    second = made._attempt
-    made._fail(0)  # this part has failed in the first attempt, too
+    model_group._fail(1)
+    second = model_group._attempt
+    model_group._fail(0)  # this part has failed in the first attempt, too
     assert first.over.is_set()
-    assert made._attempt is second
+    assert model_group._attempt is second
     assert second is not first
     assert (second.over.is_set(), second.workers) == (False, {})

@@ -43,16 +43,16 @@ def padded():
     layers = keras.layers
     x = keras.Input((17, 13, 2))
     first = layers.Conv2D(4, 3, padding="same", activation="relu", name="three")(x)
-    found = layers.BatchNormalization(name="norm")(layers.Conv2D(4, 5, padding="same", name="five")(first))
-    found = layers.Add(name="skip")([first, found])
-    one = layers.MaxPooling2D(3, strides=2, padding="same", name="most")(found)
-    other = layers.AveragePooling2D(3, strides=2, padding="same", name="mean")(found)
-    found = layers.Concatenate(name="both")([one, other])
-    found = layers.LayerNormalization(name="units")(layers.SpatialDropout2D(0.3, name="drop")(found))
-    found = layers.Conv2D(6, 3, strides=2, padding="same", name="strides")(found)
-    found = layers.GlobalAveragePooling2D(name="all")(found)
+    hidden = layers.BatchNormalization(name="norm")(layers.Conv2D(4, 5, padding="same", name="five")(first))
+    hidden = layers.Add(name="skip")([first, hidden])
+    largest = layers.MaxPooling2D(3, strides=2, padding="same", name="most")(hidden)
+    mean = layers.AveragePooling2D(3, strides=2, padding="same", name="mean")(hidden)
+    hidden = layers.Concatenate(name="both")([largest, mean])
+    hidden = layers.LayerNormalization(name="units")(layers.SpatialDropout2D(0.3, name="drop")(hidden))
+    hidden = layers.Conv2D(6, 3, strides=2, padding="same", name="strides")(hidden)
+    hidden = layers.GlobalAveragePooling2D(name="all")(hidden)
     return compiled(
-        keras.Model(x, layers.Dense(4, activation="softmax", name="last")(found)), keras.optimizers.SGD(0.5)
+        keras.Model(x, layers.Dense(4, activation="softmax", name="last")(hidden)), keras.optimizers.SGD(0.5)
     )
 
 
@@ -86,15 +86,17 @@ def test_a_window_needs_the_rows_of_its_outputs():
 @pytest.mark.parametrize("workers", [2, 3])
 def test_at_a_border_only_the_overlap_of_windows_travels(padding, kernel, stride, workers):
     for size in range(28, 40):
-        has = between([0, *np.cumsum([len(one) for one in np.array_split(np.arange(size), workers)])], ROWS)
+        has = between(
+            [0, *np.cumsum([len(rows_of_worker) for rows_of_worker in np.array_split(np.arange(size), workers)])], ROWS
+        )
         window = Window.of(size, kernel, stride, padding)
         bounds = window.shared(has, workers)
         rows = np.diff(bounds)
         assert bounds[-1] == window.count
         assert max(rows) <= max(-(-window.count // workers), 1.2 * window.count / workers)
         lacking = [
-            len(np.setdiff1d(np.arange(*window.inside(low, high)), mine))
-            for low, high, mine in zip(bounds, bounds[1:], has, strict=False)
+            len(np.setdiff1d(np.arange(*window.inside(low, high)), own_rows))
+            for low, high, own_rows in zip(bounds, bounds[1:], has, strict=False)
         ]
         assert sum(lacking) <= (workers - 1) * (max(kernel - stride, 0) + stride - 1)
 
@@ -105,14 +107,14 @@ def test_rows_at_borders_travel_once():
     layers = keras.layers
     x = keras.Input((12, 8, 1))
     first = layers.Conv2D(2, 3, padding="same", name="first")(x)
-    found = [layers.Conv2D(2, k, padding="same", name=f"k{k}")(first) for k in (5, 3, 1)]
-    model = keras.Model(x, layers.GlobalAveragePooling2D()(layers.Add()(found)))
+    branches = [layers.Conv2D(2, k, padding="same", name=f"k{k}")(first) for k in (5, 3, 1)]
+    model = keras.Model(x, layers.GlobalAveragePooling2D()(layers.Add()(branches)))
     model.compile("sgd", "mse")
     plan = plan_of(model, "within:2,images:rows")
     row, n, mean = 8 * 2 * 4, 16, 2 * 4
     border = 2 * row  # a kernel of 5 needs 2 rows of the other worker; the other kernels need no more
     assert plan.bytes_of_values(plan.parts[0]) == n * (2 * border + mean)
-    rows = {name: (how, why) for name, how, _, why in plan.layers()}
+    rows = {name: (way, reason) for name, way, _, reason in plan.layers()}
     assert rows["k5"] == ("image rows 6, 6", "each worker has all its weights")
 
 

@@ -20,21 +20,21 @@ KEY = Key(ACTIVATION, 0, 0, 7, 0)
 
 
 def inbox(attempt=1):
-    made = Inbox()
-    made.begin(attempt, lambda key: key.number == 7 and key.micro_batch < 4, WORKERS)
-    return made
+    new_inbox = Inbox()
+    new_inbox.begin(attempt, lambda key: key.number == 7 and key.micro_batch < 4, WORKERS)
+    return new_inbox
 
 
-def take(made, key=KEY):
-    return made.take(key, (2, None), "float32", "dense")
+def take(received, key=KEY):
+    return received.take(key, (2, None), "float32", "dense")
 
 
 def test_a_tensor_can_be_taken_once():
-    made = inbox()
-    made.put(1, KEY, VALUE, SENDER)
-    assert take(made) is VALUE
+    tensors = inbox()
+    tensors.put(1, KEY, VALUE, SENDER)
+    assert take(tensors) is VALUE
     with pytest.raises(ProtocolError, match="came twice"):
-        made.put(1, KEY, VALUE, SENDER)
+        tensors.put(1, KEY, VALUE, SENDER)
 
 
 @pytest.mark.parametrize(
@@ -63,57 +63,57 @@ def test_fields_that_form_no_key_are_refused(fields):
 
 @pytest.mark.parametrize("value", [np.ones((2, 3), "f8"), np.ones((3, 3), "f4"), np.ones(2, "f4")])
 def test_another_shape_or_type_is_refused(value):
-    made = inbox()
-    made.put(1, KEY, value, SENDER)
+    tensors = inbox()
+    tensors.put(1, KEY, value, SENDER)
     with pytest.raises(ProtocolError, match=r"instead of float32 of shape \(2, None\)"):
-        take(made)
+        take(tensors)
 
 
 def test_nan_names_the_layer():
-    made = inbox()
-    made.put(1, KEY, VALUE * np.nan, SENDER)
+    tensors = inbox()
+    tensors.put(1, KEY, VALUE * np.nan, SENDER)
     with pytest.raises(BadUpdate, match="outputs of the layer 'dense' contain NaN in micro-batch 1"):
-        take(made)
+        take(tensors)
 
 
 def test_tensors_of_earlier_attempts_are_dropped_and_of_later_ones_kept_until_they_begin():
-    made = inbox(attempt=2)
-    made.put(1, KEY, VALUE, SENDER)
-    made.put(3, KEY, VALUE, SENDER)
-    made.begin(3, lambda key: True, WORKERS)
-    assert take(made) is VALUE
+    tensors = inbox(attempt=2)
+    tensors.put(1, KEY, VALUE, SENDER)
+    tensors.put(3, KEY, VALUE, SENDER)
+    tensors.begin(3, lambda key: True, WORKERS)
+    assert take(tensors) is VALUE
 
 
 @pytest.mark.parametrize(("worker", "name"), [(6, "worker 6"), (9, "worker 9"), (None, "this machine")])
 def test_only_the_worker_of_the_sending_part_sends_its_tensors(worker, name):
-    made = inbox()
+    tensors = inbox()
     with pytest.raises(ProtocolError, match=f"came from {name}, but worker 5 has that part"):
-        made.put(1, KEY, VALUE, worker)
-    made.put(2, KEY, VALUE * 2, worker)  # the inbox does not know the workers of this attempt yet
-    made.put(2, KEY, VALUE, SENDER)
-    made.begin(2, lambda key: True, WORKERS)
-    assert take(made) is VALUE
+        tensors.put(1, KEY, VALUE, worker)
+    tensors.put(2, KEY, VALUE * 2, worker)  # the inbox does not know the workers of this attempt yet
+    tensors.put(2, KEY, VALUE, SENDER)
+    tensors.begin(2, lambda key: True, WORKERS)
+    assert take(tensors) is VALUE
 
 
 def test_tensors_of_the_next_step_may_arrive_early():
-    made = inbox()
-    made.put(1, KEY._replace(step=1), VALUE, SENDER)
-    made.stepped()
-    assert take(made, KEY._replace(step=1)) is VALUE
+    tensors = inbox()
+    tensors.put(1, KEY._replace(step=1), VALUE, SENDER)
+    tensors.stepped()
+    assert take(tensors, KEY._replace(step=1)) is VALUE
     with pytest.raises(ProtocolError, match="came in step 2"):
-        made.put(1, KEY, VALUE, SENDER)
+        tensors.put(1, KEY, VALUE, SENDER)
 
 
 def test_a_waiting_thread_is_released_when_the_round_stops():
-    made, ended = inbox(), threading.Event()
+    tensors, ended = inbox(), threading.Event()
 
     def wait():
         with pytest.raises(Stopped):
-            take(made)
+            take(tensors)
         ended.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    made.stop()
+    tensors.stop()
     assert ended.wait(PATIENCE_S)
 
 
@@ -127,8 +127,8 @@ def test_a_tensor_that_no_part_of_the_group_sends_is_refused(key):
     of_replica = dict(replica=lambda number: 0, parts_of_replica=3)
     program = SimpleNamespace(values=(None, value))
     plan = SimpleNamespace(parts=(None, me, None), micro_batches=4, program=program, **of_replica)
-    made = Inbox()
-    made.begin(1, expected(plan, 1), WORKERS)
-    made.put(1, Key(ACTIVATION, 0, 0, 1, 0), VALUE, SENDER)
+    tensors = Inbox()
+    tensors.begin(1, expected(plan, 1), WORKERS)
+    tensors.put(1, Key(ACTIVATION, 0, 0, 1, 0), VALUE, SENDER)
     with pytest.raises(ProtocolError, match="this part does not receive the"):
-        made.put(1, key, VALUE, SENDER)
+        tensors.put(1, key, VALUE, SENDER)

@@ -20,10 +20,10 @@ def test_parts_cut_layers_and_image_rows_take_the_steps_of_whole_models_with_jax
         "test_images.py": "whole_images and within:2 and padded and not stages",  # 3 workers: tests/trials/test_layer_plan.py
     }
     files = [str(Path(__file__).with_name(name)) for name in cases]
-    which = ["-k", " or ".join(f"({words})" for words in cases.values()), *files]
-    pytest_there = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *which]
-    done = subprocess.run(
-        pytest_there, env={**os.environ, "KERAS_BACKEND": "jax"}, capture_output=True, text=True, check=False
+    selection = ["-k", " or ".join(f"({words})" for words in cases.values()), *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection]
+    completed = subprocess.run(
+        command, env={**os.environ, "KERAS_BACKEND": "jax"}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout
-    assert "4 passed" in done.stdout
+    assert completed.returncode == 0, completed.stdout
+    assert "4 passed" in completed.stdout

@@ -11,7 +11,7 @@ from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.units import Piece, Units, joined, shares, take
 from tests.training.models import blobs, distance
 from tests.training.split.test_parts import DIGITS, IMAGES, WORDS, attention, batches_of, compiled, layered, skips
-from tests.training.split.together import Parts, made, trained_plain
+from tests.training.split.together import Parts, build_model, trained_plain
 
 
 def images():
@@ -21,15 +21,15 @@ def images():
     layers = keras.layers
     x = keras.Input((8, 8, 1))
     first = layers.Conv2D(10, 3, strides=2, padding="same", activation="relu", kernel_regularizer="l2", name="first")(x)
-    found = layers.BatchNormalization(name="norm")(first)
-    found = layers.SpatialDropout2D(0.3, name="drop")(layers.Conv2D(7, 2, name="second")(found))
+    hidden = layers.BatchNormalization(name="norm")(first)
+    hidden = layers.SpatialDropout2D(0.3, name="drop")(layers.Conv2D(7, 2, name="second")(hidden))
     joined = layers.Concatenate(axis=1, name="joined")(
-        [layers.Flatten(name="flat")(found), layers.GlobalMaxPooling2D(name="most")(first)]
+        [layers.Flatten(name="flat")(hidden), layers.GlobalMaxPooling2D(name="most")(first)]
     )
-    found = layers.Dense(12, activation="softmax", name="soft")(joined)
-    found = layers.Dropout(0.2, name="out")(layers.Activation("softmax", name="again")(found))
+    hidden = layers.Dense(12, activation="softmax", name="soft")(joined)
+    hidden = layers.Dropout(0.2, name="out")(layers.Activation("softmax", name="again")(hidden))
     return compiled(
-        keras.Model(x, layers.Dense(4, activation="softmax", name="last")(found)), keras.optimizers.SGD(0.5)
+        keras.Model(x, layers.Dense(4, activation="softmax", name="last")(hidden)), keras.optimizers.SGD(0.5)
     )
 
 
@@ -39,11 +39,11 @@ def block(dropout=0.0):
 
     layers = keras.layers
     x = keras.Input((6,), dtype="int32")
-    found = layers.Embedding(11, 8)(x)
+    hidden = layers.Embedding(11, 8)(x)
     attend = layers.MultiHeadAttention(3, 4, dropout=dropout)
-    found = layers.LayerNormalization()(layers.Add()([found, attend(found, found)]))
-    found = layers.Add()([found, layers.Dense(8)(layers.Dense(16, activation="gelu")(found))])
-    pooled = layers.GlobalAveragePooling1D()(found)
+    hidden = layers.LayerNormalization()(layers.Add()([hidden, attend(hidden, hidden)]))
+    hidden = layers.Add()([hidden, layers.Dense(8)(layers.Dense(16, activation="gelu")(hidden))])
+    pooled = layers.GlobalAveragePooling1D()(hidden)
     return compiled(keras.Model(x, layers.Dense(4, activation="softmax")(pooled)), keras.optimizers.SGD(0.5))
 
 
@@ -61,8 +61,8 @@ def tied():
 
     x, first = keras.Input((8,)), keras.layers.Dense(4, name="first")
     hidden = keras.layers.Dense(4, activation="tanh", name="second")(first(x))
-    found = keras.layers.Dense(4, activation="softmax", name="last")(Back(first)(hidden))
-    return compiled(keras.Model(x, found), keras.optimizers.SGD(0.5))
+    outputs = keras.layers.Dense(4, activation="softmax", name="last")(Back(first)(hidden))
+    return compiled(keras.Model(x, outputs), keras.optimizers.SGD(0.5))
 
 
 def dropped():
@@ -85,7 +85,7 @@ def plan_of(model, split, batch_size=16, micro_batches=1, replicas=1):
 def dense(*units, optimizer="sgd", **options):
     import keras
 
-    layers = [keras.layers.Dense(n, name=f"d{place}", **options) for place, n in enumerate(units)]
+    layers = [keras.layers.Dense(n, name=f"d{index}", **options) for index, n in enumerate(units)]
     model = keras.Sequential([keras.Input((8,)), *layers])
     model.compile(optimizer, "mse")
     return model
@@ -93,9 +93,9 @@ def dense(*units, optimizer="sgd", **options):
 
 def test_units_need_not_divide_evenly():
     assert shares(10, 3).counts == [4, 3, 3]
-    units = Units(tuple(np.array(one) for one in ([0, 3, 4], [1, 5], [2])))
+    units = Units(tuple(np.array(indices) for indices in ([0, 3, 4], [1, 5], [2])))
     values = np.arange(12.0).reshape(2, 6)
-    assert np.array_equal(joined([take(values, one) for one in units], units.of), values)
+    assert np.array_equal(joined([take(values, indices) for indices in units], units.of), values)
     piece = Piece(-1, units)
     assert np.array_equal(piece.join([piece.of(values, worker) for worker in range(3)]), values)
     assert [piece.share(worker) for worker in range(3)] == [3 / 6, 2 / 6, 1 / 6]
@@ -104,7 +104,7 @@ def test_units_need_not_divide_evenly():
 def test_nothing_is_gathered_between_columns_and_rows():
     plan = plan_of(dense(512, 10), "within:3")
     assert [way.name for way in plan.program.ways] == ["columns", "rows"]
-    kinds = {name.kind for part in plan.program.segments for one in part for name in one.names.values()}
+    kinds = {name.kind for part in plan.program.segments for segment in part for name in segment.names.values()}
     assert kinds == {"addend"}
     n, first = 16, plan.parts[0]
     assert plan.bytes_sent(first) == 4 * n * 10
@@ -124,12 +124,12 @@ def test_each_border_value_goes_to_each_machine_once():
 def test_the_table_shows_how_each_layer_is_cut_and_which_layers_stay_whole():
     import keras
 
-    model = made(attention)
+    model = build_model(attention)
     model.layers[-1].kernel_regularizer = model.layers[-1].kernel.regularizer = (
         keras.regularizers.OrthogonalRegularizer()
     )
-    told = plan_of(model, "within:2").told()
-    rows = {line.split("  ")[0]: " ".join(line.split()) for line in told.splitlines()}
+    table = plan_of(model, "within:2").told()
+    rows = {line.split("  ")[0]: " ".join(line.split()) for line in table.splitlines()}
     assert rows["embedding"] == "embedding units 4, 4 50.0 % "[:-1]
     assert rows["multi_head_attention"] == "multi_head_attention heads 1, 1 50.0 %"
     assert rows["layer_normalization"] == "layer_normalization unit by unit 4, 4 50.0 %"
@@ -139,10 +139,10 @@ def test_the_table_shows_how_each_layer_is_cut_and_which_layers_stay_whole():
 def test_the_table_shows_layers_that_stay_whole_because_of_weights_or_types():
     import keras
 
-    def whole(model):
-        return {name: why for name, how, _, why in plan_of(model, "within:2").layers() if how == "whole"}
+    def uncut_layers(model):
+        return {name: reason for name, way, _, reason in plan_of(model, "within:2").layers() if way == "whole"}
 
-    assert whole(made(tied)) == {
+    assert uncut_layers(build_model(tied)) == {
         "first": "another layer uses its weights, too",
         "back": "a layer Back is not cut",
     }
@@ -151,7 +151,10 @@ def test_the_table_shows_layers_that_stay_whole_because_of_weights_or_types():
         [keras.Input((8,)), *(keras.layers.Dense(4, name=name, dtype=kind) for name, kind in kinds.items())]
     )
     model.compile("sgd", "mse")
-    assert whole(model) == {"h": (why := "it computes in another type than its weights or its input have"), "f": why}
+    assert uncut_layers(model) == {
+        "h": (type_reason := "it computes in another type than its weights or its input have"),
+        "f": type_reason,
+    }
 
 
 def test_the_table_explains_a_large_share_of_a_layer():
@@ -161,7 +164,7 @@ def test_the_table_explains_a_large_share_of_a_layer():
     attend = keras.layers.MultiHeadAttention(4, 2, name="attend")(x, x)
     model = keras.Model(x, keras.layers.GroupNormalization(2, name="groups")(attend))
     model.compile("sgd", "mse")
-    rows = {name: (how, why) for name, how, _, why in plan_of(model, "within:3").layers()}
+    rows = {name: (way, reason) for name, way, _, reason in plan_of(model, "within:3").layers()}
     assert rows["attend"] == ("heads 2, 1, 1", "4 heads do not divide evenly between 3 parts")
     assert rows["groups"] == ("whole", "a layer GroupNormalization is not cut")
 
@@ -209,10 +212,10 @@ def test_cut_layers_take_the_steps_of_whole_ones(name, split):
 
 @pytest.mark.slow
 def test_the_cut_does_not_change_the_dropout_of_heads():
-    found = []
+    results = []
     for split in ("within:1", "within:2"):
         parts = Parts(dropped, split, 16, 1)
         for number, batch in enumerate(batches_of(WORDS, DIGITS, 16)):
             parts.train(batch, (0, number))
-        found.append(parts.weights())
-    assert distance(*found) < 1e-6
+        results.append(parts.weights())
+    assert distance(*results) < 1e-6

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.training.models import blobs, distance
-from tests.training.split.together import Parts, made, trained_plain
+from tests.training.split.together import Parts, build_model, trained_plain
 
 pytestmark = pytest.mark.slow
 
@@ -69,11 +69,11 @@ def attention(dropout=0.0):
 
     layers = keras.layers
     x = keras.Input((6,), dtype="int32")
-    found = layers.Embedding(11, 8)(x)
+    hidden = layers.Embedding(11, 8)(x)
     attend, norm, dense = layers.MultiHeadAttention(2, 4, dropout=dropout), layers.LayerNormalization(), layers.Dense(8)
     for _ in range(2):
-        found = norm(layers.Add()([found, dense(attend(found, found))]))
-    pooled = layers.GlobalAveragePooling1D()(found)
+        hidden = norm(layers.Add()([hidden, dense(attend(hidden, hidden))]))
+    pooled = layers.GlobalAveragePooling1D()(hidden)
     return compiled(keras.Model(x, layers.Dense(4, activation="softmax")(pooled)), keras.optimizers.Adam(0.01))
 
 
@@ -82,12 +82,12 @@ def several():
     import keras
 
     layers = keras.layers
-    one, two = keras.Input((8,), name="one"), keras.Input((3,), name="two")
-    hidden = layers.Dense(8, activation="relu")(one)
+    first, second = keras.Input((8,), name="one"), keras.Input((3,), name="two")
+    hidden = layers.Dense(8, activation="relu")(first)
     early = layers.Dense(1, name="early")(hidden)
-    joined = layers.Concatenate()([layers.Dense(6, activation="tanh")(hidden), two])
+    joined = layers.Concatenate()([layers.Dense(6, activation="tanh")(hidden), second])
     late = layers.Dense(4, activation="softmax", name="late")(layers.Dense(8, activation="relu")(joined))
-    model = keras.Model({"one": one, "two": two}, {"early": early, "late": late})
+    model = keras.Model({"one": first, "two": second}, {"early": early, "late": late})
     model.compile(
         keras.optimizers.AdamW(0.01, weight_decay=0.01, clipnorm=0.5),
         loss={"early": "mse", "late": "categorical_crossentropy"},
@@ -110,7 +110,7 @@ def trees_of(size):
     x, y = blobs(44)
     two, early = CHANCE.normal(size=(44, 3)).astype("f4"), CHANCE.normal(size=(44, 1)).astype("f4")
     rows = [slice(begin, begin + size) for begin in range(0, 44, size)]
-    return [({"one": x[one], "two": two[one]}, {"early": early[one], "late": y[one]}) for one in rows]
+    return [({"one": x[batch], "two": two[batch]}, {"early": early[batch], "late": y[batch]}) for batch in rows]
 
 
 WORDS = CHANCE.integers(0, 11, (44, 6)).astype("i4")
@@ -136,24 +136,24 @@ def test_parts_take_the_steps_of_one_process_that_adds_up_the_same_micro_batches
     assert distance(parts.weights(), weights) < tolerance
     assert parts.metrics(44) == pytest.approx(metrics, rel=1e-6)
     for model, me in zip(parts.models, parts.plan.parts, strict=True):
-        assert {place for place, weight in enumerate(model.weights) if weight._value is not None} == set(me.all_weights)
+        assert {index for index, weight in enumerate(model.weights) if weight._value is not None} == set(me.all_weights)
 
 
 def test_parts_with_skips_evaluate_as_keras_does():
     build, batches, _ = CASES["skips"]
     parts = Parts(build, "stages:3", 16, 5)
-    model, five = made(build), [*batches, *batches[:2]]
-    x, y = (np.concatenate([batch[place] for batch in five]) for place in (0, 1))
+    model, five = build_model(build), [*batches, *batches[:2]]
+    x, y = (np.concatenate([batch[column] for batch in five]) for column in (0, 1))
     of_keras = {"loss": 0.0} | model.evaluate(x[:44], y[:44], batch_size=16, verbose=0, return_dict=True)
     assert parts.evaluate(five[:3]) == pytest.approx(of_keras, rel=1e-6)
 
 
 def test_the_cut_does_not_change_the_dropout_of_a_layer_that_is_used_twice():
-    found = []
+    results = []
     for split in ("stages:1", "stages:2"):
         parts = Parts(lambda: attention(dropout=0.3), split, 16, 4)
         for number, batch in enumerate(batches_of(WORDS, DIGITS, 16)):
             parts.train(batch, (0, number))
-        found.append(parts.weights())
+        results.append(parts.weights())
     assert any(len(part.borrowed) for part in parts.parts)
-    assert distance(*found) < 1e-4
+    assert distance(*results) < 1e-4

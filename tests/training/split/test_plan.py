@@ -28,7 +28,7 @@ def plan_of(model, split, batch_size=16, micro_batches=4):
 def dense(*units, **options):
     import keras
 
-    return [keras.layers.Dense(n, name=f"d{place}", **options) for place, n in enumerate(units)]
+    return [keras.layers.Dense(n, name=f"d{index}", **options) for index, n in enumerate(units)]
 
 
 def test_stages_are_balanced_by_multiplications():
@@ -88,9 +88,9 @@ def bad_models():
             return {}
 
     class Subclassed(keras.Model):
-        def __init__(self, found):
+        def __init__(self, layers_of_model):
             super().__init__()
-            self.found = found[1:]
+            self.stack = layers_of_model[1:]
 
     class OwnApply(optimizers.SGD):
         def apply(self, *_):
@@ -145,9 +145,9 @@ def test_a_layer_that_mixes_samples_is_named_and_stays_in_one_part():
     import keras
 
     x = keras.Input((8,))
-    made = keras.layers.Dense(8, name="d")(x)
-    mean = keras.ops.mean(made, axis=0, keepdims=True)
-    model = keras.Model(x, keras.layers.Dense(2, name="last")(made - mean))
+    hidden = keras.layers.Dense(8, name="d")(x)
+    mean = keras.ops.mean(hidden, axis=0, keepdims=True)
+    model = keras.Model(x, keras.layers.Dense(2, name="last")(hidden - mean))
     model.compile("sgd", "mse")
     plan = plan_of(model, "layers:last")
     plan.check()

@@ -19,8 +19,8 @@ def test_parts_of_later_replicas_own_nothing():
     assert [plan.stage(part) for part in range(4)] == [0, 1, 0, 1]
     assert plan.ends == [1, 2]
     assert plan.told().startswith("2 replicas of 2 parts, 1 micro-batch")
-    apart = plan_of(model, "stages:2")  # a plan for slots that do not wait for each other
-    assert apart.told(3).startswith("3 replicas of 2 parts, 1 micro-batch")
+    of_slot = plan_of(model, "stages:2")  # a plan for slots that do not wait for each other
+    assert of_slot.told(3).startswith("3 replicas of 2 parts, 1 micro-batch")
     with pytest.raises(ConfigError, match="makes 4 parts of this model in 2 slots, and there are 3 workers"):
         check_workers("stages:2", plan, 3)
 
@@ -60,10 +60,10 @@ def test_two_replicas_take_the_steps_of_one_process_with_the_samples_of_both(bui
     parts = Parts(build, split, 16, 2, replicas=2)
     steps = []
     for number in range(2):
-        one, other = (
+        first, second = (
             batches[number],
             tuple(a[: 5 * number] for a in batches[2]),
         )  # the second replica begins without samples
-        steps.append(([one, other], [(0, number), (0, number, 1)]))
+        steps.append(([first, second], [(0, number), (0, number, 1)]))
         parts.train_replicas(*steps[-1])
     assert distance(parts.weights(), trained_replicas(build, steps, 2)) < tolerance

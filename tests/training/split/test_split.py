@@ -61,12 +61,12 @@ def lowering():
 
 
 class InFiles(Cut):
-    place = ""
+    folder = ""
 
     async def load_dataset(self):
         await super().load_dataset()
         del self.x_test, self.y_test
-        self.test_data = ddlf.data.open(self.place)
+        self.test_data = ddlf.data.open(self.folder)
 
 
 class WithNaN(Cut):
@@ -89,9 +89,9 @@ async def test_two_workers_take_the_steps_of_one_process(two_workers, tmp_path):
             seeds.append((0, epoch, 0, number))
     weights, metrics = trained_plain(clipped, batches, 4, first=0, seeds=seeds, epoch=7)
     assert distance(trained.model.get_weights(), weights) < 1e-6
-    told = trained.history[-1].metrics
-    assert {name: told[name] for name in metrics} == pytest.approx(metrics, rel=1e-6)
-    assert told["val_loss"] > 0
+    last_metrics = trained.history[-1].metrics
+    assert {name: last_metrics[name] for name in metrics} == pytest.approx(metrics, rel=1e-6)
+    assert last_metrics["val_loss"] > 0
     assert trained.ledger.is_exact(2)
     await trained.save_model(tmp_path / "whole.keras")
     import keras
@@ -110,25 +110,28 @@ class Loaded(Cut):
         self.model.set_weights([np.full(w.shape, 0.01, w.dtype) for w in self.model.get_weights()])
 
     def on_round(self, record):
-        self.made.append(any(map(is_made, vars(self)["model"].weights)))
+        self.were_built.append(any(map(is_made, vars(self)["model"].weights)))
 
 
 @pytest.mark.slow
 async def test_the_master_has_no_weights_before_the_end_and_parts_evaluate_like_one_process(two_workers):
-    trained, told = app(two_workers, Loaded, made=[]), []
-    trained.subscribe(lambda event: told.append(event.why) if isinstance(event, Warned) else None)
+    trained, warnings = app(two_workers, Loaded, were_built=[]), []
+    trained.subscribe(lambda event: warnings.append(event.why) if isinstance(event, Warned) else None)
     await trained.train_model()
-    assert trained.made == [False, True]
-    assert [why for why in told if "reads or changes weights" in why] == told
-    assert len(told) == 1
-    short = app(two_workers, Loaded, made=[], master_epochs=1, split="within:2")
+    assert trained.were_built == [False, True]
+    assert [reason for reason in warnings if "reads or changes weights" in reason] == warnings
+    assert len(warnings) == 1
+    short = app(two_workers, Loaded, were_built=[], master_epochs=1, split="within:2")
     await short.train_model()
-    for mine, masters in zip(of_evaluations(trained), of_evaluations(short), strict=False):
-        assert mine == pytest.approx(masters, rel=1e-5)
+    for by_parts, by_master in zip(of_evaluations(trained), of_evaluations(short), strict=False):
+        assert by_parts == pytest.approx(by_master, rel=1e-5)
 
 
 def of_evaluations(trained):
-    return [{**one.test, **{f: v for f, v in one.metrics.items() if "val_" in f}} for one in trained.history]
+    return [
+        {**record.test, **{name: value for name, value in record.metrics.items() if "val_" in name}}
+        for record in trained.history
+    ]
 
 
 @pytest.mark.slow
@@ -155,12 +158,12 @@ async def test_losses_and_a_resume_with_another_cut_change_no_bit(two_workers, t
 )
 async def test_the_run_returns_to_its_checkpoint_if_a_part_and_its_copy_are_lost(two_workers, tmp_path, cut):
     options = dict(master_epochs=6, batch_size=64, callbacks=[], checkpoint_every=2) | cut
-    whole, lost = (
+    undisturbed, disturbed = (
         app(two_workers, Cut, **{**options, "callbacks": [lowering()], "checkpoint": tmp_path / name})
         for name in ("whole", "lost")
     )
-    await whole.train_model()
-    kills, told = {3, 5}, []
+    await undisturbed.train_model()
+    kills, warnings = {3, 5}, []
 
     def kill(event):
         if isinstance(event, Committed) and event.record.round in kills:
@@ -168,19 +171,21 @@ async def test_the_run_returns_to_its_checkpoint_if_a_part_and_its_copy_are_lost
             kill_executor(two_workers, 1)()
             kill_executor(two_workers, 2)()
         if isinstance(event, Warned) and "were lost after round" in event.why:
-            told.append(event.why)
+            warnings.append(event.why)
 
-    lost.subscribe(kill)
-    await lost.train_model()
-    assert [why.rpartition(" ")[2] for why in told] == ["2", "4"]
-    assert equal(lost.model.get_weights(), whole.model.get_weights())
-    assert equal(lost.optimizers[0], whole.optimizers[0])
-    assert [one.round for one in lost.history] == [1, 2, 3, 4, 5, 6]
-    assert [one.metrics["learning_rate"] for one in lost.history] == [
-        one.metrics["learning_rate"] for one in whole.history
+    disturbed.subscribe(kill)
+    await disturbed.train_model()
+    assert [reason.rpartition(" ")[2] for reason in warnings] == ["2", "4"]
+    assert equal(disturbed.model.get_weights(), undisturbed.model.get_weights())
+    assert equal(disturbed.optimizers[0], undisturbed.optimizers[0])
+    assert [record.round for record in disturbed.history] == [1, 2, 3, 4, 5, 6]
+    assert [record.metrics["learning_rate"] for record in disturbed.history] == [
+        record.metrics["learning_rate"] for record in undisturbed.history
     ]
-    assert [one.metrics["loss"] for one in lost.history] == [one.metrics["loss"] for one in whole.history]
-    assert lost.ledger.is_exact(6)
+    assert [record.metrics["loss"] for record in disturbed.history] == [
+        record.metrics["loss"] for record in undisturbed.history
+    ]
+    assert disturbed.ledger.is_exact(6)
 
 
 @pytest.mark.slow
@@ -204,15 +209,15 @@ async def test_parts_evaluate_data_in_files_as_the_master_does(two_workers, tmp_
     x, y = blobs(900, seed=3)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     split(open_source(tmp_path / "data.npz"), Folder(tmp_path / "data"), [300, 400, 200], shuffle=False)
-    found, told = [], []
+    histories, warnings = [], []
     for options in ({"split": "stages:2"}, {"split": None, "micro_batches": None}):
-        trained = app(two_workers, InFiles, place=str(tmp_path / "data"), evaluate_every=1, **options)
-        trained.subscribe(lambda event: told.append(event.why) if isinstance(event, Warned) else None)
+        trained = app(two_workers, InFiles, folder=str(tmp_path / "data"), evaluate_every=1, **options)
+        trained.subscribe(lambda event: warnings.append(event.why) if isinstance(event, Warned) else None)
         await trained.train_model()
-        whole = trained.model.evaluate(x, y, batch_size=512, verbose=0, return_dict=True)
-        assert trained.history[-1].test == pytest.approx(whole, rel=1e-6)
-        found.append(trained.history)
-    assert not [why for why in told if "the master evaluates" in why]
+        metrics = trained.model.evaluate(x, y, batch_size=512, verbose=0, return_dict=True)
+        assert trained.history[-1].test == pytest.approx(metrics, rel=1e-6)
+        histories.append(trained.history)
+    assert not [reason for reason in warnings if "the master evaluates" in reason]
 
 
 @pytest.mark.slow
@@ -248,22 +253,22 @@ async def test_the_loss_of_a_worker_of_cut_layers_changes_no_bit(two_workers):
 async def test_a_checkpoint_has_the_whole_model_however_it_is_cut(two_workers, tmp_path, monkeypatch, first, then):
     writers, add = [], Slices.add
 
-    def added(slices, number, place, written, by):
+    def added(slices, number, target, written, by):
         writers.append(by)
-        add(slices, number, place, written, by)
+        add(slices, number, target, written, by)
 
     monkeypatch.setattr(Slices, "add", added)
     options = dict(master_epochs=3, micro_batches=1, batch_size=64) | first
-    whole = app(two_workers, Cut, **options)
-    await whole.train_model()
+    uninterrupted = app(two_workers, Cut, **options)
+    await uninterrupted.train_model()
     with pytest.raises(Interrupted):
         await stop_after(app(two_workers, Cut, checkpoint=tmp_path, **options), 1).train_model()
     assert writers
     assert 0 not in writers  # the master writes no slice
     resumed = app(two_workers, Cut, checkpoint=tmp_path, resume="auto", **{**options, **then})
     await resumed.train_model()
-    assert distance(resumed.model.get_weights(), whole.model.get_weights()) < 1e-6
-    assert distance(resumed.optimizers[0], whole.optimizers[0]) < 1e-6
+    assert distance(resumed.model.get_weights(), uninterrupted.model.get_weights()) < 1e-6
+    assert distance(resumed.optimizers[0], uninterrupted.optimizers[0]) < 1e-6
     assert resumed.ledger.is_exact(3)
 
 
@@ -273,7 +278,9 @@ class Looking(Cut):
     async def on_round(self, record):
         if record.round == 1:
             role = self.run_context.name, "replica"
-            self.seen = {one.id: set(await one.call(role, "connections")) for one in self.cluster.workers}
+            self.connections = {
+                worker.id: set(await worker.call(role, "connections")) for worker in self.cluster.workers
+            }
 
 
 @pytest.mark.slow
@@ -285,8 +292,13 @@ async def test_groups_have_the_planned_connections_only(one_template):
             lambda event: parts.update({event.slot: event.worker}) if type(event) is PartTrained else None
         )
         await trained.train_model()
-    one, two, three, four = (parts[slot] for slot in (1, 2, 3, 4))
-    assert trained.seen == {one: {two, three}, two: {one, four}, three: {one, four}, four: {two, three}}
+    first, second, third, fourth = (parts[slot] for slot in (1, 2, 3, 4))
+    assert trained.connections == {
+        first: {second, third},
+        second: {first, fourth},
+        third: {first, fourth},
+        fourth: {second, third},
+    }
     assert trained.ledger.is_exact(2)
 
 

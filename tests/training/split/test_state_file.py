@@ -11,25 +11,25 @@ ARRAYS = {"weight 0": np.arange(6, dtype="f4").reshape(2, 3), "weight 3": np.one
 
 
 def state():
-    made = State([(name, one.dtype.name, one.shape) for name, one in ARRAYS.items()])
-    for name, one in ARRAYS.items():
-        made.put(name, one)
-    return made
+    new_state = State([(name, array.dtype.name, array.shape) for name, array in ARRAYS.items()])
+    for name, array in ARRAYS.items():
+        new_state.put(name, array)
+    return new_state
 
 
 def test_a_state_returns_the_arrays_that_it_received():
-    made = state()
-    for name, one in ARRAYS.items():
-        assert np.array_equal(made.get(name), one)
-        assert np.array_equal(made.views()[name], one)
-        assert not made.views()[name].flags.writeable
-    assert "weight 1" not in made
+    received = state()
+    for name, array in ARRAYS.items():
+        assert np.array_equal(received.get(name), array)
+        assert np.array_equal(received.views()[name], array)
+        assert not received.views()[name].flags.writeable
+    assert "weight 1" not in received
 
 
 def test_views_outlive_their_state():
-    made = state()
-    views = made.views()
-    made.close()
+    original = state()
+    views = original.views()
+    original.close()
     assert np.array_equal(views["weight 0"], ARRAYS["weight 0"])
 
 
@@ -41,29 +41,29 @@ def test_an_array_of_another_shape_or_type_is_refused(value):
 
 async def test_a_state_travels_in_pieces(monkeypatch):
     monkeypatch.setattr(state_file, "PIECE_BYTES", 50)
-    there, asked = state(), []
+    remote, verbs = state(), []
 
-    async def ask(verb, part, version, *where):
-        asked.append(verb)
-        return there.layout if verb == "layout" else there.read(*where)
+    async def ask(verb, part, version, *extent):
+        verbs.append(verb)
+        return remote.layout if verb == "layout" else remote.read(*extent)
 
-    found = await fetched(ask, 1, 5)
-    assert all(np.array_equal(found.get(name), one) for name, one in ARRAYS.items())
-    assert asked == ["layout", *["piece"] * 3]
+    copy = await fetched(ask, 1, 5)
+    assert all(np.array_equal(copy.get(name), array) for name, array in ARRAYS.items())
+    assert verbs == ["layout", *["piece"] * 3]
 
 
 async def test_some_arrays_of_a_state_travel_alone(monkeypatch):
     monkeypatch.setattr(state_file, "PIECE_BYTES", 5)
-    there, asked = state(), []
+    remote, lengths = state(), []
 
-    async def ask(verb, part, version, *where):
-        asked.extend(where[1:])
-        return there.layout if verb == "layout" else there.read(*where)
+    async def ask(verb, part, version, *extent):
+        lengths.extend(extent[1:])
+        return remote.layout if verb == "layout" else remote.read(*extent)
 
-    found = await fetched(ask, 1, 5, ["weight 3"])
-    assert np.array_equal(found.get("weight 3"), ARRAYS["weight 3"])
-    assert "weight 0" not in found
-    assert asked == [5, 3]
+    copy = await fetched(ask, 1, 5, ["weight 3"])
+    assert np.array_equal(copy.get("weight 3"), ARRAYS["weight 3"])
+    assert "weight 0" not in copy
+    assert lengths == [5, 3]
 
 
 @pytest.mark.parametrize("piece", [np.zeros(3, "u1"), np.zeros(200, "f4")])
@@ -86,8 +86,8 @@ def test_states_of_earlier_versions_are_freed():
 
 
 def test_weights_are_flat_in_slices():
-    found = in_slice(ARRAYS, {"weight 0": "weights 0 0000 dense/kernel", "optimizer 0": "slots 0 slot 0000 0000"})
-    assert {name: one.shape for name, one in found.items()} == {
+    arrays = in_slice(ARRAYS, {"weight 0": "weights 0 0000 dense/kernel", "optimizer 0": "slots 0 slot 0000 0000"})
+    assert {name: array.shape for name, array in arrays.items()} == {
         "weights 0 0000 dense/kernel": (6,),
         "slots 0 slot 0000 0000": (),
     }

@@ -18,7 +18,7 @@ from ddlf.training.slot.build import fresh_names
 from ddlf.training.slot.variables import put
 
 
-def made(build, seed=3):
+def build_model(build, seed=3):
     import keras
 
     keras.utils.set_random_seed(seed)
@@ -26,9 +26,9 @@ def made(build, seed=3):
         return build()
 
 
-def made_without_memory(build):
+def build_without_memory(build):
     with unmade():
-        return made(build)
+        return build_model(build)
 
 
 class Parts:
@@ -37,17 +37,17 @@ class Parts:
     def __init__(self, build, split, batch_size, micro_batches, replicas=1):
         import keras
 
-        whole = made(build)
+        whole_model = build_model(build)
         cut = CUT("split", split)
-        self.plan = Plan.of(Graph.of(whole), cut, batch_size, micro_batches, replicas)
+        self.plan = Plan.of(Graph.of(whole_model), cut, batch_size, micro_batches, replicas)
         self.parts, self.models = [], []
-        for one in self.plan.parts:
-            model = made_without_memory(build)
-            how = cut.within, replicas, self.plan.program.by_rows
-            plan = Plan.at(Graph.of(model), self.plan.ends, batch_size, micro_batches, *how)
-            for place in one.all_weights:
-                put(model.weights[place], plan.piece(one.number, place, whole.get_weights()[place]))
-            part = KINDS[keras.backend.backend()](plan, one.number)
+        for part_plan in self.plan.parts:
+            model = build_without_memory(build)
+            options = cut.within, replicas, self.plan.program.by_rows
+            plan = Plan.at(Graph.of(model), self.plan.ends, batch_size, micro_batches, *options)
+            for index in part_plan.all_weights:
+                put(model.weights[index], plan.piece(part_plan.number, index, whole_model.get_weights()[index]))
+            part = KINDS[keras.backend.backend()](plan, part_plan.number)
             model.optimizer.build(part.trained)
             name_all(model.optimizer)
             self.parts.append(part)
@@ -103,32 +103,34 @@ class Parts:
         self.all_do(work)
         return self.metrics(sum(counts))
 
-    def all_do(self, do):
+    def all_do(self, action):
         def work(stage, part):
             try:
-                do(stage, part)
+                action(stage, part)
             except BaseException:
                 for inbox in self.inboxes:
                     inbox.stop()
                 raise
 
         with ThreadPoolExecutor(len(self.parts)) as threads:
-            working = [threads.submit(work, *one) for one in zip(self.stages, self.parts, strict=True)]
-        errors = [one.exception() for one in working if one.exception() is not None]
+            working = [
+                threads.submit(work, *working_thread) for working_thread in zip(self.stages, self.parts, strict=True)
+            ]
+        errors = [working_thread.exception() for working_thread in working if working_thread.exception() is not None]
         for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
             raise error
 
     def weights(self):
-        found = {}
+        pieces = {}
         for part, me in zip(self.parts, self.plan.parts, strict=True):
-            for place, value in zip(me.weights, part.read(), strict=True):
-                found.setdefault(place, []).append(value)
-        return [self.plan.joined(place, found[place]) for place in range(len(found))]
+            for index, value in zip(me.weights, part.read(), strict=True):
+                pieces.setdefault(index, []).append(value)
+        return [self.plan.joined(index, pieces[index]) for index in range(len(pieces))]
 
     def metrics(self, samples):
-        found = {name: float(value) for name, value in self.models[-1].get_metrics_result().items()}
-        found["loss"] += sum(part.losses for part in self.parts) / samples
-        return found
+        metrics = {name: float(value) for name, value in self.models[-1].get_metrics_result().items()}
+        metrics["loss"] += sum(part.losses for part in self.parts) / samples
+        return metrics
 
 
 def leaves(tree):
@@ -144,16 +146,16 @@ def trained_replicas(build, steps, micro_batches):
     """
     import keras
 
-    model = made(build)
+    model = build_model(build)
     model.optimizer.build(model.trainable_variables)
     model._symbolic_build(data_batch=steps[0][0][0])
     for batches, seeds in steps:
         counts = [len(leaves(batch[0])[0]) for batch in batches]
-        total, before = None, [one.numpy() for one in model.non_trainable_variables]
-        moved = [0 * one for one in before]
+        total, before = None, [variable.numpy() for variable in model.non_trainable_variables]
+        moved = [0 * variable for variable in before]
         for batch, seed, samples in zip(batches, seeds, counts, strict=True):
-            for one, value in zip(model.non_trainable_variables, before, strict=True):
-                one.assign(value)
+            for variable, value in zip(model.non_trainable_variables, before, strict=True):
+                variable.assign(value)
             begin = 0
             for micro, count in enumerate(sizes(samples, micro_batches) if samples else ()):
                 seed_layers(model, (*seed, micro))
@@ -162,9 +164,11 @@ def trained_replicas(build, steps, micro_batches):
                 total = gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
                 begin += count
             share = samples / sum(counts)
-            moved = [a + share * one.numpy() for a, one in zip(moved, model.non_trainable_variables, strict=True)]
-        for one, value in zip(model.non_trainable_variables, moved, strict=True):
-            one.assign(value)
+            moved = [
+                a + share * variable.numpy() for a, variable in zip(moved, model.non_trainable_variables, strict=True)
+            ]
+        for variable, value in zip(model.non_trainable_variables, moved, strict=True):
+            variable.assign(value)
         model.optimizer.apply(total, model.trainable_variables)
     return model.get_weights()
 
@@ -176,7 +180,7 @@ def trained_plain(build, batches, micro_batches, *, first=3, seeds=(), epoch=0):
     """
     import keras
 
-    model = made(build, first)
+    model = build_model(build, first)
     model.optimizer.build(model.trainable_variables)
     model._symbolic_build(data_batch=batches[0])
     model.reset_metrics()
@@ -196,10 +200,10 @@ def trained_plain(build, batches, micro_batches, *, first=3, seeds=(), epoch=0):
 
 
 def seed_layers(model, seed):
-    states = [one for one in model.non_trainable_variables if one.path.endswith("seed_generator_state")]
-    for place, state in enumerate(states):
+    states = [variable for variable in model.non_trainable_variables if variable.path.endswith("seed_generator_state")]
+    for number, state in enumerate(states):
         state.assign(
-            (np.random.SeedSequence([*seed, place]).generate_state(2) >> np.uint32(1)).astype(str(state.dtype))
+            (np.random.SeedSequence([*seed, number]).generate_state(2) >> np.uint32(1)).astype(str(state.dtype))
         )
 
 
@@ -222,9 +226,11 @@ def tensorflow_gradients(model):
             loss = model.compute_loss(x, y, y_pred, w)
         model._loss_tracker.update_state(loss, sample_weight=samples)
         model.compute_metrics(x, y, y_pred, w)
-        return tape.gradient(loss, [one.value for one in model.trainable_variables])
+        return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
 
-    return lambda batch, samples, share: [tf.convert_to_tensor(one) * share for one in gradients(*batch, samples)]
+    return lambda batch, samples, share: [
+        tf.convert_to_tensor(gradient) * share for gradient in gradients(*batch, samples)
+    ]
 
 
 def jax_gradients(model):
@@ -243,19 +249,21 @@ def jax_gradients(model):
                 loss = model.compute_loss(x, y, y_pred, w)
                 model._loss_tracker.update_state(loss, sample_weight=samples)
                 model.compute_metrics(x, y, y_pred, w)
-            found = [scope.get_current_value(one) for one in states]
-            return loss, [old if new is None else new for old, new in zip(before, found, strict=True)]
+            current = [scope.get_current_value(state) for state in states]
+            return loss, [old if new is None else new for old, new in zip(before, current, strict=True)]
 
-        (_, after), found = jax.value_and_grad(of, has_aux=True)(trained)
-        return found, after
+        (_, after), gradients_of_trained = jax.value_and_grad(of, has_aux=True)(trained)
+        return gradients_of_trained, after
 
     def added(batch, samples, share):
         states = [*model.non_trainable_variables, *model.metrics_variables]
-        trained, before = ([one.value for one in some] for some in (model.trainable_variables, states))
-        found, after = gradients(trained, before, batch, samples)
+        trained, before = (
+            [variable.value for variable in variables] for variables in (model.trainable_variables, states)
+        )
+        unscaled, after = gradients(trained, before, batch, samples)
         for variable, value in zip(states, after, strict=True):
             variable.assign(value)
-        return [one * share for one in found]
+        return [gradient * share for gradient in unscaled]
 
     return added
 
