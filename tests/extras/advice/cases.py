@@ -110,8 +110,8 @@ def rows(**changes):
     return replace(FACTS, rows=replace(FACTS.rows, **changes), arrays=(X, Y, TEST_X))
 
 
-def seen(**what):
-    return replace(FACTS, observations=what)
+def observed(**values):
+    return replace(FACTS, observations=values)
 
 
 def record(number, loss, **more):
@@ -211,10 +211,10 @@ CASES = {
         data(replace(X, shape=(500, 9000)), Y, layers=(replace(HIDDEN, before=(9000,)),)),
         data(replace(X, shape=(500, 9000)), Y, layers=(replace(HIDDEN, before=(9000,), penalty=0.01),)),
     ),
-    "D17": (seen(near={"count": 40, "of": 200, "pairs": ((3, 8),)}), seen(near={"count": 1, "of": 200, "pairs": ((3, 8),)})),
+    "D17": (observed(near={"count": 40, "of": 200, "pairs": ((3, 8),)}), observed(near={"count": 1, "of": 200, "pairs": ((3, 8),)})),
     "D18": (
-        seen(doubted={"count": 30, "of": 1000, "samples": (7,), "pairs": ((7, 3, 8),)}),
-        seen(doubted={"count": 2, "of": 1000, "samples": (7,), "pairs": ((7, 3, 8),)}),
+        observed(doubted={"count": 30, "of": 1000, "samples": (7,), "pairs": ((7, 3, 8),)}),
+        observed(doubted={"count": 2, "of": 1000, "samples": (7,), "pairs": ((7, 3, 8),)}),
     ),
     "D19": (
         data(replace(X, loudest=1.0), replace(TEST_X, loudest=16.0), Y),
@@ -224,7 +224,7 @@ CASES = {
     "D21": (x(low=0, high=0.004, loudest=0.003), x(loudest=0.05)),
     "D22": (replace(y(labels=replace(ONE_HOT, counts={0: 8, 1: 8, 2: 7, 3: 7})), samples=30), replace(y(), samples=120)),
     "D23": (rows(overlapping=(("test", 150, 200),)), rows(overlapping=(("test", 12, 200),))),
-    "D24": (seen(related={"train": (1.2, 600)}), seen(related={"train": (21.0, 600), "test": (9.0, 200)})),
+    "D24": (observed(related={"train": (1.2, 600)}), observed(related={"train": (21.0, 600), "test": (9.0, 200)})),
     "D25": (
         data(replace(TOKENS, commonest=(1, 0.7)), Y, layers=(EMBEDDING,)),
         data(replace(TOKENS, commonest=(1, 0.2)), Y, layers=(EMBEDDING,)),
@@ -247,13 +247,13 @@ CASES = {
     ),
     "L11": (head(loss="mse"), head(REAL, loss="mse", activation="linear", metrics=())),
     "L12": (head(REAL, loss="mse", activation="linear"), head(REAL, loss="mse", activation="linear", metrics=("mae",))),
-    "L13": (seen(losses={"a": 120.0, "b": 0.7}), seen(losses={"a": 1.2, "b": 0.7})),
+    "L13": (observed(losses={"a": 120.0, "b": 0.7}), observed(losses={"a": 1.2, "b": 0.7})),
     "L14": (head(replace(Y, shape=(1000, 5000)), shape=(5000,)), FACTS),
     "L15": (
         head(replace(CLASSES, high=1), shape=(1,), activation="sigmoid"),
         head(replace(CLASSES, high=1), shape=(1,), activation="sigmoid", loss="bce"),
     ),
-    "L16": (seen(first=-1.0, least=-5000.0), seen(first=-1.0, least=-40.0)),
+    "L16": (observed(first=-1.0, least=-5000.0), observed(first=-1.0, least=-40.0)),
     "L17": (head(metrics=("binary_accuracy",)), head(metrics=("categorical_accuracy",))),
     "L18": (
         replace(head(replace(CLASSES, shape=(1000, 20)), loss="sce", shape=(20, 4)), rows=replace(FACTS.rows, copied=True)),
@@ -268,7 +268,7 @@ CASES = {
         replace(head(loss="own"), observations=dict(first=-0.2, least=-3.0, agrees=-0.9)),
         replace(head(loss="own"), observations=dict(first=1.4, least=0.2, agrees=0.9)),
     ),
-    "L22": (seen(unlinked=True), seen(unlinked=False)),
+    "L22": (observed(unlinked=True), observed(unlinked=False)),
     "M01": (hidden(equal=0.0), replace(FACTS, layers=(HIDDEN, replace(LAST, equal=0.0)))),
     "M02": (layers(dense("linear"), dense("relu")), layers(dense("linear", width=8), dense("relu", before=8))),
     "M03": (layers(*DEEP), layers(*DEEP[:12], NORM, *DEEP[12:])),
@@ -306,21 +306,21 @@ CASES = {
         layers(replace(POOL, shape=(1, 1, 8)), replace(CONV, before=(1, 1, 8))),
         layers(replace(POOL, shape=(2, 2, 8)), replace(CONV, before=(2, 2, 8))),
     ),
-    "M20": (seen(nan="hidden"), seen(nan="")),
-    "M21": (seen(first=1.4, least=1.3), seen(first=1.4, least=0.4)),
-    "M22": (seen(mixed=0.2), seen(mixed=1e-6)),
-    "M23": (seen(future=0.2), seen(future=0.0)),
-    "M24": (seen(first=1.4, least=0.2, still=["hidden/kernel"]), seen(first=1.4, least=0.2, still=[])),
-    "M25": (seen(gradients={"a": 1e-9, "b": 1e-3, "c": 1.0}), seen(gradients={"a": 0.1, "b": 0.2, "c": 1.0})),
-    "M26": (seen(dead={"hidden": 0.7}), seen(dead={"hidden": 0.1})),
-    "M27": (seen(saturated={"hidden": 0.7}), seen(saturated={"hidden": 0.1})),
-    "M28": (seen(loss=30.0), seen(loss=1.5)),
-    "M29": (seen(ignored=["x_train['b']"]), seen(ignored=[])),
-    "M30": (seen(random=True), seen(random=False)),
+    "M20": (observed(nan="hidden"), observed(nan="")),
+    "M21": (observed(first=1.4, least=1.3), observed(first=1.4, least=0.4)),
+    "M22": (observed(mixed=0.2), observed(mixed=1e-6)),
+    "M23": (observed(future=0.2), observed(future=0.0)),
+    "M24": (observed(first=1.4, least=0.2, still=["hidden/kernel"]), observed(first=1.4, least=0.2, still=[])),
+    "M25": (observed(gradients={"a": 1e-9, "b": 1e-3, "c": 1.0}), observed(gradients={"a": 0.1, "b": 0.2, "c": 1.0})),
+    "M26": (observed(dead={"hidden": 0.7}), observed(dead={"hidden": 0.1})),
+    "M27": (observed(saturated={"hidden": 0.7}), observed(saturated={"hidden": 0.1})),
+    "M28": (observed(loss=30.0), observed(loss=1.5)),
+    "M29": (observed(ignored=["x_train['b']"]), observed(ignored=[])),
+    "M30": (observed(random=True), observed(random=False)),
     "M31": (layers(dense(width=1)), layers(dense(width=2))),
     "M32": (hidden(untouched=True, trained=0), hidden(trained=0)),
     "M33": (layers(dense(), momentum(0.9999)), layers(dense(), momentum(0.98))),
-    "M34": (seen(fails="ValueError: 3 is no 4"), FACTS),
+    "M34": (observed(fails="ValueError: 3 is no 4"), FACTS),
     "M35": (
         replace(layers(MASKING), arrays=(replace(TOKENS, pierced=0.9), Y)),
         replace(layers(EMBEDDING), arrays=(replace(TOKENS, pierced=0.9), Y)),
@@ -366,7 +366,7 @@ CASES = {
         replace(hidden(trained=30_000_000), **ROUNDS, workers=2, observations={"step_s": 0.05}),
         replace(hidden(trained=3_000_000), **ROUNDS, workers=2, observations={"step_s": 0.05}),
     ),
-    "C13": (seen(own_train="train continues from other weights"), seen(own_train="")),
+    "C13": (observed(own_train="train continues from other weights"), observed(own_train="")),
     "C14": (replace(FACTS, left_behind=("the weight 'steps' is of type int32",)), FACTS),
     "C16": (
         replace(ROUNDED, settings={**ROUNDED.settings, "worker_epochs": 10}),

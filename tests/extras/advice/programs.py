@@ -77,25 +77,25 @@ def program(**changes: str) -> str:
     return TEMPLATE.format(**{**HEALTHY, **changes})
 
 
-def of(bad: dict[str, str], near: dict[str, str]) -> tuple[str, str]:
+def of(bad: dict[str, str], near_miss: dict[str, str]) -> tuple[str, str]:
     """Return both programs of a rule."""
-    return program(**bad), program(**near)
+    return program(**bad), program(**near_miss)
 
 
-def hidden(bad: str, near: str) -> tuple[str, str]:
-    return of({"hidden": bad}, {"hidden": near})
+def hidden(bad: str, near_miss: str) -> tuple[str, str]:
+    return of({"hidden": bad}, {"hidden": near_miss})
 
 
-def data(bad: str, near: str = "y = rows", **both: str) -> tuple[str, str]:
-    return of({"data": bad, **both}, {"data": near, **both})
+def data(bad: str, near_miss: str = "y = rows", **both: str) -> tuple[str, str]:
+    return of({"data": bad, **both}, {"data": near_miss, **both})
 
 
-def optimizer(bad: str, near: str) -> tuple[str, str]:
-    return of({"optimizer": bad}, {"optimizer": near})
+def optimizer(bad: str, near_miss: str) -> tuple[str, str]:
+    return of({"optimizer": bad}, {"optimizer": near_miss})
 
 
-def setting(bad: str, near: str, **both: str) -> tuple[str, str]:
-    return of({"settings": f"    {bad}\n", **both}, {"settings": f"    {near}\n", **both})
+def setting(bad: str, near_miss: str, **both: str) -> tuple[str, str]:
+    return of({"settings": f"    {bad}\n", **both}, {"settings": f"    {near_miss}\n", **both})
 
 
 def stack(*rows: str) -> str:
@@ -143,12 +143,12 @@ EQUAL = {
 """A program with equal results in a second process, although it has a lock and writes its process id to a file."""
 
 
-def two_heads(bad: str, near: str) -> tuple[str, str]:
-    return FUNCTIONAL.format(first=bad, second="b"), FUNCTIONAL.format(first=near, second="b")
+def two_heads(bad: str, near_miss: str) -> tuple[str, str]:
+    return FUNCTIONAL.format(first=bad, second="b"), FUNCTIONAL.format(first=near_miss, second="b")
 
 
-def two_inputs(bad: str, near: str) -> tuple[str, str]:
-    return FUNCTIONAL.format(first="x[:, :1]", second=bad), FUNCTIONAL.format(first="x[:, :1]", second=near)
+def two_inputs(bad: str, near_miss: str) -> tuple[str, str]:
+    return FUNCTIONAL.format(first="x[:, :1]", second=bad), FUNCTIONAL.format(first="x[:, :1]", second=near_miss)
 
 
 SHORT = "    batch_size = 300\n    master_epochs = {0}\n"

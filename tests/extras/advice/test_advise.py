@@ -36,13 +36,13 @@ def answer(text, facts, folder, *levels):
 
 def test_a_finding_has_its_line_and_its_fix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = answer(TEXT, NAN, tmp_path)
-    (one,) = found.advice
-    assert (one.rule.id, one.position.line) == ("D01", 26)
-    (finding,) = as_json(found)["findings"]
+    report = answer(TEXT, NAN, tmp_path)
+    (advice,) = report.advice
+    assert (advice.rule.id, advice.position.line) == ("D01", 26)
+    (finding,) = as_json(report)["findings"]
     assert (finding["file"], finding["line"], finding["severity"], finding["samples"]) == ("app.py", 26, "error", [7])
     assert "+        finite = (abs(self.x_train) <" in finding["diff"]
-    text = "\n".join(lines(found, 60))
+    text = "\n".join(lines(report, 60))
     assert text.startswith(
         "error     D01  app.py:26  3 of 20,000 values of x_train are NaN or infinite, in samples such as 7\n     why  One NaN"
     )
@@ -50,10 +50,10 @@ def test_a_finding_has_its_line_and_its_fix(tmp_path, monkeypatch):
 
 
 def test_an_answer_in_a_notebook_equals_the_output_of_the_command(tmp_path):
-    found = answer(TEXT, NAN, tmp_path)
-    assert str(found) == "\n".join(lines(found))
+    report = answer(TEXT, NAN, tmp_path)
+    assert str(report) == "\n".join(lines(report))
     shown = []
-    found._repr_pretty_(SimpleNamespace(text=shown.append), False)
+    report._repr_pretty_(SimpleNamespace(text=shown.append), False)
     assert shown[0].splitlines()[-1] == "advice    1 error"
 
 
@@ -65,16 +65,16 @@ async def test_an_unknown_level_is_refused_by_name():
 
 def test_a_comment_hides_a_finding_and_an_unneeded_comment_is_reported(tmp_path):
     ignoring = TEXT.replace("[D03, D04]", "[d01, D04]")
-    found = answer(ignoring, NAN, tmp_path)
-    assert (found.advice, found.ignored) == ((), 1)
-    assert [one.id for one in found.unused] == ["D11", "D04"]
-    assert "app.py:25: ignore[D04] is not needed any more" in "\n".join(lines(found, 1))
+    report = answer(ignoring, NAN, tmp_path)
+    assert (report.advice, report.ignored) == ((), 1)
+    assert [ignore.id for ignore in report.unused] == ["D11", "D04"]
+    assert "app.py:25: ignore[D04] is not needed any more" in "\n".join(lines(report, 1))
     assert answer(TEXT, NAN, tmp_path, "run").unused == ()
 
 
 def test_comment_of_removed_rule_is_reported_as_not_needed(tmp_path):
     report = answer(TEXT.replace("[D03, D04]", "[C15]"), NAN, tmp_path)
-    assert "C15" in [one.id for one in report.unused]
+    assert "C15" in [ignore.id for ignore in report.unused]
 
 
 def test_a_comment_with_an_unknown_rule_is_refused(tmp_path):
@@ -93,7 +93,7 @@ def test_a_comment_without_a_rule_is_refused(tmp_path):
 async def test_a_run_on_several_slots_reports_a_schedule_for_a_single_process(workers, rules, monkeypatch):
     monkeypatch.setattr("ddlf.extras.advice.advise.facts_of", lambda app: replace(CASES["C06"][0], workers=workers))
     monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: UserSources([], "App"))
-    assert [one.rule for one in (await check_before_run(SimpleNamespace(advice="quick")))[0]] == rules
+    assert [event.rule for event in (await check_before_run(SimpleNamespace(advice="quick")))[0]] == rules
 
 
 async def test_a_rule_that_raises_is_reported_and_does_not_end_a_run(monkeypatch, caplog):
@@ -122,38 +122,38 @@ FINE = (np.random.default_rng(0).normal(size=(400, 2)), np.random.default_rng(1)
 
 
 @pytest.mark.parametrize(
-    ("given", "settings", "sentence"),
+    ("arrays", "settings", "sentence"),
     [
         ((*FINE, None), {}, "the model 'sequential' is compiled without a loss"),
         (FINE, {"batch_size": 0}, "batch_size must be a whole number of 1 or more, got 0"),
         ((FINE[0][:0], FINE[1][:0]), {}, "x_train has no rows"),
     ],
 )
-async def test_errors_that_prevent_a_run_are_errors_of_the_advice_too(given, settings, sentence):
-    asked = app(*given)
-    vars(asked).update(settings)
+async def test_errors_that_prevent_a_run_are_errors_of_the_advice_too(arrays, settings, sentence):
+    faulty = app(*arrays)
+    vars(faulty).update(settings)
     with pytest.raises(DDLFError, match=sentence):
-        await asked.advise("quick")
+        await faulty.advise("quick")
 
 
 def test_a_model_without_a_loss_is_accepted_with_an_own_train():
-    given = app(*FINE, None)
-    given.load_dataset()
-    given.create_model()
+    plain = app(*FINE, None)
+    plain.load_dataset()
+    plain.create_model()
     with pytest.raises(AppError, match="compiled without a loss"):
-        ready_model(given)
+        ready_model(plain)
 
-    class Own(type(given)):
+    class Own(type(plain)):
         def train(self, weights, worker_epochs, batch_size):
-            return [0 * one for one in weights], {}
+            return [0 * array for array in weights], {}
 
-    own = Own()
-    own.load_dataset()
-    own.create_model()
-    assert ready_model(own) is own.model
-    own.x_test, own.y_test = FINE
+    custom = Own()
+    custom.load_dataset()
+    custom.create_model()
+    assert ready_model(custom) is custom.model
+    custom.x_test, custom.y_test = FINE
     with pytest.raises(AppError, match="compiled without a loss"):
-        ready_model(own)
+        ready_model(custom)
 
 
 def batches():
@@ -168,18 +168,18 @@ def batches():
 
 
 @pytest.mark.parametrize(
-    ("make", "what", "fix"),
+    ("make", "message", "fix"),
     [
         (batches, "x_train is a Batches, not an array", "as self.train_data"),
         (lambda: FINE[0].astype(object), "x_train holds object, not numbers", "numpy.unique"),
         (lambda: keras.ops.ones((9, 2)), "x_train is a ", "Turn it into an array"),
     ],
 )
-async def test_data_without_numeric_arrays_is_named_with_a_fix(make, what, fix):
-    asked = app(make(), None if make is batches else FINE[1])
-    (found,) = (await asked.advise("quick")).advice
-    assert found.finding.message.startswith(what)
-    assert fix in found.fix
+async def test_data_without_numeric_arrays_is_named_with_a_fix(make, message, fix):
+    unusual = app(make(), None if make is batches else FINE[1])
+    (advice,) = (await unusual.advise("quick")).advice
+    assert advice.finding.message.startswith(message)
+    assert fix in advice.fix
 
 
 async def test_test_data_that_does_not_fit_the_model_is_an_error():
@@ -195,8 +195,8 @@ def test_the_output_for_code_reviews_has_rule_place_and_change(tmp_path, monkeyp
     (result,), (rule,) = run["results"], run["tool"]["driver"]["rules"]
     assert log["version"] == "2.1.0"
     assert (result["ruleId"], result["level"], rule["id"]) == ("D01", "error", "D01")
-    (place,) = result["locations"]
-    assert place["physicalLocation"] == {"artifactLocation": {"uri": "app.py"}, "region": {"startLine": 26}}
+    (location,) = result["locations"]
+    assert location["physicalLocation"] == {"artifactLocation": {"uri": "app.py"}, "region": {"startLine": 26}}
     (change,) = result["fixes"][0]["artifactChanges"]
     region = change["replacements"][0]["deletedRegion"]
     assert region == {"charOffset": TEXT.index("_ = load()") + 10, "charLength": 0}
@@ -210,19 +210,19 @@ def test_the_explanation_of_a_rule_has_its_whole_text():
 
 
 def test_the_app_of_a_second_process_is_compared():
-    mine = {"data": {"x_train": "a", "y_train": "b"}, "weights": [["d/kernel", [4, 2], "float32"]], "files": []}
-    assert differences(mine, mine) == {}
-    assert differences(mine, {**mine, "data": {"x_train": "c"}}) == {
+    first = {"data": {"x_train": "a", "y_train": "b"}, "weights": [["d/kernel", [4, 2], "float32"]], "files": []}
+    assert differences(first, first) == {}
+    assert differences(first, {**first, "data": {"x_train": "c"}}) == {
         "data": ("a second process has other values in x_train, y_train",)
     }
-    assert differences(mine, {**mine, "weights": [["d/kernel", [4, 3], "float32"]]})["model"] == (
+    assert differences(first, {**first, "weights": [["d/kernel", [4, 3], "float32"]]})["model"] == (
         "a second process has another shape or type of d/kernel",
     )
-    assert differences(mine, {**mine, "weights": []})["model"] == ("a second process has 0 weights instead of 1",)
-    assert differences(mine, {**mine, "files": ["/home/me/x.npz"]}) == {
+    assert differences(first, {**first, "weights": []})["model"] == ("a second process has 0 weights instead of 1",)
+    assert differences(first, {**first, "files": ["/home/me/x.npz"]}) == {
         "files": ("load_dataset and create_model read /home/me/x.npz",)
     }
-    assert differences(mine, {"error": "NameError: late"}) == {"failed": ("in a second process NameError: late",)}
+    assert differences(first, {"error": "NameError: late"}) == {"failed": ("in a second process NameError: late",)}
 
 
 def test_files_that_other_machines_may_lack_are_found(tmp_path, monkeypatch):
@@ -237,8 +237,8 @@ def test_files_that_other_machines_may_lack_are_found(tmp_path, monkeypatch):
 
 
 def test_small_generated_data_is_examined_as_arrays():
-    made = ddlf.data.generated(lambda part: iter([(np.full((5, 2), part, "float32"), np.arange(5))]), [5, 5])
-    app = SimpleNamespace(train_data=made, x_test=np.zeros((3, 2)), y_test=np.zeros(3))
+    source = ddlf.data.generated(lambda part: iter([(np.full((5, 2), part, "float32"), np.arange(5))]), [5, 5])
+    app = SimpleNamespace(train_data=source, x_test=np.zeros((3, 2)), y_test=np.zeros(3))
     assert read_into_arrays(app)
     assert app.train_data is None
     assert (app.x_train[:, 0].tolist(), app.y_train.tolist()) == ([0] * 5 + [1] * 5, [0, 1, 2, 3, 4] * 2)
@@ -253,7 +253,7 @@ def test_only_the_sentence_of_an_error_in_a_graph_is_reported():
         '  File "a.py", line 3',
         "<stack traces unavailable>",
     ]
-    said = "Received a label value of 10 which is outside the valid range of [0, 10)."
-    assert plain(RuntimeError("\n".join([*lines, said, "\t [[{{node loss}}]] [Op:one_step]"]))) == said
+    sentence = "Received a label value of 10 which is outside the valid range of [0, 10)."
+    assert plain(RuntimeError("\n".join([*lines, sentence, "\t [[{{node loss}}]] [Op:one_step]"]))) == sentence
     assert plain(ValueError("\x1b[1mtoo large\x1b[0m")) == "too large"
     assert plain(KeyError()) == "KeyError"

@@ -16,20 +16,20 @@ def test_limits_and_values_that_are_not_finite_cover_all_values(random, monkeypa
     monkeypatch.setattr(arrays, "PIECE", 100)
     x = random.normal(size=(500, 7)).astype("float32")
     x[401, 2], x[499, 6], x[3, 3] = np.nan, np.inf, 900
-    found = described("x_train", "train", x)
-    assert (found.bad, found.bad_rows) == (2, (401, 499))
-    assert (found.low, found.high) == (np.nanmin(x), 900)
-    assert found.shape == (500, 7)
+    facts = described("x_train", "train", x)
+    assert (facts.bad, facts.bad_rows) == (2, (401, 499))
+    assert (facts.low, facts.high) == (np.nanmin(x), 900)
+    assert facts.shape == (500, 7)
 
 
 def test_scales_cover_features_that_have_one(random):
     x = random.normal(size=(3000, 4)) * [0.01, 1, 50, 3]
     x[:, 3] = 0
     x[::100, 3] = 7
-    found = described("x_train", "train", np.column_stack([x, np.full(3000, 5.0)]))
-    assert found.scales == pytest.approx((x[:, 0].std(), x[:, 2].std()), rel=1e-5)
-    assert found.loudest == pytest.approx(np.sqrt((x**2).mean(axis=0)).max(), rel=1e-5)
-    assert found.constant == (4,)
+    facts = described("x_train", "train", np.column_stack([x, np.full(3000, 5.0)]))
+    assert facts.scales == pytest.approx((x[:, 0].std(), x[:, 2].std()), rel=1e-5)
+    assert facts.loudest == pytest.approx(np.sqrt((x**2).mean(axis=0)).max(), rel=1e-5)
+    assert facts.constant == (4,)
 
 
 def test_a_feature_is_constant_only_if_it_is_equal_in_all_samples(random):
@@ -62,9 +62,9 @@ def test_labels_have_a_kind(labels, kind):
 
 def test_classes_are_counted_and_sorted_labels_are_noticed():
     y = np.repeat([0, 2, 1], [10, 20, 30])
-    found = described("y_train", "train", y).labels
-    assert (found.counts, found.is_sorted) == ({0: 10, 1: 30, 2: 20}, True)
-    assert described("y_train", "train", np.eye(3)[y]).labels == found or found.sums == (0, 0)
+    labels = described("y_train", "train", y).labels
+    assert (labels.counts, labels.is_sorted) == ({0: 10, 1: 30, 2: 20}, True)
+    assert described("y_train", "train", np.eye(3)[y]).labels == labels or labels.sums == (0, 0)
     assert not described("y_train", "train", np.roll(y, 3)).labels.is_sorted
     assert not described("y_train", "train", np.arange(9)).labels.is_sorted
 
@@ -81,11 +81,11 @@ def test_equal_samples_are_found_in_a_part_and_over_parts(random):
     y = np.arange(300) % 2
     y[7] = y[3]
     test = np.concatenate([random.normal(size=(50, 5)), x[[10, 20]]])
-    found = compared({"x_train": x, "y_train": y, "x_test": test})
-    assert (found.looked, found.distinct) == (300, 297)
-    assert found.doubled == ((3, 7), (3, 200), (100, 201))
-    assert (found.contradicting, found.pairs) == (2, ((3, 200), (100, 201)))
-    (shared,) = found.shared
+    comparison = compared({"x_train": x, "y_train": y, "x_test": test})
+    assert (comparison.looked, comparison.distinct) == (300, 297)
+    assert comparison.doubled == ((3, 7), (3, 200), (100, 201))
+    assert (comparison.contradicting, comparison.pairs) == (2, ((3, 200), (100, 201)))
+    (shared,) = comparison.shared
     assert (shared.part, shared.count, shared.of, shared.pairs) == ("test", 2, 52, ((10, 50), (20, 51)))
 
 
@@ -122,9 +122,9 @@ def test_only_a_feature_that_is_linear_in_a_target_is_found(random):
 def test_a_single_feature_that_follows_a_target_is_found_but_steps_of_a_series_are_not():
     random = np.random.default_rng(0)
     x = random.normal(size=(400, 6))
-    found = compared({"x_train": x, "y_train": 5 * x[:, 2] + 0.1 * x[:, 1]}).follows
-    assert found[:2] == ("x_train", 2)
-    assert 0.999 < found[2] < 1
+    follows = compared({"x_train": x, "y_train": 5 * x[:, 2] + 0.1 * x[:, 1]}).follows
+    assert follows[:2] == ("x_train", 2)
+    assert 0.999 < follows[2] < 1
     assert compared({"x_train": x, "y_train": x[:, 2] + 0.3 * x[:, 1]}).follows is None
     series = np.sin(np.arange(406) / 20)[:, None] + 0.01 * random.normal(size=(406, 1))
     steps = np.concatenate([series[number : number + 400] for number in range(6)], axis=1)
@@ -152,4 +152,4 @@ def test_a_feature_that_separates_classes_by_ranges_is_found(random):
 def test_labels_count_as_sorted_if_equal_ones_are_adjacent():
     rows = np.array([[0, 0], [0, 1], [1, 1]], "float32").repeat(20, axis=0)
     mixed = rows[np.random.default_rng(0).permutation(60)]
-    assert [described("y_train", "train", each).labels.is_sorted for each in (rows, mixed)] == [True, False]
+    assert [described("y_train", "train", labels).labels.is_sorted for labels in (rows, mixed)] == [True, False]

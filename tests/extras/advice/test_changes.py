@@ -63,8 +63,8 @@ def test_a_setting_that_is_given_elsewhere_is_not_changed_in_the_class(value, me
     path = tmp_path / "app.py"
     path.write_text(TEXT)
     facts = replace(FACTS, settings={"batch_size": value, "slots": 2})
-    for change, made in ((Change("setting", 32, "batch_size"), mended), (Change("setting", 4, "slots"), False)):
-        assert bool(edits_of([change], UserSources([path], "App"), facts)) == made
+    for change, is_edited in ((Change("setting", 32, "batch_size"), mended), (Change("setting", 4, "slots"), False)):
+        assert bool(edits_of([change], UserSources([path], "App"), facts)) == is_edited
 
 
 def test_an_element_of_a_list_is_removed_with_its_comma(tmp_path):
@@ -95,13 +95,13 @@ def test_the_first_of_two_overlapping_edits_is_made_and_the_diff_names_the_file(
 def test_a_file_keeps_its_line_ends_and_its_byte_order_mark(start, end, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "app.py"
-    there = start + TEXT.replace("\n", end)
-    path.write_bytes(there.encode())
+    original = start + TEXT.replace("\n", end)
+    path.write_bytes(original.encode())
     edits = edits_of([Change("data", ("a = 1",)), Change("rate", 0.01)], UserSources([path], "App"), FACTS)
-    wanted = there.replace("_ = load()", f"_ = load(){end}        a = 1").replace("RATE = 0.1", "RATE = 0.01")
-    assert changed(edits)[path] == wanted
+    expected = original.replace("_ = load()", f"_ = load(){end}        a = 1").replace("RATE = 0.1", "RATE = 0.01")
+    assert changed(edits)[path] == expected
     patched = subprocess.run(["patch", "-p0"], input=diff(edits).encode(), capture_output=True)
-    assert (patched.returncode, path.read_bytes()) == (0, wanted.encode())
+    assert (patched.returncode, path.read_bytes()) == (0, expected.encode())
 
 
 def test_tabs_stay_tabs_and_a_form_feed_does_not_end_a_line(tmp_path):

@@ -37,7 +37,7 @@ def test_metrics_with_a_threshold_report_it():
     import keras
 
     of = keras.metrics
-    made = [
+    metrics = [
         of.BinaryAccuracy(threshold=0.0),
         of.Precision([0.2, 0.9]),
         of.Recall(),
@@ -45,7 +45,7 @@ def test_metrics_with_a_threshold_report_it():
         of.F1Score(),
         of.AUC(),
     ]
-    model = compiled(metrics=["accuracy", *made, "mae"])
+    model = compiled(metrics=["accuracy", *metrics, "mae"])
     (head,) = heads_of(model, layers_of(model), None)
     assert head.cuts == (
         ("accuracy", 0.5),
@@ -59,7 +59,7 @@ def test_metrics_with_a_threshold_report_it():
 
 
 @pytest.mark.parametrize(
-    ("monitor", "mode", "said"),
+    ("monitor", "mode", "warning"),
     [
         ("val_loss", "max", "EarlyStopping takes a larger val_loss for better (mode='max')"),
         ("val_accuracy", "min", "EarlyStopping takes a smaller val_accuracy for better (mode='min')"),
@@ -68,7 +68,7 @@ def test_metrics_with_a_threshold_report_it():
         ("val_gain", "min", ""),
     ],
 )
-def test_a_callback_that_prefers_worse_values_is_reported(monitor, mode, said):
+def test_a_callback_that_prefers_worse_values_is_reported(monitor, mode, warning):
     import keras
     import numpy as np
 
@@ -78,4 +78,4 @@ def test_a_callback_that_prefers_worse_values_is_reported(monitor, mode, said):
         checkpoint=None,
         resume=None,
     )
-    assert warnings_of_master(app, "sync") == ([said] if said else [])
+    assert warnings_of_master(app, "sync") == ([warning] if warning else [])

@@ -18,8 +18,8 @@ def test_each_fold_has_its_share_of_each_class():
 
 
 def test_outputs_become_probabilities_in_the_same_way_as_in_the_loss():
-    one = _shares(np.array([[0.0]]), replace(HEAD, loss="bce", logits=True, shape=(1,)))
-    assert one.tolist() == [[0.5, 0.5]]
+    single = _shares(np.array([[0.0]]), replace(HEAD, loss="bce", logits=True, shape=(1,)))
+    assert single.tolist() == [[0.5, 0.5]]
     assert np.allclose(_shares(np.array([[0.2]]), replace(HEAD, loss="bce", shape=(1,))), [[0.8, 0.2]])
     assert np.allclose(_shares(np.log([[1.0, 3.0]]), replace(HEAD, logits=True)), [[0.25, 0.75]])
     assert np.allclose(_shares(np.array([[0.25, 0.75]]), HEAD), [[0.25, 0.75]])
@@ -29,9 +29,9 @@ def test_labels_that_a_model_clearly_contradicts_are_found():
     labels = np.repeat([0, 1], 50)
     shares = np.where(np.eye(2)[labels] == 1, 0.95, 0.05)
     labels[[3, 60]] = 1, 0
-    found = _compared(labels, shares)
-    assert (found["count"], found["of"], sorted(found["samples"])) == (2, 100, [3, 60])
-    assert sorted(found["pairs"]) == [(3, 1, 0), (60, 0, 1)]
+    doubted = _compared(labels, shares)
+    assert (doubted["count"], doubted["of"], sorted(doubted["samples"])) == (2, 100, [3, 60])
+    assert sorted(doubted["pairs"]) == [(3, 1, 0), (60, 0, 1)]
 
 
 async def test_unsuitable_models_are_skipped_and_a_missing_package_is_named(monkeypatch):

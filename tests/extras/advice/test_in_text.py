@@ -52,8 +52,8 @@ def written(text=TEXT, name="m.nnm"):
     ],
 )
 def test_a_finding_has_the_line_of_its_statement_in_the_text(at, line):
-    place = UserSources([], "App", written()).position(at, FACTS)
-    assert (str(place.path), place.line) == ("m.nnm", line)
+    position = UserSources([], "App", written()).position(at, FACTS)
+    assert (str(position.path), position.line) == ("m.nnm", line)
 
 
 def test_a_finding_about_unnamed_data_has_the_line_of_its_input():
@@ -65,26 +65,32 @@ def test_a_finding_about_unnamed_data_has_the_line_of_its_input():
 def test_an_app_in_python_with_a_text_has_lines_of_both(tmp_path):
     (tmp_path / "app.py").write_text("class App:\n    def load_dataset(self):\n        self.x_train = 1\n")
     sources = UserSources([tmp_path / "app.py"], "App", written())
-    places = [sources.position(at, FACTS) for at in (("layer", "dropout"), ("data", "x_train"), ("optimizer", "rate"))]
-    assert [(place.path.name, place.line) for place in places] == [("m.nnm", 5), ("app.py", 3), ("m.nnm", 10)]
+    positions = [
+        sources.position(at, FACTS) for at in (("layer", "dropout"), ("data", "x_train"), ("optimizer", "rate"))
+    ]
+    assert [(position.path.name, position.line) for position in positions] == [
+        ("m.nnm", 5),
+        ("app.py", 3),
+        ("m.nnm", 10),
+    ]
 
 
 def test_a_comment_in_a_text_hides_a_finding_and_an_unneeded_comment_is_reported():
     sources = UserSources([], "App", written())
-    found = check_facts(CASES["D01"][0], sources, known_ignores(sources), ("quick",))
-    assert (found.advice, found.ignored) == ((), 1)
-    assert [one.id for one in found.unused] == ["T01"]
+    report = check_facts(CASES["D01"][0], sources, known_ignores(sources), ("quick",))
+    assert (report.advice, report.ignored) == ((), 1)
+    assert [ignore.id for ignore in report.unused] == ["T01"]
     sources = UserSources([], "App", written(TEXT.replace("D01", "D02")))
-    (one,) = check_facts(CASES["D01"][0], sources, known_ignores(sources), ("quick",)).advice
-    assert one.edits == ()
-    found = check_facts(CASES["D01"][0], sources, [], ("quick",))
-    assert "error     D01  m.nnm:11  3 of 20,000 values" in next(lines(found, 1))
+    (advice,) = check_facts(CASES["D01"][0], sources, known_ignores(sources), ("quick",)).advice
+    assert advice.edits == ()
+    report = check_facts(CASES["D01"][0], sources, [], ("quick",))
+    assert "error     D01  m.nnm:11  3 of 20,000 values" in next(lines(report, 1))
 
 
 def test_operators_are_translated_to_the_layers_of_the_rules():
     def layer(operator, parameters=(), inputs=1, **options):
-        made = {"operator": operator, "operands": [], "options": options, "parameters": list(parameters)}
-        return as_layer(made | {"types": ["float32"] * (inputs + 1)})
+        node = {"operator": operator, "operands": [], "options": options, "parameters": list(parameters)}
+        return as_layer(node | {"types": ["float32"] * (inputs + 1)})
 
     assert layer("matmul", [["w1", [4, 2], "float32", ""]])[0] == "Dense"
     assert layer("matmul")[0] == "matmul"

@@ -22,15 +22,15 @@ def test_only_methods_that_take_too_long_or_too_much_memory_are_named():
 
 
 def test_the_limit_is_noticed_while_the_method_runs():
-    heard, said = threading.Event(), []
+    has_ended, messages = threading.Event(), []
 
     def end(error):
-        said.append(str(error))
-        heard.set()
+        messages.append(str(error))
+        has_ended.set()
 
     with time_limit(0, end), doing("load_dataset"):
-        assert heard.wait(PATIENCE_S)
-    assert "test_limits.py" in said[0] or "load_dataset" in said[0]
+        assert has_ended.wait(PATIENCE_S)
+    assert "test_limits.py" in messages[0] or "load_dataset" in messages[0]
 
 
 @pytest.mark.slow

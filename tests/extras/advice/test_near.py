@@ -15,9 +15,9 @@ def test_changed_copies_of_training_pictures_are_found():
     x, test = pictures(300, 1), pictures(50, 2)
     test[7] = np.clip(x[40] * 1.1 + 0.05, 0, 1)
     test[11] = np.round(x[42] * 16) / 16
-    found = near_duplicates(x, test)
-    assert (found["count"], found["of"]) == (2, 50)
-    assert sorted(found["pairs"]) == [(40, 7), (42, 11)]
+    duplicates = near_duplicates(x, test)
+    assert (duplicates["count"], duplicates["of"]) == (2, 50)
+    assert sorted(duplicates["pairs"]) == [(40, 7), (42, 11)]
     assert near_duplicates(x, pictures(50, 3))["count"] == 0
 
 

@@ -15,7 +15,7 @@ class App(ddlf.IApp):
         """Load no data."""
 
 
-def made(*between, rate=0.1, loss="mse"):
+def app_with(*between, rate=0.1, loss="mse"):
     import keras
 
     app = App()
@@ -30,26 +30,26 @@ def made(*between, rate=0.1, loss="mse"):
 def in_an_output():
     from keras import layers, ops
 
-    return made(layers.Lambda(ops.log, name="logs"))
+    return app_with(layers.Lambda(ops.log, name="logs"))
 
 
 def by_large_steps():
     from keras import layers
 
-    return made(layers.Dense(8, name="wide"), rate=1e30)
+    return app_with(layers.Dense(8, name="wide"), rate=1e30)
 
 
 def in_a_loss():
     from keras import ops
 
-    return made(loss=lambda y, p: ops.log(-ops.abs(p) - 1))
+    return app_with(loss=lambda y, p: ops.log(-ops.abs(p) - 1))
 
 
 def in_a_gradient():
     from keras import layers, ops
 
     flat = layers.Dense(4, kernel_initializer="zeros", name="flat")
-    return made(flat, layers.Lambda(ops.abs), layers.Lambda(ops.sqrt))
+    return app_with(flat, layers.Lambda(ops.abs), layers.Lambda(ops.sqrt))
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ def test_a_nan_is_reported_with_its_origin_and_weights_are_kept(make, sentence):
     from ddlf.extras.advice.batch import not_finite_advice
 
     app = make()
-    before = [each.tobytes() for each in app.model.get_weights()]
+    before = [array.tobytes() for array in app.model.get_weights()]
     advised = not_finite_advice(app)
     assert (advised.rule, advised.severity) == ("R01", "E")
     assert sentence in advised.what
-    assert [each.tobytes() for each in app.model.get_weights()] == before
+    assert [array.tobytes() for array in app.model.get_weights()] == before
     assert "test_not_finite.py:" in advised.place
 
 
 def test_a_nan_that_does_not_reappear_is_not_reported():
     from ddlf.extras.advice.batch import not_finite_advice
 
-    assert not_finite_advice(made(rate=0.001)) is None
+    assert not_finite_advice(app_with(rate=0.001)) is None
     assert not_finite_advice(App()) is None

@@ -15,13 +15,13 @@ class Model:
         self.weights = [np.linspace(-1, 1, 12).reshape(3, 4), np.zeros(4)]
 
     def get_weights(self):
-        return [one.copy() for one in self.weights]
+        return [array.copy() for array in self.weights]
 
     def set_weights(self, weights):
-        self.weights = [one.copy() for one in weights]
+        self.weights = [array.copy() for array in weights]
 
     def step(self):
-        self.weights = [one + 0.01 for one in self.weights]
+        self.weights = [array + 0.01 for array in self.weights]
 
 
 def app_of(train):
@@ -43,7 +43,7 @@ def continues_training(app, weights):
 
 def turned(app, weights):
     update, metrics = right(app, weights)
-    return [-one for one in update], metrics
+    return [-array for array in update], metrics
 
 
 def never_given(app, weights):
@@ -56,14 +56,14 @@ def never_given(app, weights):
 def of_all(app, weights):
     app.model.set_weights(weights)
     mean = app.x_train.mean()
-    app.model.weights = [one + 0.01 + mean for one in app.model.weights]
+    app.model.weights = [array + 0.01 + mean for array in app.model.weights]
     return [a - b for a, b in zip(weights, app.model.get_weights(), strict=True)]
 
 
-def of_mine(app, weights):
+def of_slot(app, weights):
     app.model.set_weights(weights)
     mean = app.x_train[app.indices].mean()
-    app.model.weights = [one + 0.01 + mean for one in app.model.weights]
+    app.model.weights = [array + 0.01 + mean for array in app.model.weights]
     return [a - b for a, b in zip(weights, app.model.get_weights(), strict=True)]
 
 
@@ -72,14 +72,14 @@ def of_a_worker(app, weights):
 
 
 def of_a_gradient(app, weights):
-    return [one * 0 + 0.1 for one in weights]
+    return [array * 0 + 0.1 for array in weights]
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "fault"),
     [
         (right, ""),
-        (of_mine, ""),
+        (of_slot, ""),
         (never_given, "from the weights of the model"),
         (of_all, "samples that are not in self.indices"),
         (continues_training, "continues from the weights of the model"),
@@ -88,11 +88,11 @@ def of_a_gradient(app, weights):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_an_own_train_must_begin_with_the_given_weights_and_return_before_minus_after(train, said):
+def test_an_own_train_must_begin_with_the_given_weights_and_return_before_minus_after(train, fault):
     app = app_of(train)
     start = app.model.get_weights()
-    assert said in (found := find_train_mistake(app))
-    assert bool(found) == bool(said)
+    assert fault in (problem := find_train_mistake(app))
+    assert bool(problem) == bool(fault)
     for before, after in zip(start, app.model.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
 

@@ -68,11 +68,11 @@ NEAR = {}
 """A cache of the findings in near misses, because most near misses are the same healthy program."""
 
 
-async def found_near(*what, folder):
-    if what not in NEAR:
-        text, level, with_workers, _ = what
-        NEAR[what] = [str(one) for one in (await found_in(text, folder, level, "near", with_workers)).advice]
-    return NEAR[what]
+async def found_near(*key, folder):
+    if key not in NEAR:
+        text, level, with_workers, _ = key
+        NEAR[key] = [str(advice) for advice in (await found_in(text, folder, level, "near", with_workers)).advice]
+    return NEAR[key]
 
 
 @pytest.fixture
@@ -99,35 +99,35 @@ def only_needed_analyses(rule, monkeypatch):
 @pytest.mark.usefixtures("only_needed_analyses", "one_template")
 async def test_a_rule_finds_its_defect_in_a_program_and_its_change_repairs_it(rule, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    bad, near = PROGRAMS[rule.id]
+    bad, near_miss = PROGRAMS[rule.id]
     labels = rule.id == "D18"  # this rule trains five times
     answer = await found_in(bad, tmp_path, rule.level, with_workers=labels)
     assert answer.failed == ()
-    (mine, *_) = [one for one in answer.advice if one.rule is rule]
-    assert mine.position.path == tmp_path / "program.py"
-    assert mine.position.line > 8
-    if mine.edits:
-        patch = diff(mine.edits)
-        text = next(iter(changed(mine.edits).values()))
+    (first, *_) = [advice for advice in answer.advice if advice.rule is rule]
+    assert first.position.path == tmp_path / "program.py"
+    assert first.position.line > 8
+    if first.edits:
+        patch = diff(first.edits)
+        text = next(iter(changed(first.edits).values()))
         assert await asyncio.to_thread(_patched, patch)
         assert (tmp_path / "program.py").read_text() == text
         again = await found_in(text, tmp_path, rule.level, "mended")
-        assert rule not in [one.rule for one in again.advice]
+        assert rule not in [advice.rule for advice in again.advice]
     looks_at = frozenset(name for name, rules in ALONE.items() if rule.id in rules)
-    near_findings = await found_near(near, rule.level, labels, looks_at, folder=tmp_path)
-    assert rule.id not in [one.partition(" ")[0] for one in near_findings], near_findings
+    near_findings = await found_near(near_miss, rule.level, labels, looks_at, folder=tmp_path)
+    assert rule.id not in [finding.partition(" ")[0] for finding in near_findings], near_findings
 
 
-async def said_in_a_run(text, folder, name, workers):
+async def rules_of_a_run(text, folder, name, workers):
     """Return the rules that a run of a program reports."""
     path = folder / f"{name}.py"
     path.write_text(text)
-    app, said = app_in(path), []
+    app, rules = app_in(path), []
     app.cluster, app.verbose = workers, False
-    app.subscribe(lambda event: said.append(event.rule) if isinstance(event, Advised) else None)
+    app.subscribe(lambda event: rules.append(event.rule) if isinstance(event, Advised) else None)
     with contextlib.suppress(BadUpdate):
         await app.train_model()
-    return said
+    return rules
 
 
 @pytest.mark.slow
@@ -140,9 +140,9 @@ async def said_in_a_run(text, folder, name, workers):
 )
 async def test_a_run_of_a_program_reports_its_defect(rule, tmp_path, monkeypatch, two_workers):
     monkeypatch.chdir(tmp_path)
-    bad, near = PROGRAMS[rule.id]
-    assert rule.id in await said_in_a_run(bad, tmp_path, "program", two_workers)
-    assert rule.id not in await said_in_a_run(near, tmp_path, "near", two_workers)
+    bad, near_miss = PROGRAMS[rule.id]
+    assert rule.id in await rules_of_a_run(bad, tmp_path, "program", two_workers)
+    assert rule.id not in await rules_of_a_run(near_miss, tmp_path, "near", two_workers)
 
 
 @pytest.mark.slow
@@ -151,5 +151,5 @@ async def test_quick_advice_finds_no_defect_in_the_apps(path):
     app = app_in(path)
     if app is not None:
         answer = await advise(app, "quick")
-        assert [str(one) for one in answer.advice] == []
+        assert [str(advice) for advice in answer.advice] == []
         assert answer.failed == ()

@@ -15,12 +15,12 @@ def random():
 def _pictures(random):
     """Return pictures of squares and crosses at random places; only frequencies distinguish them."""
     x, y = random.normal(0, 0.2, (400, 20, 20, 1)), random.integers(0, 2, 400)
-    for one, is_square in zip(x, y, strict=True):
+    for picture, is_square in zip(x, y, strict=True):
         row, column = random.integers(0, 14, 2)
-        place = one[row : row + 6, column : column + 6]
-        place += 1 if is_square else 0
-        place[2:4] += 1
-        place[:, 2:4] += 1
+        patch = picture[row : row + 6, column : column + 6]
+        patch += 1 if is_square else 0
+        patch[2:4] += 1
+        patch[:, 2:4] += 1
     return x, y
 
 
@@ -43,19 +43,19 @@ def _words(random):
 def _order(random):
     """Return sequences labelled by the first of two words."""
     x = random.integers(3, 40, (400, 16))
-    places = np.argsort(random.random(x.shape), axis=1)[:, :2]
-    x[np.arange(400), places[:, 0]], x[np.arange(400), places[:, 1]] = 1, 2
-    return x, places[:, 0] < places[:, 1]
+    positions = np.argsort(random.random(x.shape), axis=1)[:, :2]
+    x[np.arange(400), positions[:, 0]], x[np.arange(400), positions[:, 1]] = 1, 2
+    return x, positions[:, 0] < positions[:, 1]
 
 
 @pytest.mark.parametrize(
-    "made",
-    [_pictures, _words, *(pytest.param(made, marks=pytest.mark.slow) for made in (_ring, _line, _order))],
-    ids=lambda made: made.__name__,
+    "samples_of",
+    [_pictures, _words, *(pytest.param(generator, marks=pytest.mark.slow) for generator in (_ring, _line, _order))],
+    ids=lambda generator: generator.__name__,
 )
-def test_labels_are_predicted_from_their_samples_but_not_from_shuffled_ones(made, random):
-    x, y = made(random)
-    tokens = made in (_words, _order)
+def test_labels_are_predicted_from_their_samples_but_not_from_shuffled_ones(samples_of, random):
+    x, y = samples_of(random)
+    tokens = samples_of in (_words, _order)
     assert related({"x_train": x, "y_train": y}, are_tokens=tokens)["train"][0] > 2 * RELATED
     for seed in range(3):
         other = np.random.default_rng(seed).permutation(y)
@@ -65,8 +65,8 @@ def test_labels_are_predicted_from_their_samples_but_not_from_shuffled_ones(made
 def test_a_test_set_with_shuffled_labels_is_found(random):
     x, y = _ring(random)
     data = {"x_train": x[:300], "y_train": y[:300], "x_test": x[300:], "y_test": y[300:]}
-    found = related(data, are_tokens=False)
-    assert found["test"][0] > RELATED
+    scores = related(data, are_tokens=False)
+    assert scores["test"][0] > RELATED
     turned = related({**data, "y_test": random.permutation(y[300:])}, are_tokens=False)
     assert turned["train"][0] > 10
     assert turned["test"][0] < RELATED < SURELY

@@ -26,8 +26,8 @@ from tests.extras.advice.cases import (
     head,
     layer,
     layers,
+    observed,
     optimizer,
-    seen,
     x,
     y,
 )
@@ -43,13 +43,13 @@ def test_each_rule_has_facts_and_a_program_with_its_defect_and_a_near_miss():
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_a_rule_finds_its_defect_and_is_silent_about_the_near_miss(rule):
-    bad, near = CASES[rule.id]
-    (found, *_), failed = check_rules([rule], bad)
+    bad, near_miss = CASES[rule.id]
+    (advice, *_), failed = check_rules([rule], bad)
     assert failed == []
-    assert found.rule is rule
-    assert found.finding.message
-    assert not found.finding.message.endswith(".")
-    assert check_rules([rule], near) == ([], [])
+    assert advice.rule is rule
+    assert advice.finding.message
+    assert not advice.finding.message.endswith(".")
+    assert check_rules([rule], near_miss) == ([], [])
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -102,24 +102,24 @@ def test_a_rate_is_judged_with_momentum_and_the_steps_of_the_run(changes, severi
     assert check_rules(
         [rule for rule in RULES if rule.id == "T01"], replace(optimizer(kind="Adam", rate=0.05), samples=4)
     ) == ([], [])
-    found, _ = check_rules([rule for rule in RULES if rule.id == "T01"], optimizer(**changes))
-    assert [one.severity for one in found] == ([severity] if severity else [])
-    assert [" ".join(one.argument for one in finding.finding.changes) for finding in found] == (
+    findings, _ = check_rules([rule for rule in RULES if rule.id == "T01"], optimizer(**changes))
+    assert [finding.severity for finding in findings] == ([severity] if severity else [])
+    assert [" ".join(part.argument for part in finding.finding.changes) for finding in findings] == (
         [change] if severity else []
     )
 
 
 def test_a_single_bias_may_cancel_out():
     rule = [rule for rule in RULES if rule.id == "M24"]
-    assert check_rules(rule, seen(first=1.0, still=["hidden/bias"])) == ([], [])
-    assert len(check_rules(rule, seen(first=1.0, still=["hidden/kernel", "hidden/bias"]))[0]) == 1
+    assert check_rules(rule, observed(first=1.0, still=["hidden/bias"])) == ([], [])
+    assert len(check_rules(rule, observed(first=1.0, still=["hidden/kernel", "hidden/bias"]))[0]) == 1
 
 
 def test_gradients_that_are_not_finite_are_reported_as_nan_of_the_first_batch():
     rule = [rule for rule in RULES if rule.id == "M20"]
-    (found,), _ = check_rules(rule, seen(gradients={"hidden/kernel": float("nan"), "output/kernel": 1.0}))
-    assert found.finding.subject == ("layer", "hidden")
-    assert check_rules(rule, seen(gradients={"hidden/kernel": 0.1})) == ([], [])
+    (advice,), _ = check_rules(rule, observed(gradients={"hidden/kernel": float("nan"), "output/kernel": 1.0}))
+    assert advice.finding.subject == ("layer", "hidden")
+    assert check_rules(rule, observed(gradients={"hidden/kernel": 0.1})) == ([], [])
 
 
 def test_a_rule_that_raises_is_reported_and_does_not_stop_other_rules():
@@ -127,11 +127,11 @@ def test_a_rule_that_raises_is_reported_and_does_not_stop_other_rules():
         raise KeyError("loss")
         yield Finding("")
 
-    whole = next(rule for rule in RULES if rule.id == "D01")
-    rules = [Rule("X01", "E", "a broken rule", "quick", broken), whole]
+    intact = next(rule for rule in RULES if rule.id == "D01")
+    rules = [Rule("X01", "E", "a broken rule", "quick", broken), intact]
     findings, failed = check_rules(rules, CASES["D01"][0])
     assert [finding.rule.id for finding in findings] == ["D01"]
-    assert [(one.rule.id, one.error) for one in failed] == [("X01", "KeyError: 'loss'")]
+    assert [(failure.rule.id, failure.error) for failure in failed] == [("X01", "KeyError: 'loss'")]
 
 
 def test_an_unknown_rule_is_refused_with_the_nearest_name():
@@ -154,7 +154,7 @@ def test_a_model_without_any_activation_is_found_over_pooling_and_skips():
     pairs = [rule for rule in RULES if rule.id == "M02"]
     conv = replace(CONV, activation="linear")
     pooled = layers(conv, POOL, conv, layer("Flatten"))
-    assert [one.finding.changes[0].target for one in check_rules(pairs, pooled)[0]] == ["conv2d_0"]
+    assert [advice.finding.changes[0].target for advice in check_rules(pairs, pooled)[0]] == ["conv2d_0"]
     assert check_rules(pairs, layers(conv, POOL, CONV, layer("Flatten"))) == ([], [])
     assert check_rules(pairs, layers(conv, layer("LayerNormalization"), conv)) == ([], [])
 
@@ -182,25 +182,25 @@ def test_zero_weights_beside_another_path_are_intended():
     rule = [rule for rule in RULES if rule.id == "M01"]
     facts = layers(dense(equal=0.0), dense())
     assert len(check_rules(rule, facts)[0]) == 1
-    own = layer("Sampling", reads=("dense_0", "dense_1"))
-    assert check_rules(rule, replace(facts, layers=(*facts.layers, own))) == ([], [])
+    sampling = layer("Sampling", reads=("dense_0", "dense_1"))
+    assert check_rules(rule, replace(facts, layers=(*facts.layers, sampling))) == ([], [])
 
 
 def test_bad_steps_with_a_loss_of_keras_do_not_mean_a_wrong_sign():
-    away = [rule for rule in RULES if rule.id == "L21"]
-    assert check_rules(away, replace(CASES["L21"][0], heads=(replace(HEAD, loss="sce"),))) == ([], [])
+    rule = [rule for rule in RULES if rule.id == "L21"]
+    assert check_rules(rule, replace(CASES["L21"][0], heads=(replace(HEAD, loss="sce"),))) == ([], [])
 
 
-@pytest.mark.parametrize(("size", "epochs", "found"), [(512, 10, True), (512, 200, False), (32, 10, False)])
-def test_a_batch_of_all_samples_is_found_if_the_run_makes_few_steps(size, epochs, found):
+@pytest.mark.parametrize(("size", "epochs", "is_found"), [(512, 10, True), (512, 200, False), (32, 10, False)])
+def test_a_batch_of_all_samples_is_found_if_the_run_makes_few_steps(size, epochs, is_found):
     facts = replace(FACTS, samples=115, settings={**FACTS.settings, "batch_size": size, "master_epochs": epochs})
-    assert bool(check_rules([rule for rule in RULES if rule.id == "T06"], facts)[0]) == found
+    assert bool(check_rules([rule for rule in RULES if rule.id == "T06"], facts)[0]) == is_found
 
 
-@pytest.mark.parametrize(("fades", "found"), [(40, True), (400, False), (None, False)])
-def test_a_schedule_that_is_nearly_0_before_a_quarter_of_the_run_is_found(fades, found):
+@pytest.mark.parametrize(("fades", "is_found"), [(40, True), (400, False), (None, False)])
+def test_a_schedule_that_is_nearly_0_before_a_quarter_of_the_run_is_found(fades, is_found):
     facts = replace(optimizer(schedule="ExponentialDecay", fades=fades), samples=1000)  # the run makes 320 steps
-    assert bool(check_rules([rule for rule in RULES if rule.id == "T07"], facts)[0]) == found
+    assert bool(check_rules([rule for rule in RULES if rule.id == "T07"], facts)[0]) == is_found
 
 
 def test_a_single_feature_that_follows_a_number_is_a_note():
@@ -232,7 +232,7 @@ def test_samples_sorted_by_label_are_a_warning_without_shuffling():
 
 
 @pytest.mark.parametrize(
-    ("train", "test", "found"),
+    ("train", "test", "is_found"),
     [
         ((8.4, 600), (3.5, 600), True),
         ((8.4, 600), (3.5, 150), False),
@@ -240,31 +240,31 @@ def test_samples_sorted_by_label_are_a_warning_without_shuffling():
         ((20.0, 600), (3.9, 100), True),
     ],
 )
-def test_a_test_set_with_less_predictable_labels_than_its_size_explains_is_found(train, test, found):
-    facts = seen(related={"train": train, "test": test})
-    assert bool(check_rules([rule for rule in RULES if rule.id == "D24"], facts)[0]) == found
+def test_a_test_set_with_less_predictable_labels_than_its_size_explains_is_found(train, test, is_found):
+    facts = observed(related={"train": train, "test": test})
+    assert bool(check_rules([rule for rule in RULES if rule.id == "D24"], facts)[0]) == is_found
 
 
 def test_unrelated_labels_are_named_with_their_output():
-    facts = seen(related={"train": (1.0, 600), "test": (0.5, 600), "of": "y_train['digit']"})
+    facts = observed(related={"train": (1.0, 600), "test": (0.5, 600), "of": "y_train['digit']"})
     ((finding,), _) = check_rules([rule for rule in RULES if rule.id == "D24"], facts)
     assert finding.finding.subject == ("data", "y_train['digit']")
 
 
 @pytest.mark.parametrize(
-    ("samples", "tested", "found"),
+    ("samples", "tested", "is_found"),
     [(5, 173, True), (40, 63, False), (40, 121, True), (150, 1189, False), (0, 360, False)],
 )
-def test_less_training_than_test_is_found(samples, tested, found):
+def test_less_training_than_test_is_found(samples, tested, is_found):
     other = ArrayFacts(name="x_test", part="test", shape=(tested, 20))
     facts = replace(data(replace(X, shape=(samples, 20)), REAL, other), samples=samples)
-    assert bool(check_rules([rule for rule in RULES if rule.id == "D22"], facts)[0]) == found
+    assert bool(check_rules([rule for rule in RULES if rule.id == "D22"], facts)[0]) == is_found
 
 
-@pytest.mark.parametrize(("samples", "found"), [(115, True), (400, True), (30, False), (1000, True)])
-def test_a_run_of_a_few_steps_is_found_in_small_data_as_well(samples, found):
+@pytest.mark.parametrize(("samples", "is_found"), [(115, True), (400, True), (30, False), (1000, True)])
+def test_a_run_of_a_few_steps_is_found_in_small_data_as_well(samples, is_found):
     facts = replace(FACTS, samples=samples, settings={**FACTS.settings, "master_epochs": 1})
-    assert bool(check_rules([rule for rule in RULES if rule.id == "T14"], facts)[0]) == found
+    assert bool(check_rules([rule for rule in RULES if rule.id == "T14"], facts)[0]) == is_found
 
 
 def test_a_normalization_after_a_scaling_is_accepted_for_trained_weights():
@@ -284,8 +284,8 @@ def test_all_heads_after_a_single_unit_are_found():
 
 def test_a_hidden_penalty_is_found_by_its_share_of_the_first_loss():
     rule = [rule for rule in RULES if rule.id == "M15"]
-    assert len(check_rules(rule, seen(loss=135.0, penalties=132.0))[0]) == 1
-    assert check_rules(rule, seen(loss=2.5, penalties=0.2)) == ([], [])
+    assert len(check_rules(rule, observed(loss=135.0, penalties=132.0))[0]) == 1
+    assert check_rules(rule, observed(loss=2.5, penalties=0.2)) == ([], [])
 
 
 def test_samples_of_another_shape_are_accepted_with_an_own_training_step():
@@ -298,8 +298,8 @@ def test_samples_of_another_shape_are_accepted_with_an_own_training_step():
 def test_the_loss_is_changed_for_labels_that_are_class_numbers(loss, activation, also):
     facts = head(CLASSES, loss=loss, activation=activation)
     findings, _ = check_rules([rule for rule in RULES if rule.id in ("L03", "L04", "L07")], facts)
-    changes = [change for one in findings for change in one.finding.changes]
-    assert [one.value for one in changes] == ["sparse_categorical_crossentropy", *also]
+    changes = [change for advice in findings for change in advice.finding.changes]
+    assert [change.value for change in changes] == ["sparse_categorical_crossentropy", *also]
 
 
 def test_pictures_are_scaled_by_channel_and_features_separately():
@@ -330,10 +330,12 @@ def test_a_rate_above_the_usual_one_is_not_low_because_of_few_steps():
 
 
 @pytest.mark.parametrize(
-    ("activation", "cut", "found"),
+    ("activation", "cut", "problem"),
     [("sigmoid", 0.0, "always"), ("softmax", 1.0, "never"), ("sigmoid", 0.9, ""), ("linear", 0.0, ""), ("", 2.0, "")],
 )
-def test_a_metric_with_an_unreachable_threshold_is_found(activation, cut, found):
+def test_a_metric_with_an_unreachable_threshold_is_found(activation, cut, problem):
     facts = head(shape=(1,), activation=activation, loss="bce", metrics=(), cuts=(("Recall", cut),))
     findings, _ = check_rules([rule for rule in RULES if rule.id == "L17"], facts)
-    assert [one.finding.message.endswith(f"a {activation} is {found}") for one in findings] == ([True] if found else [])
+    assert [advice.finding.message.endswith(f"a {activation} is {problem}") for advice in findings] == (
+        [True] if problem else []
+    )

@@ -96,7 +96,7 @@ def test_a_layer_is_found_by_its_position_among_equal_ones(tmp_path):
 
 def test_comments_ignore_a_rule_for_a_line_or_a_class(sources):
     (file,) = sources.files
-    assert [(one.id, one.lines, one.reason) for one in file.ignores()] == [
+    assert [(ignore.id, ignore.lines, ignore.reason) for ignore in file.ignores()] == [
         ("D11", None, "rare on purpose"),
         ("D03", frozenset({25, 26}), "scaled in the model"),
         ("D04", frozenset({25, 26}), "scaled in the model"),

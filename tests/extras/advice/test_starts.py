@@ -27,15 +27,15 @@ async def an_app():
 
 
 async def test_one_compiled_step_checks_several_starts(an_app, monkeypatch):
-    made = []
+    compiled = []
     real = starts.Gradients
-    monkeypatch.setattr(starts, "Gradients", lambda model: made.append(model) or real(model))
+    monkeypatch.setattr(starts, "Gradients", lambda model: compiled.append(model) or real(model))
     alive = an_app.model.get_weights()
     dead = [alive[0], np.full_like(alive[1], -1000.0), *alive[2:]]
-    why_broken = starts.StartCheck(an_app)
-    found = [why_broken(weights) for weights in (alive, dead, alive)]
-    assert found == ["", "100% of 'units' is 0 for all samples of a batch", ""]
-    assert len(made) == 1
+    check = starts.StartCheck(an_app)
+    problems = [check(weights) for weights in (alive, dead, alive)]
+    assert problems == ["", "100% of 'units' is 0 for all samples of a batch", ""]
+    assert len(compiled) == 1
 
 
 async def test_a_model_that_cannot_be_called_is_not_broken(an_app):

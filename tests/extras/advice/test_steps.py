@@ -16,9 +16,9 @@ def compiled(loss, units=1, activation=None, *, named=False):
     import keras
 
     keras.utils.set_random_seed(0)
-    given = keras.Input((3,))
-    output = keras.layers.Dense(units, activation, name="output")(given)
-    model = keras.Model(given, {"output": output} if named else output)
+    entry = keras.Input((3,))
+    output = keras.layers.Dense(units, activation, name="output")(entry)
+    model = keras.Model(entry, {"output": output} if named else output)
     model.compile("adam", {"output": loss} if named else loss)
     return model
 
@@ -38,14 +38,14 @@ def stretched(y, p):
 def test_a_loss_that_compares_each_sample_with_all_labels_is_found_for_any_order(loss, labels):
     x = np.random.default_rng(1).normal(size=(2 if labels == "two" else 126, 3)).astype("float32")
     y = np.arange(len(x), dtype="float32")[:, None]
-    seen = unlinked(compiled(loss), (x, y if labels == "numbers" else y % 2), OWN)
-    assert seen.get("unlinked", False) == (loss is stretched and bool(seen))
-    assert seen or labels == "two"  # exchanging two labels may not change the loss
+    observed = unlinked(compiled(loss), (x, y if labels == "numbers" else y % 2), OWN)
+    assert observed.get("unlinked", False) == (loss is stretched and bool(observed))
+    assert observed or labels == "two"  # exchanging two labels may not change the loss
 
 
 def test_one_array_of_labels_may_be_in_a_dict():
     x, y = np.random.default_rng(1).normal(size=(32, 3)).astype("float32"), np.eye(4, dtype="float32").repeat(8, axis=0)
     facts = data(replace(Y, name="y_train['output']"), heads=(replace(HEAD, loss="own", target="y_train['output']"),))
-    seen = learnt(compiled(right, 4, "softmax", named=True), (x, {"output": y}), facts)
-    assert seen["least"] < seen["first"]
-    assert seen["agrees"] > 0
+    observed = learnt(compiled(right, 4, "softmax", named=True), (x, {"output": y}), facts)
+    assert observed["least"] < observed["first"]
+    assert observed["agrees"] > 0

@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"^```(python|diff|console)\n(.*?)^```", PAGE.read_text(), r
 
 def broken():
     """Return for each change the text of the app, the level of the advice, and the printed lines of the answer."""
-    app, text, made = BLOCKS[0][1], BLOCKS[0][1], []
+    app, text, programs = BLOCKS[0][1], BLOCKS[0][1], []
     for kind, block in BLOCKS[1:]:
         if kind == "diff":
             old, new = (
@@ -26,8 +26,8 @@ def broken():
         else:
             command, *shown = block.splitlines()
             assert command.startswith("$ ddlf advise digits.py")
-            made.append((text, "quick" if "--quick" in command else "batch", shown))
-    return made
+            programs.append((text, "quick" if "--quick" in command else "batch", shown))
+    return programs
 
 
 async def answer_to(text, level):

@@ -101,14 +101,14 @@ def test_export_keeps_existing_files(run_command, tmp_path):
 
 
 def test_row_names_the_runtime_or_the_refusing_package():
-    said = [
+    rows = [
         Row("keras", "TensorFlow 2.21.0", seconds=(0.001, 0.01, 0.1)),
         Row("onnx", "onnxruntime 1.31.0", 3e-7, 7, (0.0001, 0.001, 0.01), 21_000),
         Row("torch", "torch 2.13.0", 0.5, 64, (0.0001, 0.001, 0.01), 21_000),
         Row("litert", "LiteRT 2.1", refused=Refused("LiteRT", "it has no FlexTensorListReserve")),
         Row("stablehlo", "IREE", bytes=9000, lacking="python -m pip install 'ddlf[export]'"),
     ]
-    lines = [export._row_line(row, 1e-5).split(maxsplit=3) for row in said]
+    lines = [export._row_line(row, 1e-5).split(maxsplit=3) for row in rows]
     assert lines[0][3].split() == ["reference", "1", "ms", "10", "ms", "100", "ms"]
     assert lines[1][3].split() == ["3.0e-07", "0.1", "ms", "1", "ms", "10", "ms", "21.0", "kB"]
     assert lines[2][3].endswith("differs by more than 1e-05, at batch 64")
@@ -128,9 +128,9 @@ def test_compare_prints_the_first_different_layer():
 
 
 def test_export_prints_written_and_refused_formats(tmp_path):
-    wanted = ExportTarget(FORMATS["openvino"], "tensorflow", (tmp_path / "a.xml", tmp_path / "a.bin"))
-    assert export._wrote(Exported(wanted, 12_345)) == f"wrote     {tmp_path}/a.xml and {tmp_path}/a.bin: 12.3 kB"
-    assert export._wrote(Exported(wanted, refused=Refused("Keras", "no"))) == "refused   openvino: Keras refuses: no"
+    target = ExportTarget(FORMATS["openvino"], "tensorflow", (tmp_path / "a.xml", tmp_path / "a.bin"))
+    assert export._wrote(Exported(target, 12_345)) == f"wrote     {tmp_path}/a.xml and {tmp_path}/a.bin: 12.3 kB"
+    assert export._wrote(Exported(target, refused=Refused("Keras", "no"))) == "refused   openvino: Keras refuses: no"
 
 
 @pytest.mark.slow
@@ -154,9 +154,9 @@ def test_compare_finds_the_first_different_layer_of_backends(run_command, tmp_pa
     """The model has a custom layer with another result on JAX."""
     (tmp_path / "mine.py").write_text(MINE)
     layers = "[keras.Input((3,)), keras.layers.Dense(4), mine.Mine(name='odd'), keras.layers.Dense(2)]"
-    made = f"import mine, keras; keras.Sequential({layers}).save('m.keras')"
+    program = f"import mine, keras; keras.Sequential({layers}).save('m.keras')"
     on_jax = {**os.environ, "KERAS_BACKEND": "jax"}  # JAX is imported faster
-    subprocess.run([sys.executable, "-c", made], cwd=tmp_path, env=on_jax, check=True, timeout=PATIENCE_S)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=on_jax, check=True, timeout=PATIENCE_S)
     _, err, code = run_command("model", "compare", "m.keras")
     assert (code, "has custom layers: Mine; name" in err) == (2, True)
     out, _, code = run_command("model", "compare", "m.keras", "--layers", "mine.py", "--backends", "tensorflow,jax")

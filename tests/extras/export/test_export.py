@@ -27,7 +27,7 @@ def refused(*arguments, **options):
 
 def test_plan_refuses_existing_files_without_overwrite(source, tmp_path):
     formats = [FORMATS["onnx"], FORMATS["openvino"]]
-    assert [wanted.paths[-1].name for wanted in plan(source, formats, tmp_path)] == ["a.onnx", "a.bin"]
+    assert [target.paths[-1].name for target in plan(source, formats, tmp_path)] == ["a.onnx", "a.bin"]
     (tmp_path / "a.bin").touch()
     assert refused(source, formats, tmp_path) == (
         f"{tmp_path}/a.bin exists; write over it with --overwrite, or name another folder with --out"
@@ -59,8 +59,8 @@ class Writing:
     def do(self, name, backend, *, folder, **job):
         from pathlib import Path
 
-        for each in self.names:
-            (Path(folder) / each).write_text("new")
+        for file in self.names:
+            (Path(folder) / file).write_text("new")
         return self.outcome
 
 
@@ -71,16 +71,16 @@ def written(steps, tmp_path, format="openvino"):
 
 def test_write_replaces_all_files_of_a_format_or_none(tmp_path):
     (tmp_path / "a.bin").write_text("old")
-    found = written(Writing("a.xml"), tmp_path)
-    assert str(found.refused) == "Keras refuses: it wrote no a.bin"
+    export = written(Writing("a.xml"), tmp_path)
+    assert str(export.refused) == "Keras refuses: it wrote no a.bin"
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.bin": "old"}
     assert written(Writing("a.xml", "a.bin"), tmp_path).bytes == 6
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.bin": "new", "a.xml": "new"}
 
 
 def test_refused_write_leaves_no_files(tmp_path):
-    who = Refused("OpenVINO", "no")
-    assert written(Writing("a.xml", outcome=who), tmp_path).refused is who
+    refusal = Refused("OpenVINO", "no")
+    assert written(Writing("a.xml", outcome=refusal), tmp_path).refused is refusal
     assert list(tmp_path.iterdir()) == []
 
 

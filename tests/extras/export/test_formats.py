@@ -18,7 +18,7 @@ def installed(monkeypatch):
 
 
 def test_read_keeps_the_order_of_formats():
-    assert [each.name for each in read("onnx, saved_model,onnx")] == ["onnx", "saved_model"]
+    assert [kind.name for kind in read("onnx, saved_model,onnx")] == ["onnx", "saved_model"]
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_read_refuses_an_unknown_format_with_a_suggestion(text, sentence):
 
 
 def test_formats_have_distinct_files_and_aliases():
-    endings = [ending for each in ALL for ending in each.endings]
-    words = [word for each in ALL for word in (each.name, *each.also)]
+    endings = [ending for kind in ALL for ending in kind.endings]
+    words = [word for kind in ALL for word in (kind.name, *kind.also)]
     assert len(endings) == len(set(endings))
     assert len(set(words)) >= len(words) - 1  # torch is both a backend and the name of its format
 
@@ -51,8 +51,8 @@ def test_format_files_have_the_name_of_the_model():
 
 
 def test_every_module_has_a_distribution():
-    modules = {name for each in ALL for names in each.writers.values() for name in names}
-    modules |= {name for each in ALL for runtime in each.runtimes for name in runtime.modules}
+    modules = {name for kind in ALL for names in kind.writers.values() for name in names}
+    modules |= {name for kind in ALL for runtime in kind.runtimes for name in runtime.modules}
     assert modules | set(BACKENDS) == set(DISTRIBUTIONS)
 
 

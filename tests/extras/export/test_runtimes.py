@@ -22,7 +22,7 @@ def test_unpacked_inverts_packed(layout, structure, flat):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "there", "found"),
+    ("names", "available", "matches"),
     [
         (["left", "right"], ["right", "left"], ["left", "right"]),
         (["left", "right"], ["serve_right:0", "serve_left:0"], ["serve_left:0", "serve_right:0"]),
@@ -32,9 +32,9 @@ def test_unpacked_inverts_packed(layout, structure, flat):
         (["", ""], ["output_0", "output_1"], ["output_0", "output_1"]),
     ],
 )
-def test_matched_uses_clear_names_or_the_order(wanted, there, found):
-    assert matched(wanted, there) == found
+def test_matched_uses_clear_names_or_the_order(names, available, matches):
+    assert matched(names, available) == matches
 
 
 def test_every_runtime_of_a_format_exists():
-    assert {runtime.name for each in ALL for runtime in each.runtimes} == set(RUNTIMES)
+    assert {runtime.name for kind in ALL for runtime in kind.runtimes} == set(RUNTIMES)

@@ -27,7 +27,7 @@ def saved(tmp_path):
     return write
 
 
-def said(path, code=None):
+def refusal_of(path, code=None):
     with pytest.raises(ConfigError) as error:
         find(path, code)
     return str(error.value).replace(f"{path.parent}/", "")
@@ -45,24 +45,25 @@ def test_find_accepts_a_model_a_text_and_a_run(saved, tmp_path):
 
 def test_find_refuses_other_paths_with_a_sentence(saved, tmp_path):
     saved()
-    assert said(tmp_path / "modle.keras").startswith("there is no file")
-    assert said(tmp_path / "modle.keras").endswith("did you mean 'model.keras'?")
+    assert refusal_of(tmp_path / "modle.keras").startswith("there is no file")
+    assert refusal_of(tmp_path / "modle.keras").endswith("did you mean 'model.keras'?")
     (tmp_path / "folder").mkdir()
-    assert said(tmp_path / "folder").endswith(
+    assert refusal_of(tmp_path / "folder").endswith(
         "is a folder without model.keras; name a .keras file, a .nnm text or the folder of a run"
     )
     (tmp_path / "empty.keras").touch()
-    assert said(tmp_path / "empty.keras") == "empty.keras is empty"
+    assert refusal_of(tmp_path / "empty.keras") == "empty.keras is empty"
     (tmp_path / "text.keras").write_text("text")
     assert (
-        said(tmp_path / "text.keras") == "text.keras is not a .keras file: File is not a zip file; save the model again"
+        refusal_of(tmp_path / "text.keras")
+        == "text.keras is not a .keras file: File is not a zip file; save the model again"
     )
     (tmp_path / "old.h5").write_text("text")
-    assert said(tmp_path / "old.h5") == (
+    assert refusal_of(tmp_path / "old.h5") == (
         "old.h5 is neither a .keras file nor a .nnm text; load it in Keras, and save it as old.keras"
     )
     (tmp_path / "app.py").write_text("text")
-    assert said(tmp_path / "app.py").endswith("train the app with: ddlf run app.py --save model.keras")
+    assert refusal_of(tmp_path / "app.py").endswith("train the app with: ddlf run app.py --save model.keras")
 
 
 def test_find_refuses_a_wrong_text(tmp_path):
@@ -73,12 +74,12 @@ def test_find_refuses_a_wrong_text(tmp_path):
 
 def test_find_names_custom_layers_without_their_file(saved, tmp_path):
     path = saved(layer("Dense"), layer("Mine", "mine", "own>Mine"), layer("Other", "mine", "Other"))
-    assert said(path) == (
+    assert refusal_of(path) == (
         "model.keras has custom layers: own>Mine, Other; name the Python file that has them: --layers FILE.py"
     )
     (tmp_path / "mine.py").touch()
     assert find(path, tmp_path / "mine.py").custom_layers == ("own>Mine", "Other")
-    assert said(path, tmp_path / "no.py").endswith("no.py: there is no such Python file")
+    assert refusal_of(path, tmp_path / "no.py").endswith("no.py: there is no such Python file")
 
 
 def test_find_knows_layers_of_keras_and_ddlf(saved):
@@ -95,7 +96,7 @@ def test_find_knows_layers_of_keras_and_ddlf(saved):
 
 
 def test_find_refuses_a_lambda_by_name(saved):
-    assert said(saved(layer("Lambda", name="twice"))) == (
+    assert refusal_of(saved(layer("Lambda", name="twice"))) == (
         "model.keras has a Lambda, the layer 'twice': loading it would run code from the file; "
         "write it as your own layer, registered with keras.saving.register_keras_serializable"
     )
@@ -128,6 +129,6 @@ def test_find_names_the_first_16_bit_layer_of_a_text(tmp_path, layers, half):
 
 def test_find_names_custom_layers_of_a_text(tmp_path):
     path = text_of("numpy>Add(call=with(it, 1)), own>Mine(), own>Mine()", tmp_path)
-    assert said(path).startswith("a.nnm has custom layers: own>Mine; name the Python file")
+    assert refusal_of(path).startswith("a.nnm has custom layers: own>Mine; name the Python file")
     (tmp_path / "mine.py").touch()
     assert find(path, tmp_path / "mine.py").custom_layers == ("own>Mine",)

@@ -22,7 +22,7 @@ def raised(file, sentence, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "who"),
+    ("file", "package"),
     [
         ("lib/site-packages/tf2onnx/convert.py", "tf2onnx"),
         ("lib/site-packages/keras/src/export/litert.py", "Keras"),
@@ -31,9 +31,9 @@ def raised(file, sentence, tmp_path):
         ("own/layers.py", "Python"),
     ],
 )
-def test_refusal_names_the_raising_package(tmp_path, file, who):
+def test_refusal_names_the_raising_package(tmp_path, file, package):
     assert refusal(raised(file, "no such\n  operator: X. More of it", tmp_path)) == {
-        "who": who,
+        "who": package,
         "why": "no such operator: X",
     }
 
@@ -66,9 +66,9 @@ def test_step_returns_its_results(steps):
 
 
 def test_refused_step_names_the_package(steps):
-    who = steps(leaving('{"refused": {"who": "JAX", "why": "no"}}')).do("a", "jax")
-    assert who == Refused("JAX", "no")
-    assert str(who) == "JAX refuses: no"
+    refusal = steps(leaving('{"refused": {"who": "JAX", "why": "no"}}')).do("a", "jax")
+    assert refusal == Refused("JAX", "no")
+    assert str(refusal) == "JAX refuses: no"
 
 
 def test_step_raises_errors_of_the_user(steps):
@@ -78,19 +78,19 @@ def test_step_raises_errors_of_the_user(steps):
 
 def test_dead_step_is_refused_with_its_last_line(steps):
     code = 'import os, signal; os.write(2, b"all is lost\\n"); os.kill(os.getpid(), signal.SIGKILL)'
-    found = steps(code).do("a", "jax")
-    assert found == Refused("its process", "it ended with SIGKILL; its last line of output: all is lost")
+    refusal = steps(code).do("a", "jax")
+    assert refusal == Refused("its process", "it ended with SIGKILL; its last line of output: all is lost")
 
 
 def test_step_arrays_keep_their_order(steps, tmp_path):
     np.savez(tmp_path / "a.7.npz", **{str(number): np.full(2, number) for number in range(12)})
-    found = steps("").outputs("a", 7)
-    assert [each[0] for each in found] == list(range(12))
+    arrays = steps("").outputs("a", 7)
+    assert [array[0] for array in arrays] == list(range(12))
     assert Path(tmp_path / "a.7.npz").exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         (
             "failed: -- No conversion rule found for operations: TensorListReserve, While To facilitate it, see",
@@ -111,5 +111,5 @@ def test_step_arrays_keep_their_order(steps, tmp_path):
     ],
     ids=["openvino", "onnx", "iree", "keras"],
 )
-def test_refusal_finds_the_relevant_sentence(tmp_path, text, why):
-    assert refusal(raised("a.py", text, tmp_path))["why"] == why
+def test_refusal_finds_the_relevant_sentence(tmp_path, text, reason):
+    assert refusal(raised("a.py", text, tmp_path))["why"] == reason

@@ -15,7 +15,7 @@ NAN, INF = math.nan, math.inf
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "far"),
+    ("expected", "result", "far"),
     [
         ([0.25, 1.0], [0.25, 0.75], 0.25),
         ([100.0, 1.0], [100.0, 2.0], 0.01),
@@ -29,15 +29,15 @@ NAN, INF = math.nan, math.inf
         ([1, 2], [1, 4], 1.0),
     ],
 )
-def test_difference_is_absolute_below_one_and_relative_above(wanted, found, far):
-    assert difference(np.array(wanted), np.array(found)) == far
+def test_difference_is_absolute_below_one_and_relative_above(expected, result, far):
+    assert difference(np.array(expected), np.array(result)) == far
 
 
 class Played:
     """A ``StepRunner`` with known results."""
 
     def __init__(self, outputs, refused=()):
-        self.known, self.refused, self.done = outputs, dict(refused), []
+        self.results, self.refused, self.done = outputs, dict(refused), []
 
     def do(self, name, backend, **job):
         self.done.append((name, backend, job["do"]))
@@ -46,14 +46,14 @@ class Played:
             "outputs": 0,
             "layout": 0,
             "parameters": 3,
-            "layers": list(self.known.get(f"{name}.layers", {})),
+            "layers": list(self.results.get(f"{name}.layers", {})),
         }
         return self.refused.get(name, facts | {"seconds": [0.1, 0.2]})
 
     def outputs(self, name, batch):
         if batch == "layers":
-            return [np.array(each) for each in self.known[f"{name}.layers"].values()]
-        return [np.array(each) for each in self.known[name]]
+            return [np.array(array) for array in self.results[f"{name}.layers"].values()]
+        return [np.array(array) for array in self.results[name]]
 
 
 def rows(steps, written=(), backends=("tensorflow", "jax")):
@@ -91,8 +91,8 @@ def test_outputs_of_another_shape_are_refused(onnx):
 
 
 def test_missing_runtime_is_reported_without_a_result(onnx):
-    wanted = ExportTarget(FORMATS["openvino"], "tensorflow", (Path("model.xml"), Path("model.bin")))
-    _, row = rows(Played({"keras-tensorflow": [[1.0]]}), [Exported(wanted, 10)], ["tensorflow"])
+    target = ExportTarget(FORMATS["openvino"], "tensorflow", (Path("model.xml"), Path("model.bin")))
+    _, row = rows(Played({"keras-tensorflow": [[1.0]]}), [Exported(target, 10)], ["tensorflow"])
     assert row.lacking == "python -m pip install 'ddlf[export]'"
     assert not row.agrees(1.0)
 
@@ -104,7 +104,7 @@ def test_comparison_stops_without_a_reference(onnx):
 
 
 @pytest.mark.parametrize(
-    ("theirs", "first", "far", "before"),
+    ("jax_layers", "first", "far", "before"),
     [
         ({"a": [1.0], "b": [2.0], "c": [3.0]}, "", 0.0, 0.0),
         ({"a": [1.0], "b": [1.5], "c": [9.0]}, "b", 0.25, 0.0),
@@ -113,29 +113,29 @@ def test_comparison_stops_without_a_reference(onnx):
     ],
     ids=["equal", "differs", "lacks", "shape"],
 )
-def test_comparison_names_the_first_different_layer(theirs, first, far, before):
-    mine = {"a": [1.0], "b": [2.0], "c": [3.0]}
-    known = {
-        "keras-tensorflow.layers": mine,
-        "keras-jax.layers": theirs,
+def test_comparison_names_the_first_different_layer(jax_layers, first, far, before):
+    tensorflow_layers = {"a": [1.0], "b": [2.0], "c": [3.0]}
+    results = {
+        "keras-tensorflow.layers": tensorflow_layers,
+        "keras-jax.layers": jax_layers,
         "keras-tensorflow": [[1.0]],
         "keras-jax": [[1.0]],
     }
-    comparison = BackendComparison(Path("model.keras"), Played(known), "tensorflow", batches=(1,), layers=True)
+    comparison = BackendComparison(Path("model.keras"), Played(results), "tensorflow", batches=(1,), layers=True)
     compare(comparison, ("tensorflow", "jax"), (), lambda row: None)
-    (found,) = comparison.by_layer(0.01)
-    assert (found.first, found.difference) == (first, far)
-    assert found.before == pytest.approx(before)
+    (layer,) = comparison.by_layer(0.01)
+    assert (layer.first, layer.difference) == (first, far)
+    assert layer.before == pytest.approx(before)
 
 
 def test_comparison_names_a_layer_despite_other_output_shapes():
-    known = {"keras-tensorflow.layers": {"a": [1.0], "b": [2.0]}, "keras-jax.layers": {"a": [1.0], "b": [2.0, 3.0]}}
-    known |= {"keras-tensorflow": [[2.0]], "keras-jax": [[2.0, 3.0]]}
-    steps = Played(known, {"keras-torch": Refused("torch", "no")})
+    results = {"keras-tensorflow.layers": {"a": [1.0], "b": [2.0]}, "keras-jax.layers": {"a": [1.0], "b": [2.0, 3.0]}}
+    results |= {"keras-tensorflow": [[2.0]], "keras-jax": [[2.0, 3.0]]}
+    steps = Played(results, {"keras-torch": Refused("torch", "no")})
     comparison = BackendComparison(Path("model.keras"), steps, "tensorflow", batches=(1,), layers=True)
     _, jax, torch = compare(comparison, ("tensorflow", "jax", "torch"), (), lambda row: None)
     assert (jax.refused.why, torch.refused.why) == ("at batch 1 it gives [2], and Keras [1]", "no")
-    assert [(each.backend, each.first) for each in comparison.by_layer(0.01)] == [("jax", "b")]
+    assert [(layer.backend, layer.first) for layer in comparison.by_layer(0.01)] == [("jax", "b")]
 
 
 def test_all_agree_needs_a_run_of_each_format():

@@ -49,7 +49,7 @@ PLAN = Plan(
 )
 
 
-def asked(*words):
+def parsed(*words):
     return PLANNER.parser("ddlf plan").parse_args(["my app.py", *words])
 
 
@@ -85,7 +85,7 @@ def asked(*words):
     ],
 )
 def test_the_printed_command_has_the_options_of_the_call_that_change_a_run(words, way, run):
-    plan, options = dataclasses.replace(PLAN, best=choice(6, 4.1, 1.9, way)), asked(*words)
+    plan, options = dataclasses.replace(PLAN, best=choice(6, 4.1, 1.9, way)), parsed(*words)
     assert command(plan, options) == f"ddlf run 'my app.py' {run}"
     again = RUN_COMMAND.parser("ddlf run").parse_args(shlex.split(command(plan, options))[2:])
     for name in ("config", "local", "hosts", "listen", "workers", "wait", "gpus", "gpu_memory", "seed", "target"):
@@ -94,7 +94,7 @@ def test_the_printed_command_has_the_options_of_the_call_that_change_a_run(words
 
 def test_the_printed_command_names_a_usual_value_if_the_app_has_another_one():
     plan = dataclasses.replace(PLAN, best=choice(6, 4.1, 1.9, NOW.setting.way), now=FAR)
-    assert command(plan, asked()) == "ddlf run 'my app.py' --slots 6 --batch-size 64 --mode sync"
+    assert command(plan, parsed()) == "ddlf run 'my app.py' --slots 6 --batch-size 64 --mode sync"
 
 
 def test_a_plan_is_a_table_a_verdict_and_a_command():
@@ -131,8 +131,8 @@ WIDE = dataclasses.replace(
         for way in (Way("sync", "gradient", "float32"), Way("async", "star", "float32"))
     ),
     **{
-        name: dataclasses.replace(one, memory=Bytes(count=9e8, low=9e8, high=1e9))
-        for name, one in (("best", BEST), ("now", NOW))
+        name: dataclasses.replace(option, memory=Bytes(count=9e8, low=9e8, high=1e9))
+        for name, option in (("best", BEST), ("now", NOW))
     },
 )
 
@@ -146,38 +146,38 @@ WIDE = dataclasses.replace(
     ],
 )
 def test_the_table_fits_the_terminal_and_says_what_it_leaves_out(width, head, left_out):
-    told = lines(WIDE, RUN, width=width)
-    first = next(place for place, line in enumerate(told) if " slots" in line and " way " in line)
-    rows = told[first : first + 5]
+    printed = lines(WIDE, RUN, width=width)
+    first = next(index for index, line in enumerate(printed) if " slots" in line and " way " in line)
+    rows = printed[first : first + 5]
     assert rows[0] == f"          {head}"
     assert max(map(len, rows)) <= width
     marked = [row for row in rows[1:] if row.endswith(" not measured" if width > 60 else "x ?")]
     assert [row.split()[1] for row in marked] == ["async"]
-    said = [line for line in told if line.startswith("left out  ")]
+    notes = [line for line in printed if line.startswith("left out  ")]
     mark = "; ? means not measured" if width == 60 else ""
-    assert said == ([f"left out  {left_out}, because the terminal is narrow{mark}"] if left_out else [])
+    assert notes == ([f"left out  {left_out}, because the terminal is narrow{mark}"] if left_out else [])
 
 
 def test_a_batch_size_that_differs_stays_in_a_narrow_table():
     other = dataclasses.replace(WIDE.all[0], setting=dataclasses.replace(WIDE.all[0].setting, batch=2000))
-    told = lines(dataclasses.replace(WIDE, all=(*WIDE.all, other)), RUN, width=60)
-    rows = [line for line in told if line[10:15].strip().isdigit() or " way " in line]
+    printed = lines(dataclasses.replace(WIDE, all=(*WIDE.all, other)), RUN, width=60)
+    rows = [line for line in printed if line[10:15].strip().isdigit() or " way " in line]
     assert " batch " in rows[0]
     assert max(map(len, rows)) <= 60
-    assert "left out  s/update, memory, (80 %), because" in "\n".join(told)
+    assert "left out  s/update, memory, (80 %), because" in "\n".join(printed)
 
 
 def test_only_other_lines_are_wrapped_on_a_terminal(monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
     run = f"{RUN} {'--option value ' * 9}".rstrip()
-    told = on_terminal(lines(WIDE, run, width=60)).split("\n")
-    assert told[-1] == f"run       {run}"  # to copy
-    assert max(map(len, told[:-1])) <= 60
+    printed = on_terminal(lines(WIDE, run, width=60)).split("\n")
+    assert printed[-1] == f"run       {run}"  # to copy
+    assert max(map(len, printed[:-1])) <= 60
 
 
 @pytest.mark.parametrize(
-    ("factor", "said"),
+    ("factor", "verdict"),
     [
         (
             0.9,
@@ -188,10 +188,10 @@ def test_only_other_lines_are_wrapped_on_a_terminal(monkeypatch):
         (4.1, "pays off: 6 slots are 4.10 times as fast.*\nrun       ddlf run app.py"),
     ],
 )
-def test_a_verdict_says_what_to_do(factor, said):
+def test_a_verdict_says_what_to_do(factor, verdict):
     best = choice(6, factor, 1.9, BEST.setting.way)
     printed = lines(dataclasses.replace(PLAN, best=best), RUN, "ddlf plan app.py --again")
-    assert re.fullmatch(said, "\n".join(printed[-2:]))
+    assert re.fullmatch(verdict, "\n".join(printed[-2:]))
 
 
 def test_the_last_line_is_the_choice_that_planned_takes_although_it_may_not_beat_fit():
@@ -204,9 +204,9 @@ def test_the_last_line_is_the_choice_that_planned_takes_although_it_may_not_beat
         "settings.",
         "run       ddlf run app.py",
     ]
-    near = dataclasses.replace(plan, now=choice(8, 1.0, 2.1, NOW.setting.way))
-    assert not near.is_taken
-    assert lines(near, RUN, "ddlf plan app.py --again")[-1] == "longer    ddlf plan app.py --again"
+    close = dataclasses.replace(plan, now=choice(8, 1.0, 2.1, NOW.setting.way))
+    assert not close.is_taken
+    assert lines(close, RUN, "ddlf plan app.py --again")[-1] == "longer    ddlf plan app.py --again"
 
 
 def test_a_plan_beyond_its_limits_does_not_ask_for_longer_measurements():
@@ -219,11 +219,11 @@ def test_a_plan_beyond_its_limits_does_not_ask_for_longer_measurements():
 def test_the_command_that_measures_longer_has_all_options_of_the_call():
     words = ("--local", "2", "-p", "n=5", "--budget", "30s", "--batches", "8,9", "--deadline", "2h", "--goal", "cost")
     more = ("--max-memory", "4GB", "--bandwidth", "100mbit", "--latency", "5ms")
-    assert longer(asked(*words, *more)) == (
+    assert longer(parsed(*words, *more)) == (
         "ddlf plan 'my app.py' --local 2 -p n=5 --again --batches 8,9 --goal cost --deadline 2h --max-memory 4GB "
         "--bandwidth 100mbit --latency 5ms --budget 60s"
     )
-    assert longer(asked()) == "ddlf plan 'my app.py' --again --budget 120s"
+    assert longer(parsed()) == "ddlf plan 'my app.py' --again --budget 120s"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_the_command_that_measures_longer_has_all_options_of_the_call():
     ],
 )
 def test_the_command_that_measures_longer_means_what_the_call_meant(words):
-    options = asked(*words)
+    options = parsed(*words)
     again = PLANNER.parser("ddlf plan").parse_args(shlex.split(longer(options))[2:])
     for name in ("max_memory", "deadline", "bandwidth", "latency"):
         assert (getattr(again, name) or 0) == pytest.approx(getattr(options, name) or 0, rel=1e-9)
@@ -244,7 +244,7 @@ def test_the_command_that_measures_longer_means_what_the_call_meant(words):
 
 @pytest.mark.parametrize("size", ["8GB", "8GiB", "1500MB", "512MiB", "300kB", "2TB", "1025B"])
 def test_a_printed_limit_of_cards_is_that_of_the_call(size):
-    options = asked("--local", "2", "--gpu-memory", size)
+    options = parsed("--local", "2", "--gpu-memory", size)
     assert f"--gpu-memory {size} " in command(PLAN, options)
 
 
@@ -303,7 +303,7 @@ def test_a_very_slow_choice_keeps_its_digits():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("plan",), "ddlf plan needs an app; name its file"),
         (("plan", "app.py", "--planned"), "--planned has no effect on ddlf plan, which only measures; leave it out"),
@@ -344,11 +344,11 @@ def test_a_very_slow_choice_keeps_its_digits():
         (("plan", "app.py", "--batches", "64,x"), "must be batch sizes such as 64,128, got '64,x'"),
     ],
 )
-def test_wrong_options_are_named(capsys, words, said):
+def test_wrong_options_are_named(capsys, words, message):
     with pytest.raises(SystemExit) as ended:
         main(list(words))
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_units_of_networks_are_read(read, text, value):
 
 
 @pytest.mark.parametrize(
-    ("wish", "link", "said"),
+    ("wish", "link", "expected"),
     [
         (Wish(goal="cost"), None, ["cost      11.4 worker-seconds an epoch; fit on one machine needs 7.8"]),
         (
@@ -399,11 +399,11 @@ def test_units_of_networks_are_read(read, text, value):
         ),
     ],
 )
-def test_a_goal_and_an_assumed_link_are_printed(wish, link, said):
+def test_a_goal_and_an_assumed_link_are_printed(wish, link, expected):
     model = TimeModel([Measured(setting=NOW.setting, seconds=(1.0,))], link)
-    found = lines(dataclasses.replace(PLAN, wish=wish, model=model), RUN)
-    assert [line for line in found if line in said] == said
-    assert all("ddlf run" not in line for line in found) == found[-1].startswith("help")
+    printed = lines(dataclasses.replace(PLAN, wish=wish, model=model), RUN)
+    assert [line for line in printed if line in expected] == expected
+    assert all("ddlf run" not in line for line in printed) == printed[-1].startswith("help")
 
 
 MEMORY = MemoryModel(
@@ -426,7 +426,7 @@ MEMORY = MemoryModel(
 
 
 @pytest.mark.parametrize(
-    ("wish", "largest", "said"),
+    ("wish", "largest", "expected"),
     [
         (Wish(), None, []),
         (
@@ -460,30 +460,30 @@ MEMORY = MemoryModel(
         ),
     ],
 )
-def test_memory_is_printed_as_a_column_and_lines(wish, largest, said):
-    choices = [dataclasses.replace(one, memory=MEMORY.predict(64)) for one in (BEST, NOW, FAR)]
-    made = dataclasses.replace(
+def test_memory_is_printed_as_a_column_and_lines(wish, largest, expected):
+    choices = [dataclasses.replace(option, memory=MEMORY.predict(64)) for option in (BEST, NOW, FAR)]
+    plan = dataclasses.replace(
         PLAN, best=choices[0], now=choices[1], all=tuple(choices), memory=MEMORY, wish=wish, largest=largest
     )
-    found = lines(made, RUN)
-    assert found[1:3] == [
+    printed = lines(plan, RUN)
+    assert printed[1:3] == [
         "          slots  way    batch  codec    s/epoch  s/update  memory  of fit  (80 %)",
         f"{'nearest' if wish.max_memory == 10**8 else 'best':<10}    6  sync      64  int8         1.9     0.038  582 MB   4.10x"
         "  (3.69-4.51)",
     ]
     needs = "memory    a worker needs 582 MB (519 MB to 653 MB): framework 300 MB, data 200 MB, model 50.0 MB"
-    assert found[5:-3] == [f"{needs}, and 500 kB for a sample of the batch; the master 640 MB", *said]
+    assert printed[5:-3] == [f"{needs}, and 500 kB for a sample of the batch; the master 640 MB", *expected]
 
 
 @pytest.mark.parametrize(
-    ("limit", "largest", "batches", "said"),
+    ("limit", "largest", "batches", "advice"),
     [
         (10**8, 0, (64,), "allow more memory, because a worker needs 550 MB without any sample of a batch"),
         (515 * 10**6, 16, (64,), "--batch-size 16 fits"),
         (515 * 10**6, 16, (64, 8), "within the limits are --slots 6 --codec int8 --batch-size 8"),
     ],
 )
-def test_a_limit_that_no_choice_keeps_has_no_command_but_help(limit, largest, batches, said):
+def test_a_limit_that_no_choice_keeps_has_no_command_but_help(limit, largest, batches, advice):
     choices = [
         dataclasses.replace(
             BEST,
@@ -502,4 +502,4 @@ def test_a_limit_that_no_choice_keeps_has_no_command_but_help(limit, largest, ba
         largest=Largest(limit=limit, batch=largest),
     )
     assert plan.is_beyond
-    assert lines(plan, RUN)[-1] == f"help      {said}"
+    assert lines(plan, RUN)[-1] == f"help      {advice}"

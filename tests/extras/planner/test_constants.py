@@ -26,9 +26,9 @@ def measured(*exchanges):
     return tuple(
         Measured(
             setting=Setting(way=way, slots=slots, batch=64, steps=steps),
-            seconds=(steps * 0.01 + constant + each * slots,) * 3,
+            seconds=(steps * 0.01 + constant + per_slot * slots,) * 3,
         )
-        for way, constant, each in exchanges
+        for way, constant, per_slot in exchanges
         for slots in (1, 2)
         for steps in (1, 50)
     )
@@ -41,17 +41,17 @@ def test_the_times_of_an_app_come_from_its_plan(monkeypatch, tmp_path, caplog):
     app = Quick(cluster)
     assert measured_rounds(app, None) is measured_rounds(app, cluster) is None
     write(app, Measurements(measured=measured((STAR, 0.1, 0.2)), samples=1000, budget_s=30.0, when=WHEN))
-    found = measured_rounds(Quick(), cluster)
-    assert found.step_s(64) == pytest.approx(0.01)
-    assert found.exchange_s("sync", "star", "float32", 4) == pytest.approx(0.9)
-    assert found.exchange_s("sync", "sharded", "float32", 4) is None
-    assert found.origin == "as ddlf plan has measured on 2026-01-01"
+    times = measured_rounds(Quick(), cluster)
+    assert times.step_s(64) == pytest.approx(0.01)
+    assert times.exchange_s("sync", "star", "float32", 4) == pytest.approx(0.9)
+    assert times.exchange_s("sync", "sharded", "float32", 4) is None
+    assert times.origin == "as ddlf plan has measured on 2026-01-01"
     assert measured_rounds(Quick(), object()) is None
     assert "the measurements of the plan cannot be used" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("exchanges", "wanted", "why"),
+    ("exchanges", "exchange", "reason"),
     [
         ([(STAR, 0.1, 0.2)], "sharded", "takes about 0.6 s through the master and 0.18 s from worker to worker"),
         ([(STAR, 9.0, 0.01)], "star", "takes about 0.03 s through the master and 0.057 s"),
@@ -59,24 +59,24 @@ def test_the_times_of_an_app_come_from_its_plan(monkeypatch, tmp_path, caplog):
         ([(SHARDED, 0.9, 0.0)], "star", "at 1 Gbit/s, which is assumed: ddlf plan measures it"),
     ],
 )
-async def test_auto_uses_measured_times_and_reports_it(monkeypatch, exchanges, wanted, why):
+async def test_auto_uses_measured_times_and_reports_it(monkeypatch, exchanges, exchange, reason):
     constants = Constants(TimeModel(measured(*exchanges)), WHEN)
     monkeypatch.setattr("ddlf.extras.measured_rounds", lambda app, cluster: constants)
     run = await trained("auto", workers=3, slots=3, master_epochs=1)
     (chosen,) = events_of(run, ExchangeChosen)
-    assert chosen.exchange == wanted
-    assert why in chosen.why
-    assert ("as ddlf plan has measured on 2026-01-01" in chosen.why) == ("assumed" not in why)
+    assert chosen.exchange == exchange
+    assert reason in chosen.why
+    assert ("as ddlf plan has measured on 2026-01-01" in chosen.why) == ("assumed" not in reason)
 
 
 def test_the_rule_about_slow_workers_uses_measured_times():
     rule = find_rule(RULES, "C12", "")
     facts = replace(hidden(trained=3_000_000), **ROUNDS, workers=2)
 
-    def found(**seen):
-        return [one.finding.message for one in check_rules([rule], replace(facts, observations=seen))[0]]
+    def messages(**values):
+        return [advice.finding.message for advice in check_rules([rule], replace(facts, observations=values))[0]]
 
-    assert found(step_s=0.05) == []
-    (message,) = found(step_s=0.05, planned=(0.05, 99.0, "as ddlf plan has measured on 2026-01-01"))
+    assert messages(step_s=0.05) == []
+    (message,) = messages(step_s=0.05, planned=(0.05, 99.0, "as ddlf plan has measured on 2026-01-01"))
     assert "which takes 99 s as ddlf plan has measured on 2026-01-01: one process" in message
-    assert found(step_s=1e-6, planned=(0.05, 0.01, "")) == []
+    assert messages(step_s=1e-6, planned=(0.05, 0.01, "")) == []

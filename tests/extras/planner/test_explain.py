@@ -71,12 +71,12 @@ def rounds(
     yield now[1], OVER
 
 
-def with_short_rounds(**made):
+def with_short_rounds(**options):
     """Return the events of ``rounds``, with two short rounds of one sample after each round, like at the end of an epoch."""
     later = dict.fromkeys((None, 1, 2), 0.0)
-    for when, event in rounds(**made):
+    for when, event in rounds(**options):
         slot = event.record.slot if isinstance(event, Committed) else getattr(event, "slot", None)
-        slot = slot if made.get("slots") else None
+        slot = slot if options.get("slots") else None
         yield when + later[slot], event
         if isinstance(event, Committed):
             later[slot] += 0.2
@@ -91,7 +91,7 @@ def evaluated(seconds):
 
 
 @pytest.mark.parametrize(
-    ("made", "cause", "worker"),
+    ("options", "cause", "worker"),
     [
         ({}, "within its interval", None),
         ({"compute": (0.5, 0.5)}, "faster", None),
@@ -110,14 +110,14 @@ def evaluated(seconds):
         ({"compute": (2.0, 2.0), "transfer": (1.5, 1.5)}, "unclear", None),
     ],
 )
-def test_the_cause_is_named(made, cause, worker):
-    found = explain(rounds(**made))
-    assert (found.cause, found.worker) == (cause, worker)
-    assert found.predicted == 1.5
+def test_the_cause_is_named(options, cause, worker):
+    explanation = explain(rounds(**options))
+    assert (explanation.cause, explanation.worker) == (cause, worker)
+    assert explanation.predicted == 1.5
 
 
 @pytest.mark.parametrize(
-    ("made", "cause", "worker"),
+    ("options", "cause", "worker"),
     [
         ({}, "within its interval", None),
         ({"compute": (1.0, 3.0)}, "straggler", 2),
@@ -125,10 +125,10 @@ def test_the_cause_is_named(made, cause, worker):
         ({"transfer": (2.4, 0.4)}, "link", 1),
     ],
 )
-def test_short_last_rounds_of_epochs_do_not_count(made, cause, worker):
-    found = explain(with_short_rounds(**made, count=9))
-    assert (found.cause, found.worker) == (cause, worker)
-    assert found.parts == pytest.approx(explain(rounds(**made, count=9)).parts)
+def test_short_last_rounds_of_epochs_do_not_count(options, cause, worker):
+    explanation = explain(with_short_rounds(**options, count=9))
+    assert (explanation.cause, explanation.worker) == (cause, worker)
+    assert explanation.parts == pytest.approx(explain(rounds(**options, count=9)).parts)
 
 
 def test_evaluations_of_workers_count_but_evaluations_after_the_run_do_not():
@@ -175,7 +175,7 @@ def test_the_command_explains_a_run_in_its_folder(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("events", "words", "said"),
+    ("events", "words", "message"),
     [
         ([], (), "the rounds of 20260102-030405-App were not predicted; plan first"),
         (list(rounds(count=2)), (), "has too few rounds to compare"),
@@ -183,7 +183,7 @@ def test_the_command_explains_a_run_in_its_folder(tmp_path, capsys):
         ([], ("--ui", "json"), "--ui has no effect with --check"),
     ],
 )
-def test_runs_that_cannot_be_explained_are_refused(tmp_path, capsys, events, words, said):
+def test_runs_that_cannot_be_explained_are_refused(tmp_path, capsys, events, words, message):
     a_run(tmp_path, events)
     command("last", "--out", str(tmp_path), *words, code=2)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

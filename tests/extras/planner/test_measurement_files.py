@@ -106,23 +106,23 @@ def test_measurements_are_reused_for_the_same_request(ways, batches, budget_s, a
 
 
 def test_the_newest_runs_of_a_setting_replace_its_measurements():
-    found = KEPT
+    stored = KEPT
     for seconds in (1.0, 2.0, 3.0, 4.0):
-        found = found.refined(measured(STAR, 64, (seconds,) * 3))
-    assert [one.setting.batch for one in found.measured] == [128, 64, 64, 64]
-    assert [one.median for one in found.measured[1:]] == [2.0, 3.0, 4.0]
-    assert [one.weight for one in found.measured] == [
+        stored = stored.refined(measured(STAR, 64, (seconds,) * 3))
+    assert [item.setting.batch for item in stored.measured] == [128, 64, 64, 64]
+    assert [item.median for item in stored.measured[1:]] == [2.0, 3.0, 4.0]
+    assert [item.weight for item in stored.measured] == [
         1.0,
         measurement_files.OF_A_RUN,
         measurement_files.OF_A_RUN,
         measurement_files.OF_A_RUN,
     ]
-    write(an_app(), found)
-    assert read(an_app()) == found
+    write(an_app(), stored)
+    assert read(an_app()) == stored
     for batch in range(1, 50):
-        found = found.refined(measured(STAR, batch, (1.0,) * 999))
-    assert len(found.measured) == measurement_files.MOST_RUNS + 2  # two more: a short measurement and the newest run
-    assert len(found.measured[-1].seconds) == measurement_files.MOST_ROUNDS
+        stored = stored.refined(measured(STAR, batch, (1.0,) * 999))
+    assert len(stored.measured) == measurement_files.MOST_RUNS + 2  # two more: a short measurement and the newest run
+    assert len(stored.measured[-1].seconds) == measurement_files.MOST_ROUNDS
 
 
 def loaded(**arrays):

@@ -33,17 +33,17 @@ def peak(batch, *earlier):
 
 def peaks(*batches, loaded=0, weights=10 * MB):
     """Return the measurement of a worker with one process."""
-    found = tuple(peak(batch, *batches[:place]) for place, batch in enumerate(batches))
+    measured = tuple(peak(batch, *batches[:index]) for index, batch in enumerate(batches))
     facts = {"samples": 10_000, "framework": 300 * MB, "data": 150 * MB, "optimizer": 0}
-    return Peaks(worker=1, loaded=loaded, weights=weights, batches=found, **facts)
+    return Peaks(worker=1, loaded=loaded, weights=weights, batches=measured, **facts)
 
 
 def test_memory_of_other_batches_is_predicted():
     model = MemoryModel(peaks(64, 128, 256))
     for batch in (1, 100, 2000):
-        found = model.predict(batch)
-        assert found.count == pytest.approx(500 * MB + batch * MB / 2)
-        assert found.low < found.count < found.high
+        needed = model.predict(batch)
+        assert needed.count == pytest.approx(500 * MB + batch * MB / 2)
+        assert needed.low < needed.count < needed.high
     assert model.parts == pytest.approx({"framework": 300 * MB, "data": 150 * MB, "model": 50 * MB})
     assert model.sample == pytest.approx(MB / 2)
     assert model.predict(64, "sharded").count > model.predict(64, "gradient").count > model.predict(64).count
@@ -82,8 +82,8 @@ def test_a_batch_that_does_not_fit_is_followed_by_smaller_ones():
         tried.append(batch)
         return Peak(batch=batch, most=900 * MB) if batch < 300 else None
 
-    found, more = find_largest(measured, 1000 * MB, "star", train)
-    assert found == Largest(limit=1000 * MB, batch=tried[-1], confirmed=True, failed=tuple(tried[:-1]))
+    largest, more = find_largest(measured, 1000 * MB, "star", train)
+    assert largest == Largest(limit=1000 * MB, batch=tried[-1], confirmed=True, failed=tuple(tried[:-1]))
     assert len(tried) > 1
     assert tried == sorted(tried, reverse=True)
     assert more.batches == (*measured.batches, Peak(batch=tried[-1], most=900 * MB))
@@ -100,19 +100,19 @@ def test_a_larger_batch_follows_if_the_first_one_needs_less_than_predicted():
         tried.append(batch)
         return Peak(batch=batch, most=500 * MB + batch * MB // 10)
 
-    found, _ = find_largest(measured, 1000 * MB, "star", train)
-    assert found.confirmed
+    largest, _ = find_largest(measured, 1000 * MB, "star", train)
+    assert largest.confirmed
     assert tried == sorted(tried)
-    assert found.batch == tried[-1] > 3 * tried[0]
+    assert largest.batch == tried[-1] > 3 * tried[0]
 
 
 def test_without_time_the_largest_batch_is_not_confirmed():
     def train(batch):
         raise TimeoutError
 
-    found, _ = find_largest(peaks(64, 128), 1000 * MB, "star", train)
-    assert found.batch > 0
-    assert not found.confirmed
+    largest, _ = find_largest(peaks(64, 128), 1000 * MB, "star", train)
+    assert largest.batch > 0
+    assert not largest.confirmed
 
 
 class Made:
@@ -128,46 +128,51 @@ class Made:
         if batch >= self.dies_at:
             self.has_ended = True
             raise ChildEnded("it was ended by SIGKILL")
-        kept = int(sum(self.trained) * self.keeps * self.sample)  # the kept memory of earlier batches
-        found = Peak(batch=batch, most=500 * MB + batch * self.sample + kept, earlier=tuple(self.trained))
+        leaked = int(sum(self.trained) * self.keeps * self.sample)  # memory that earlier batches still hold
+        measurement = Peak(batch=batch, most=500 * MB + batch * self.sample + leaked, earlier=tuple(self.trained))
         self.trained.append(batch)
-        return 700 * MB, found
+        return 700 * MB, measurement
 
 
 def train_made(batches, **more):
     """Measure made-up children. Return their peaks, and the batches of each child."""
-    made = [Made(**more)]
+    children = [Made(**more)]
 
     def child():
-        if made[-1].has_ended:
-            made.append(Made(**more))
-        return made[-1]
+        if children[-1].has_ended:
+            children.append(Made(**more))
+        return children[-1]
 
-    return measured(child, 1, batches, time.monotonic() + 60), [one.trained for one in made]
+    return measured(child, 1, batches, time.monotonic() + 60), [process.trained for process in children]
 
 
 def test_batches_become_larger_until_memory_grows():
-    found, trained = train_made([8], keeps=0.0)
+    measured_peaks, trained = train_made([8], keeps=0.0)
     assert trained == [[8, 16, 256, 256 + 512 * 2**20 // (MB // 2)]]
-    assert found.batches[2] == Peak(batch=256, most=628 * MB, earlier=(8, 16))
-    assert found.loaded == 700 * MB
+    assert measured_peaks.batches[2] == Peak(batch=256, most=628 * MB, earlier=(8, 16))
+    assert measured_peaks.loaded == 700 * MB
 
 
 def test_large_samples_are_measured_with_three_batches():
-    found, trained = train_made([8], sample=50 * MB)
+    measured_peaks, trained = train_made([8], sample=50 * MB)
     assert trained == [[8, 16, 32]]
-    assert MemoryModel(found).sample == pytest.approx(50 * MB)
+    assert MemoryModel(measured_peaks).sample == pytest.approx(50 * MB)
 
 
 @pytest.mark.parametrize("keeps", [0.0, 0.35, 1.2])
 def test_memory_of_earlier_batches_hardly_changes_the_bytes_of_a_sample(keeps):
-    found, _ = train_made([64], sample=MB // 3, keeps=keeps)
-    assert MemoryModel(found).predict(2000).count == pytest.approx(500 * MB + 2000 * MB // 3, rel=0.2)
+    measured_peaks, _ = train_made([64], sample=MB // 3, keeps=keeps)
+    assert MemoryModel(measured_peaks).predict(2000).count == pytest.approx(500 * MB + 2000 * MB // 3, rel=0.2)
 
 
 def test_another_child_trains_a_smaller_batch_after_a_child_died():
-    found, trained = train_made([8], dies_at=100)
-    assert [(one.batch, one.earlier) for one in found.batches] == [(8, ()), (16, (8,)), (32, ()), (64, (32,))]
+    measured_peaks, trained = train_made([8], dies_at=100)
+    assert [(item.batch, item.earlier) for item in measured_peaks.batches] == [
+        (8, ()),
+        (16, (8,)),
+        (32, ()),
+        (64, (32,)),
+    ]
     assert trained == [[8, 16], [32, 64]]
     with pytest.raises(ChildEnded, match="SIGKILL"):
         train_made([8], dies_at=1)
@@ -176,14 +181,14 @@ def test_another_child_trains_a_smaller_batch_after_a_child_died():
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("code", "reason"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "it was ended by SIGKILL"),
         ("raise SystemExit(3)", "it was ended by exit code 3"),
         ("import time; time.sleep(60)", "it needs too much time"),
     ],
 )
-def test_a_dead_child_is_named_without_ending_the_plan(monkeypatch, code, why):
+def test_a_dead_child_is_named_without_ending_the_plan(monkeypatch, code, reason):
     monkeypatch.setattr(children, "PROGRAM", ("-c", code))
     links = list[Connection]()
 
@@ -193,9 +198,9 @@ def test_a_dead_child_is_named_without_ending_the_plan(monkeypatch, code, why):
 
     monkeypatch.setattr(children, "Connection", link)
     request = {"worker": 1, "workers": 1, "batches": [8], "exchange": "star", "limit": None}
-    seconds = 0.3 if "time" in why else 300.0  # a busy machine starts a process slowly
-    assert measure_here(b"no app", {**request, "format": None, "seconds": seconds}) == {"why": why}
-    assert [one.closed for one in links] == [True]
+    seconds = 0.3 if "time" in reason else 300.0  # a busy machine starts a process slowly
+    assert measure_here(b"no app", {**request, "format": None, "seconds": seconds}) == {"why": reason}
+    assert [connection.closed for connection in links] == [True]
 
 
 def test_the_child_holds_messages_like_a_worker(monkeypatch):
@@ -207,13 +212,13 @@ def test_the_child_holds_messages_like_a_worker(monkeypatch):
             return SimpleNamespace(update=encode_update(CODEC.read("float32"), self.received, [False])[0])
 
     weights = [np.ones(100_000, np.float32)]
-    made = object.__new__(Trial)
+    trial = object.__new__(Trial)
     app = SimpleNamespace(x_train=np.ones((8, 1)), y_train=np.ones(8), codec="float32")
-    made.__dict__.update(_replica=Replica(), _weights=weights, _app=app, _steps=2, _round=0, _keep=())
-    made._carry(4)
-    assert np.array_equal(made._replica.received[0], weights[0])
-    assert not np.shares_memory(made._replica.received[0], weights[0])
-    assert sum(map(len, made._sent)) >= weights[0].nbytes
+    trial.__dict__.update(_replica=Replica(), _weights=weights, _app=app, _steps=2, _round=0, _keep=())
+    trial._carry(4)
+    assert np.array_equal(trial._replica.received[0], weights[0])
+    assert not np.shares_memory(trial._replica.received[0], weights[0])
+    assert sum(map(len, trial._sent)) >= weights[0].nbytes
 
 
 def test_an_error_of_the_app_is_named(monkeypatch):
@@ -224,9 +229,9 @@ def test_an_error_of_the_app_is_named(monkeypatch):
 
 def test_memory_is_kept(tmp_path):
     largest = Largest(limit=10**9, batch=800, confirmed=True, failed=(1000,))
-    kept = Measurements(measured=(), samples=100, budget_s=60.0, memory=peaks(64, 128), largest=largest)
-    assert write_file(tmp_path / "plan.json", kept)
-    assert read_file(tmp_path / "plan.json") == kept
+    stored = Measurements(measured=(), samples=100, budget_s=60.0, memory=peaks(64, 128), largest=largest)
+    assert write_file(tmp_path / "plan.json", stored)
+    assert read_file(tmp_path / "plan.json") == stored
 
 
 def choice(slots, seconds, memory):
@@ -248,42 +253,42 @@ def choice(slots, seconds, memory):
     ],
 )
 def test_the_best_choice_fits_into_the_memory(wish, slots):
-    found = [choice(1, 4.0, 800), choice(2, 3.0, 800), choice(3, 1.9, 1000)]
-    assert wish.best(found).setting.slots == slots
-    assert wish.fits(wish.best(found)) == (wish.max_memory != 500)
+    candidates = [choice(1, 4.0, 800), choice(2, 3.0, 800), choice(3, 1.9, 1000)]
+    assert wish.best(candidates).setting.slots == slots
+    assert wish.fits(wish.best(candidates)) == (wish.max_memory != 500)
 
 
 def test_a_known_largest_batch_is_reused_only_for_the_same_limit():
-    known = Largest(limit=990, batch=8, confirmed=True)
-    assert Wish(max_memory=990).is_answered(known)
-    assert not Wish(max_memory=991).is_answered(known)
-    assert not Wish(goal="memory").is_answered(known)
-    assert Wish(goal="memory").is_answered(dataclasses.replace(known, of_machine=True))
+    largest = Largest(limit=990, batch=8, confirmed=True)
+    assert Wish(max_memory=990).is_answered(largest)
+    assert not Wish(max_memory=991).is_answered(largest)
+    assert not Wish(goal="memory").is_answered(largest)
+    assert Wish(goal="memory").is_answered(dataclasses.replace(largest, of_machine=True))
     assert not Wish(max_memory=990).is_answered(None)
 
 
 @pytest.mark.parametrize("before", [0, 700 * MB])
 async def test_a_plan_with_kept_rounds_keeps_the_memory_of_the_master_because_it_has_not_trained(monkeypatch, before):
-    async def found(app, batches, exchange, seconds, *, limit, is_goal):
+    async def measure(app, batches, exchange, seconds, *, limit, is_goal):
         assert (limit, is_goal) == (None, True)
         assert 0.0 < seconds <= 60.0
         return Memory(peaks=peaks(64, 128), largest=None)
 
-    monkeypatch.setattr(planning, "memory_of", found)
+    monkeypatch.setattr(planning, "memory_of", measure)
     monkeypatch.setattr(planning, "copied", lambda app: app)
-    monkeypatch.setattr(planning, "write", lambda app, kept: True)
+    monkeypatch.setattr(planning, "write", lambda app, content: True)
     memory = dataclasses.replace(peaks(64), master=before) if before else None
-    kept = Measurements(measured=(), samples=100, budget_s=60.0, memory=memory)
-    more = await planning._with_memory(None, kept, [64], "star", Wish(goal="memory"), Budget(60.0), [].append)
+    stored = Measurements(measured=(), samples=100, budget_s=60.0, memory=memory)
+    more = await planning._with_memory(None, stored, [64], "star", Wish(goal="memory"), Budget(60.0), [].append)
     assert more.memory == dataclasses.replace(peaks(64, 128), master=before)
 
 
 async def test_a_choice_by_memory_is_refused_if_the_time_is_too_short_to_measure_it(monkeypatch):
-    async def none(*given, **more):
+    async def none(*arguments, **options):
         return Memory(problem="it needs too much time")
 
     monkeypatch.setattr(planning, "memory_of", none)
     monkeypatch.setattr(planning, "copied", lambda app: app)
-    kept, wish = Measurements(measured=(), samples=100, budget_s=8.0), Wish(max_memory=MB)
+    stored, wish = Measurements(measured=(), samples=100, budget_s=8.0), Wish(max_memory=MB)
     with pytest.raises(ConfigError, match=r"could not be measured in .* s: it needs too much time.*--budget 16s"):
-        await planning._with_memory(None, kept, [64], "star", wish, Budget(8.0), [].append)
+        await planning._with_memory(None, stored, [64], "star", wish, Budget(8.0), [].append)

@@ -23,9 +23,9 @@ STAR, GRADIENT = Way("sync", "star", "float32"), Way("sync", "gradient", "float3
 def test_coefficients_equal_those_of_scipy(seed, rows, columns):
     chance = np.random.default_rng(seed)
     matrix, target = chance.normal(size=(rows, columns)), chance.normal(size=rows)
-    found, (_, least) = nonnegative(matrix, target), nnls(matrix, target)
-    assert (found >= 0).all()
-    assert np.linalg.norm(matrix @ found - target) == pytest.approx(least, rel=1e-9, abs=1e-9)
+    solution, (_, least) = nonnegative(matrix, target), nnls(matrix, target)
+    assert (solution >= 0).all()
+    assert np.linalg.norm(matrix @ solution - target) == pytest.approx(least, rel=1e-9, abs=1e-9)
 
 
 def test_columns_of_zeros_and_equal_columns_are_accepted():
@@ -68,27 +68,27 @@ FEW = [(STAR, 1, 64, 2), (STAR, 1, 64, 40), (STAR, 1, 128, 20), (STAR, 2, 64, 2)
 def test_rounds_of_other_settings_are_predicted(slots, batch, steps):
     model = TimeModel(measured(*FEW, (GRADIENT, 1, 64, 1), (GRADIENT, 2, 64, 1)))
     for way in (STAR, GRADIENT):
-        found = model.predict(Setting(way=way, slots=slots, batch=batch, steps=steps))
-        assert found.seconds == pytest.approx(made_up(way, slots, batch, steps), rel=1e-6)
-        assert found.low <= found.seconds <= found.high
-        assert found.within == (slots <= 2)
+        prediction = model.predict(Setting(way=way, slots=slots, batch=batch, steps=steps))
+        assert prediction.seconds == pytest.approx(made_up(way, slots, batch, steps), rel=1e-6)
+        assert prediction.low <= prediction.seconds <= prediction.high
+        assert prediction.within == (slots <= 2)
 
 
 def test_more_slots_than_a_way_was_measured_with_are_marked():
     model = TimeModel(measured(*FEW, (GRADIENT, 1, 64, 1)))
-    found = [model.predict(Setting(way=way, slots=2, batch=64, steps=1)).within for way in (STAR, GRADIENT)]
-    assert found == [True, False]
+    marks = [model.predict(Setting(way=way, slots=2, batch=64, steps=1)).within for way in (STAR, GRADIENT)]
+    assert marks == [True, False]
 
 
 def test_the_best_choice_has_no_more_slots_than_its_way_was_measured_with():
     """The cost of further slots was not measured, so the prediction is too short."""
     cheap = Measured(setting=Setting(way=GRADIENT, slots=1, batch=64, steps=1), seconds=(0.006,) * 3)
     model = TimeModel([*measured(*FEW), cheap])
-    found = choices(model, Length(samples=10_000, steps=2), [64], [1, 2], model.ways)
-    assert (found[0].setting.way, found[0].setting.slots, found[0].epoch.within) == (GRADIENT, 2, False)
-    best = Wish().best(found)
+    candidates = choices(model, Length(samples=10_000, steps=2), [64], [1, 2], model.ways)
+    assert (candidates[0].setting.way, candidates[0].setting.slots, candidates[0].epoch.within) == (GRADIENT, 2, False)
+    best = Wish().best(candidates)
     assert (best.setting.way, best.setting.slots) == (GRADIENT, 1)
-    far = [one for one in found if not one.epoch.within]
+    far = [candidate for candidate in candidates if not candidate.epoch.within]
     assert Wish().best(far) == far[0]
 
 
@@ -102,13 +102,13 @@ def test_a_way_that_was_not_measured_is_refused():
 
 def test_the_number_of_slots_with_the_fastest_epoch_is_found():
     model = TimeModel(measured(*FEW))
-    found = choices(model, Length(samples=6_400), [64], range(1, 17), [STAR])
+    candidates = choices(model, Length(samples=6_400), [64], range(1, 17), [STAR])
     exact = {n: made_up(STAR, n, 64, 100 / n) for n in range(1, 17)}
-    assert found[0].setting.slots == min(exact, key=exact.get)
-    assert found[0].epoch.seconds == pytest.approx(min(exact.values()), rel=1e-6)
+    assert candidates[0].setting.slots == min(exact, key=exact.get)
+    assert candidates[0].epoch.seconds == pytest.approx(min(exact.values()), rel=1e-6)
     fit = alone(model, 64, 6_400, STAR)
     assert fit.seconds == pytest.approx(100 * (0.002 + 0.0032), rel=1e-6)
-    assert found[0].factor == pytest.approx(fit.seconds / found[0].epoch.seconds)
+    assert candidates[0].factor == pytest.approx(fit.seconds / candidates[0].epoch.seconds)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,12 @@ def test_the_number_of_slots_with_the_fastest_epoch_is_found():
 def test_the_verdict_follows_from_the_interval(noise, other, verdict):
     chance = np.random.default_rng(3)
 
-    def slower(one):
-        steps, slots = one.setting.steps, one.setting.slots
-        seconds = np.array(one.seconds) + steps * (slots - 1) * (other - 0.001)
-        return dataclasses.replace(one, seconds=tuple(seconds * np.exp(noise * chance.normal())))
+    def slower(item):
+        steps, slots = item.setting.steps, item.setting.slots
+        seconds = np.array(item.seconds) + steps * (slots - 1) * (other - 0.001)
+        return dataclasses.replace(item, seconds=tuple(seconds * np.exp(noise * chance.normal())))
 
-    model = TimeModel([slower(one) for one in measured(*FEW)])
+    model = TimeModel([slower(item) for item in measured(*FEW)])
     assert choices(model, Length(samples=64_000), [64], [2], [STAR])[0].verdict == verdict
 
 
@@ -183,35 +183,35 @@ def sent(way, slots, steps, size):
 )
 def test_another_link_adds_the_time_of_its_bytes_and_messages(link, more):
     """A slot sends and receives 2 MB in a round."""
-    found = [sent(STAR, slots, steps, 2e6 * slots) for slots in (1, 2) for steps in (1, 40)]
+    rounds = [sent(STAR, slots, steps, 2e6 * slots) for slots in (1, 2) for steps in (1, 40)]
     setting = Setting(way=STAR, slots=2, batch=64, steps=10)
-    here, there = (TimeModel(found, one).predict(setting) for one in (None, link))
-    assert there.seconds - here.seconds == pytest.approx(more)
-    assert there.high - here.high == pytest.approx(more)
-    assert there.low - here.low == pytest.approx(
+    usual, slow = (TimeModel(rounds, assumed).predict(setting) for assumed in (None, link))
+    assert slow.seconds - usual.seconds == pytest.approx(more)
+    assert slow.high - usual.high == pytest.approx(more)
+    assert slow.low - usual.low == pytest.approx(
         max(more - 0.12, 0.0), abs=1e-6
     )  # the measured exchange has a link, too
-    assert (here.within, there.within) == (True, False)
-    assert alone(TimeModel(found, link), 64, 6400, STAR).seconds == pytest.approx(
-        alone(TimeModel(found), 64, 6400, STAR).seconds
+    assert (usual.within, slow.within) == (True, False)
+    assert alone(TimeModel(rounds, link), 64, 6400, STAR).seconds == pytest.approx(
+        alone(TimeModel(rounds), 64, 6400, STAR).seconds
     )
 
 
 def test_asynchronous_slots_may_share_a_link_or_not():
     way = Way("async", "star", "float32")
-    found = [sent(way, slots, steps, 2e6) for slots in (1, 2) for steps in (1, 40)]
+    rounds = [sent(way, slots, steps, 2e6) for slots in (1, 2) for steps in (1, 40)]
     setting = Setting(way=way, slots=2, batch=64, steps=10)
-    here, there = (TimeModel(found, one).predict(setting) for one in (None, Link(bandwidth=1e6)))
-    assert there.high - here.high == pytest.approx(4.0)
-    assert there.low - here.low == pytest.approx(2.0 - 0.12)
+    usual, slow = (TimeModel(rounds, assumed).predict(setting) for assumed in (None, Link(bandwidth=1e6)))
+    assert slow.high - usual.high == pytest.approx(4.0)
+    assert slow.low - usual.low == pytest.approx(2.0 - 0.12)
 
 
 def test_bytes_between_workers_have_no_prediction_for_another_link():
     sharded = Way("sync", "sharded", "float32")
-    found = [sent(way, slots, steps, 2e6) for way in (STAR, sharded) for slots in (1, 2) for steps in (1, 40)]
-    model = TimeModel(found, Link(bandwidth=1e6))
+    rounds = [sent(way, slots, steps, 2e6) for way in (STAR, sharded) for slots in (1, 2) for steps in (1, 40)]
+    model = TimeModel(rounds, Link(bandwidth=1e6))
     assert model.ways == [STAR]
-    assert model.exchange(STAR, 2) == pytest.approx(TimeModel(found).exchange(STAR, 2))
+    assert model.exchange(STAR, 2) == pytest.approx(TimeModel(rounds).exchange(STAR, 2))
 
 
 def made_choice(slots, seconds):
@@ -232,9 +232,9 @@ def made_choice(slots, seconds):
     ],
 )
 def test_the_best_choice_is_the_fastest_or_the_cheapest_in_time(wish, slots, in_time):
-    found = [made_choice(1, 7.0), made_choice(2, 4.0), made_choice(8, 1.9)]
-    assert wish.best(found).setting.slots == slots
-    assert wish.meets(wish.best(found)) == in_time
+    candidates = [made_choice(1, 7.0), made_choice(2, 4.0), made_choice(8, 1.9)]
+    assert wish.best(candidates).setting.slots == slots
+    assert wish.meets(wish.best(candidates)) == in_time
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,14 @@ def test_the_best_choice_is_the_fastest_or_the_cheapest_in_time(wish, slots, in_
 )
 def test_after_three_runs_the_prediction_is_within_a_fifth(change):
     """After the plan, the link or a worker becomes slower."""
-    kept = Measurements(measured=tuple(measured(*FEW)), samples=6400, budget_s=30.0)
+    stored = Measurements(measured=tuple(measured(*FEW)), samples=6400, budget_s=30.0)
     true = change(made_up(STAR, 2, 64, 50), 50)
     setting = Setting(way=STAR, slots=2, batch=64, steps=50)
-    before = TimeModel(kept.measured).predict(setting)
+    before = TimeModel(stored.measured).predict(setting)
     assert before.high < 0.8 * true
     for _ in range(3):
-        kept = kept.refined(Measured(setting=setting, seconds=(0.98 * true, true, 1.02 * true)))
-    after = TimeModel(kept.measured).predict(setting)
+        stored = stored.refined(Measured(setting=setting, seconds=(0.98 * true, true, 1.02 * true)))
+    after = TimeModel(stored.measured).predict(setting)
     assert after.seconds == pytest.approx(true, rel=0.2)
     assert after.low <= true <= after.high
 

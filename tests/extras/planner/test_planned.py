@@ -50,16 +50,16 @@ def measured(way, slots, steps, exchange):
 def keep(wander=1.0, files=None, **exchanges):
     """Store a plan with these seconds for the exchange of a slot. Every third measurement takes longer by a factor."""
     ways = {"star": STAR, "int8": INT8, "gradient": GRADIENT}
-    found = [
+    rounds = [
         measured(ways[name], slots, steps, exchange)
         for name, exchange in exchanges.items()
         for slots in (1, 2)
         for steps in ((1,) if name == "gradient" else (1, 50))
     ]
-    found[::3] = [
-        dataclasses.replace(one, seconds=tuple(wander * seconds for seconds in one.seconds)) for one in found[::3]
+    rounds[::3] = [
+        dataclasses.replace(item, seconds=tuple(wander * seconds for seconds in item.seconds)) for item in rounds[::3]
     ]
-    assert write(an_app(), Measurements(measured=tuple(found), samples=64_000, budget_s=30.0, files=files or {}))
+    assert write(an_app(), Measurements(measured=tuple(rounds), samples=64_000, budget_s=30.0, files=files or {}))
 
 
 async def chosen(app):
@@ -70,20 +70,20 @@ async def chosen(app):
 
 
 @pytest.mark.parametrize(
-    ("exchanges", "settings", "said"),
+    ("exchanges", "settings", "decision"),
     [
         ({"star": 0.1, "int8": 0.05}, (2, "sync", "star", "int8"), "--slots 2 --codec int8"),
         ({"star": 0.1, "gradient": 1e-4}, (2, "sync", "gradient", "float32"), "--slots 2 --exchange gradient"),
         ({"star": 99.0}, (1, "sync", "star", "float32"), "--slots 1"),
     ],
 )
-async def test_the_best_choice_is_used_and_reported(exchanges, settings, said):
+async def test_the_best_choice_is_used_and_reported(exchanges, settings, decision):
     keep(**exchanges)
     app = an_app()
     (decided,) = await chosen(app)
     assert isinstance(decided, Decided)
     assert (app.slots, app.mode, app.exchange, app.codec) == settings
-    assert (decided.key, decided.value, decided.rule) == ("run", said, "planned")
+    assert (decided.key, decided.value, decided.rule) == ("run", decision, "planned")
     assert "times as fast as fit on one machine" in decided.why
     assert await chosen(app) == []
     keep(star=0.001)  # another plan does not change an app that has its settings
@@ -119,7 +119,7 @@ async def test_a_changed_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("exchanges", "settings", "said"),
+    ("exchanges", "settings", "printed"),
     [
         ({"star": 0.1, "int8": 0.05}, {}, r"--slots 2 --codec int8: 1\.\d+ times as fast as fit .*, pays off"),
         (
@@ -137,12 +137,12 @@ async def test_a_changed_file_is_named(tmp_path):
         ({"star": 0.1}, {"private": True}, ""),
     ],
 )
-async def test_a_dry_run_prints_the_effect_of_the_plan(exchanges, settings, said):
+async def test_a_dry_run_prints_the_effect_of_the_plan(exchanges, settings, printed):
     if exchanges:
         keep(**exchanges)
     app = an_app(**settings)
     before = {name: value for name, value in vars(app).items() if name != "run_context"}
-    assert re.fullmatch(said, preview_plan(app, [FACTS, FACTS]))
+    assert re.fullmatch(printed, preview_plan(app, [FACTS, FACTS]))
     assert {name: value for name, value in vars(app).items() if name != "run_context"} == before
 
 
@@ -154,10 +154,10 @@ def test_a_dry_run_is_refused_like_the_run_if_the_workers_are_known():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"), [({"resume": "auto"}, "no effect with resume"), ({"mode": "downpour"}, "no model of time")]
+    ("settings", "message"), [({"resume": "auto"}, "no effect with resume"), ({"mode": "downpour"}, "no model of time")]
 )
-async def test_settings_without_a_plan_are_refused_before_anything_starts(settings, said):
-    with pytest.raises(ConfigError, match=said):
+async def test_settings_without_a_plan_are_refused_before_anything_starts(settings, message):
+    with pytest.raises(ConfigError, match=message):
         await an_app(**settings).run_context.check()
     await check_settings(an_app())
 
@@ -171,7 +171,7 @@ async def test_an_app_without_a_planned_setting_or_common_data_keeps_its_setting
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"slots": 1}, "slots=1 contradicts planned=True, which takes slots=2; leave one of them out"),
         (
@@ -187,9 +187,9 @@ async def test_an_app_without_a_planned_setting_or_common_data_keeps_its_setting
         ({"mode": "downpour"}, "no model of time for mode='downpour'"),
     ],
 )
-async def test_runs_that_cannot_be_planned_are_refused_by_name(settings, said):
+async def test_runs_that_cannot_be_planned_are_refused_by_name(settings, message):
     keep(star=0.1)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         await chosen(an_app(**settings))
 
 

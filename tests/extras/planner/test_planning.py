@@ -52,8 +52,8 @@ class Loud(Quick):
 
     def train(self, weights, worker_epochs, batch_size):
         for _ in range(self._repeats if self.worker.id == 2 else 1):
-            found = super().train(weights, worker_epochs, batch_size)
-        return found
+            result = super().train(weights, worker_epochs, batch_size)
+        return result
 
     def on_round(self, record):
         raise AssertionError("a hook ran")
@@ -63,31 +63,31 @@ class Loud(Quick):
 
 async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = app(two_workers, Loud)
-    before = dict(vars(asked))
-    found = await asked.plan(60 * PATIENCE_S)  # enough time for a slow machine
-    assert vars(asked).keys() - {"run_context"} == before.keys() - {"run_context"}
-    assert not asked.history
+    planned_app = app(two_workers, Loud)
+    before = dict(vars(planned_app))
+    first = await planned_app.plan(60 * PATIENCE_S)  # enough time for a slow machine
+    assert vars(planned_app).keys() - {"run_context"} == before.keys() - {"run_context"}
+    assert not planned_app.history
     assert list(tmp_path.iterdir()) == []
-    assert found.samples == 4_000
-    assert found.workers == two_workers.N
-    assert found.now.setting.slots == two_workers.N
-    assert found.best.epoch.seconds <= found.now.epoch.seconds
-    assert found.best.low <= found.best.factor <= found.best.high
-    assert {one.setting.slots for one in found.measured} >= {1, two_workers.N}
-    assert json.loads(json.dumps(found.to_data()))["verdict"] == found.best.verdict
-    peaks = found.memory.peaks  # measured by a child process of a worker
+    assert first.samples == 4_000
+    assert first.workers == two_workers.N
+    assert first.now.setting.slots == two_workers.N
+    assert first.best.epoch.seconds <= first.now.epoch.seconds
+    assert first.best.low <= first.best.factor <= first.best.high
+    assert {item.setting.slots for item in first.measured} >= {1, two_workers.N}
+    assert json.loads(json.dumps(first.to_data()))["verdict"] == first.best.verdict
+    peaks = first.memory.peaks  # measured by a child process of a worker
     assert peaks.samples == 4_000
     assert 100e6 < peaks.framework < peaks.loaded
     assert peaks.master > 100e6
     monkeypatch.setattr(Probe, "rounds", None)  # a second plan measures nothing
     second = await plan(app(two_workers, Loud))
-    assert (second.measured, second.now, second.best) == (found.measured, found.now, found.best)
+    assert (second.measured, second.now, second.best) == (first.measured, first.now, first.best)
     assert second.memory.peaks == peaks
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(TypeError):  # it measures again because of more samples, and the removed method fails
-        await plan(app(two_workers, Loud, _more=1), 1.0, say=said.append)
-    assert said == ["the data has changed since the measurements, so they are made again"]
+        await plan(app(two_workers, Loud, _more=1), 1.0, say=messages.append)
+    assert messages == ["the data has changed since the measurements, so they are made again"]
     monkeypatch.setattr(Plan, "is_taken", True)  # the result of few rounds may be unclear
     events: list[Event] = []
     run = app(
@@ -98,8 +98,8 @@ async def test_an_app_is_planned_and_does_not_change(two_workers, few, tmp_path,
     await run.train_model()
     (predicted,) = [event for event in events if isinstance(event, RoundsPredicted)]
     (compared,) = [event for event in events if isinstance(event, RoundsMeasured)]
-    assert (run.slots, run.mode, run.codec) == (found.best.setting.slots, "sync", "float32")
-    assert predicted.seconds == pytest.approx(found.model.predict(found.best.setting).seconds)
+    assert (run.slots, run.mode, run.codec) == (first.best.setting.slots, "sync", "float32")
+    assert predicted.seconds == pytest.approx(first.model.predict(first.best.setting).seconds)
     assert compared.predicted == predicted.seconds
     assert (compared.rounds, compared.seconds > 0) == (2, True)
     timed: list[tuple[float, Event]] = []
@@ -117,7 +117,7 @@ async def test_an_invalid_time_is_refused_before_the_workers_are_connected():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"mode": "downpour"}, "no model of time for mode='downpour'.*--mode sync or async"),
         ({"slots": 9}, "slots=9 take turns on 2 workers.*one slot for each worker"),
@@ -128,8 +128,8 @@ async def test_an_invalid_time_is_refused_before_the_workers_are_connected():
         ),
     ],
 )
-async def test_apps_that_cannot_be_planned_are_refused(two_workers, settings, said):
-    with pytest.raises(ConfigError, match=said):
+async def test_apps_that_cannot_be_planned_are_refused(two_workers, settings, message):
+    with pytest.raises(ConfigError, match=message):
         await plan(app(two_workers, Loud, **settings))
 
 
@@ -144,8 +144,8 @@ async def test_apps_that_cannot_be_planned_are_refused(two_workers, settings, sa
     ],
 )
 async def test_ways_that_an_app_does_not_allow_are_left_out(two_workers, kind, settings, ways):
-    asked = app(two_workers, kind, **settings)
-    assert [str(way) for way in possible(asked, ways_of(own_ways(asked)))] == ways
+    limited = app(two_workers, kind, **settings)
+    assert [str(way) for way in possible(limited, ways_of(own_ways(limited)))] == ways
 
 
 async def test_other_batches_than_the_data_has_are_refused_before_a_measurement(two_workers, monkeypatch):
@@ -214,7 +214,7 @@ async def test_the_first_measurement_counts_in_the_budget_but_not_for_the_expect
     """The first measurement imports Keras on the workers. It takes 30 s of a budget of 40 s, and other ones take 2 s."""
     now = [0.0]
 
-    class Made:
+    class FakeMachine:
         samples = 10_000
 
         async def rounds(self, setting, most_s):
@@ -224,15 +224,15 @@ async def test_the_first_measurement_counts_in_the_budget_but_not_for_the_expect
 
     budget = Budget(40.0, lambda: now[0])
     way = Way("sync", "star", "float32")
-    found = await explore(Made(), [way], [64, 128], 2, budget, [].append, whole_epochs)
-    assert {one.setting.slots for one in found} == {1, 2}
+    results = await explore(FakeMachine(), [way], [64, 128], 2, budget, [].append, whole_epochs)
+    assert {item.setting.slots for item in results} == {1, 2}
     assert budget.spent == now[0] == 40.0
 
 
 async def test_a_way_that_create_model_forbids_is_left_out_and_named():
-    said, tried = [], []
+    messages, tried = [], []
 
-    class Made:
+    class FakeMachine:
         samples = 10_000
 
         async def rounds(self, setting, most_s):
@@ -242,12 +242,12 @@ async def test_a_way_that_create_model_forbids_is_left_out_and_named():
             return Measured(setting=setting, seconds=(0.1 + 0.001 * setting.steps,))
 
     ways = [Way("sync", "star", "float32"), Way("sync", "gradient", "float32")]
-    found = await explore(Made(), ways, [64], 2, Budget(60.0), said.append, whole_epochs)
-    assert {one.setting.way for one in found} == {ways[0]}
+    results = await explore(FakeMachine(), ways, [64], 2, Budget(60.0), messages.append, whole_epochs)
+    assert {item.setting.way for item in results} == {ways[0]}
     assert tried.count(ways[1]) == 1
-    assert "sync, gradient is left out: worker_callbacks are for local training" in said
+    assert "sync, gradient is left out: worker_callbacks are for local training" in messages
     with pytest.raises(ConfigError, match="local training"):
-        await explore(Made(), ways[1:], [64], 2, Budget(60.0), said.append, whole_epochs)
+        await explore(FakeMachine(), ways[1:], [64], 2, Budget(60.0), messages.append, whole_epochs)
 
 
 class Noting(Blobs):
@@ -265,8 +265,8 @@ class Noting(Blobs):
 
 async def test_callbacks_of_workers_that_create_model_sets_do_not_run(two_workers, tmp_path):
     setting = Setting(way=Way("sync", "star", "float32"), slots=2, batch=16, steps=2)
-    found = await Probe(app(two_workers, Noting, file=str(tmp_path / "called"))).rounds(setting)
-    assert found is not None
+    result = await Probe(app(two_workers, Noting, file=str(tmp_path / "called"))).rounds(setting)
+    assert result is not None
     assert list(tmp_path.iterdir()) == []
     await app(two_workers, Noting, file=str(tmp_path / "called"), master_epochs=1).train_model()
     assert (tmp_path / "called").exists()  # in a training it does
@@ -292,10 +292,10 @@ class SlowMachine:
 async def test_a_budget_that_nobody_chose_is_exceeded_by_what_is_necessary():
     machine = SlowMachine()
     way = Way("sync", "star", "float32")
-    found = await explore(machine, [way], [64], 2, Budget(60.0, lambda: machine.now, 240.0), [].append, whole_epochs)
-    assert [(one.slots, one.steps) for one in machine.tried] == [(2, 4), (1, 2), (1, 20)]
+    results = await explore(machine, [way], [64], 2, Budget(60.0, lambda: machine.now, 240.0), [].append, whole_epochs)
+    assert [(trial.slots, trial.steps) for trial in machine.tried] == [(2, 4), (1, 2), (1, 20)]
     assert machine.allowed == [240.0, 190.0, 140.0]
-    assert TimeModel(found).knows_step(64)
+    assert TimeModel(results).knows_step(64)
 
 
 @pytest.mark.parametrize(("knows", "again"), [([True], 0), ([False, True], 1), ([False] * 9, 3)])
@@ -304,57 +304,59 @@ async def test_what_noise_hides_is_measured_again_with_a_budget_that_nobody_chos
     monkeypatch.setattr(TimeModel, "knows_step", lambda model, batch: next(answers))
     way = Way("sync", "star", "float32")
     await explore(machine, [way], [64], 2, Budget(60.0, lambda: machine.now, 1000.0), [].append, whole_epochs)
-    assert [(one.slots, one.steps) for one in machine.tried[3:]] == [(1, 2), (1, 20)] * again
+    assert [(trial.slots, trial.steps) for trial in machine.tried[3:]] == [(1, 2), (1, 20)] * again
 
 
 async def test_a_chosen_budget_is_not_exceeded():
     machine = SlowMachine()
     way = Way("sync", "star", "float32")
-    found = await explore(machine, [way], [64], 2, Budget(60.0, lambda: machine.now), [].append, whole_epochs)
-    assert [one.setting.slots for one in found] == [2]
+    results = await explore(machine, [way], [64], 2, Budget(60.0, lambda: machine.now), [].append, whole_epochs)
+    assert [item.setting.slots for item in results] == [2]
     assert machine.allowed == [60.0, 10.0]
 
 
 async def test_a_plan_says_that_it_takes_longer_than_usual():
     """The first measurement ends only after the line."""
-    told, said = [], asyncio.Event()
+    messages, has_message = [], asyncio.Event()
 
     def say(text):
-        told.append(text)
-        said.set()
+        messages.append(text)
+        has_message.set()
 
-    class Made:
+    class FakeMachine:
         samples = 10_000
 
         async def rounds(self, setting, most_s):
-            await asyncio.wait_for(said.wait(), PATIENCE_S)
+            await asyncio.wait_for(has_message.wait(), PATIENCE_S)
             return Measured(setting=setting, seconds=(0.1 + 0.001 * setting.steps,))
 
-    await explore(Made(), [Way("sync", "star", "float32")], [64], 2, Budget(0.01, most=PATIENCE_S), say, whole_epochs)
-    assert told[0] == (
+    await explore(
+        FakeMachine(), [Way("sync", "star", "float32")], [64], 2, Budget(0.01, most=PATIENCE_S), say, whole_epochs
+    )
+    assert messages[0] == (
         f"the usual 0.01 s are not enough on these machines now: necessary measurements may take up to {PATIENCE_S:g} s"
     )
 
 
-@pytest.mark.parametrize(("given", "most"), [((), 240.0), ((60.0,), 60.0), (("60s",), 60.0)])
-async def test_only_a_budget_that_nobody_chose_may_be_exceeded(two_workers, monkeypatch, given, most):
-    made = []
+@pytest.mark.parametrize(("seconds", "most"), [((), 240.0), ((60.0,), 60.0), (("60s",), 60.0)])
+async def test_only_a_budget_that_nobody_chose_may_be_exceeded(two_workers, monkeypatch, seconds, most):
+    budgets = []
 
     async def samples(app):
         raise ConfigError("enough")
 
     monkeypatch.setattr(planning, "_samples", samples)
-    monkeypatch.setattr(planning, "Budget", lambda *args, **how: made.append(Budget(*args, **how)) or made[0])
+    monkeypatch.setattr(planning, "Budget", lambda *args, **how: budgets.append(Budget(*args, **how)) or budgets[0])
     with pytest.raises(ConfigError, match="enough"):
-        await app(two_workers, Loud).plan(*given)
-    assert (made[0].seconds, made[0].most) == (60.0, most)
+        await app(two_workers, Loud).plan(*seconds)
+    assert (budgets[0].seconds, budgets[0].most) == (60.0, most)
 
 
 async def test_rounds_are_no_longer_than_small_data():
     """The data has 10 samples, but the first round of all workers would need 32."""
     tried = []
 
-    class Made:
+    class FakeMachine:
         samples = 0
 
         async def rounds(self, setting, most_s):
@@ -365,10 +367,10 @@ async def test_rounds_are_no_longer_than_small_data():
             return Measured(setting=setting, seconds=(0.070 + 0.001 * setting.steps,))
 
     way = Way("sync", "star", "float32")
-    found = await explore(Made(), [way], [4], 2, Budget(60.0), [].append, whole_epochs)
-    assert [one.samples for one in tried if one.samples > 10] == [32]
-    assert {(one.setting.slots, one.setting.steps) for one in found} == {(1, 1), (1, 2), (2, 1)}
-    assert TimeModel(found).knows_step(4)
+    results = await explore(FakeMachine(), [way], [4], 2, Budget(60.0), [].append, whole_epochs)
+    assert [trial.samples for trial in tried if trial.samples > 10] == [32]
+    assert {(item.setting.slots, item.setting.steps) for item in results} == {(1, 1), (1, 2), (2, 1)}
+    assert TimeModel(results).knows_step(4)
 
 
 async def test_rounds_that_the_data_cannot_fill_end_after_the_first_one(two_workers):
@@ -378,14 +380,14 @@ async def test_rounds_that_the_data_cannot_fill_end_after_the_first_one(two_work
 
 
 @pytest.mark.parametrize(
-    ("batch", "slots", "said"),
+    ("batch", "slots", "message"),
     [
         (4, 3, "a batch of 4 for each of the 3 workers, which are 12 samples, and the data has 10"),
         (6, 1, "two batches of 6, which are 12 samples, and the data has 10"),
     ],
 )
-async def test_data_that_are_too_small_for_a_plan_are_refused_in_the_numbers_of_the_user(batch, slots, said):
-    with pytest.raises(ConfigError, match=said):
+async def test_data_that_are_too_small_for_a_plan_are_refused_in_the_numbers_of_the_user(batch, slots, message):
+    with pytest.raises(ConfigError, match=message):
         check_samples(batch, slots, 10)
     check_samples(4, 2, 10)
     check_samples(5, 1, 10)
@@ -404,24 +406,24 @@ async def test_a_plan_that_loses_a_worker_reports_that_nothing_is_kept(two_worke
 
 
 async def test_a_long_round_has_many_steps_if_a_step_is_short_compared_to_the_round():
-    """A step takes 1 ms and the rest of a round 70 ms, like in a small dense network."""
-    way, said = Way("sync", "star", "float32"), [].append
+    """A step takes 1 ms and the remaining work of a round 70 ms, like in a small dense network."""
+    way, messages = Way("sync", "star", "float32"), [].append
 
-    class Made:
+    class FakeMachine:
         samples = 100_000
 
         async def rounds(self, setting, most_s):
             return Measured(setting=setting, seconds=(0.070 + 0.001 * setting.steps,))
 
-    found = await explore(Made(), [way], [64], 2, Budget(60.0), said, whole_epochs)
-    assert max(one.setting.steps for one in found) == pytest.approx(LONG_ROUND_S / 0.001)
+    results = await explore(FakeMachine(), [way], [64], 2, Budget(60.0), messages, whole_epochs)
+    assert max(item.setting.steps for item in results) == pytest.approx(LONG_ROUND_S / 0.001)
 
 
 async def test_each_way_is_measured_with_rounds_of_the_length_of_the_app():
     """A worker trains 2 steps between two exchanges of 1 s. Rounds of 20 steps would tell little about the exchange."""
     now, ways = [0.0], [Way("sync", "star", "float32"), Way("async", "star", "float32"), Way("sync", "star", "int8")]
 
-    class Made:
+    class FakeMachine:
         samples = 100_000
 
         async def rounds(self, setting, most_s):
@@ -430,11 +432,13 @@ async def test_each_way_is_measured_with_rounds_of_the_length_of_the_app():
             return Measured(setting=setting, seconds=(seconds,) * 2)
 
     budget = Budget(40.0, lambda: now[0])
-    found = await explore(Made(), ways, [64], 2, budget, [].append, lambda samples: Length(samples=samples, steps=2))
-    assert {(one.setting.way, one.setting.steps) for one in found if one.setting.slots == 2} >= {
+    results = await explore(
+        FakeMachine(), ways, [64], 2, budget, [].append, lambda samples: Length(samples=samples, steps=2)
+    )
+    assert {(item.setting.way, item.setting.steps) for item in results if item.setting.slots == 2} >= {
         (way, 2) for way in ways
     }
-    assert TimeModel(found).step(64) == pytest.approx(0.012, rel=1e-6)
+    assert TimeModel(results).step(64) == pytest.approx(0.012, rel=1e-6)
 
 
 async def test_each_way_is_measured_with_all_workers_before_its_short_rounds():
@@ -442,16 +446,18 @@ async def test_each_way_is_measured_with_all_workers_before_its_short_rounds():
     now, ways = [0.0], [Way(mode, "star", codec) for mode in ("sync", "async") for codec in ("float32", "int8")]
     ways.append(Way("sync", "gradient", "float32"))
 
-    class Made:
+    class FakeMachine:
         samples = 100_000
 
         async def rounds(self, setting, most_s):
             now[0] += 5.0
             return Measured(setting=setting, seconds=(0.050 + 0.001 * setting.steps,) * 3)
 
-    found = await explore(Made(), ways, [64, 128], 2, Budget(60.0, lambda: now[0]), [].append, whole_epochs)
-    assert {one.setting.way for one in found if one.setting.slots == 2} == {*ways}
-    short = [one for one in found if one.setting.slots == 2 and one.setting.way != ways[0] and one.setting.steps == 2]
+    results = await explore(FakeMachine(), ways, [64, 128], 2, Budget(60.0, lambda: now[0]), [].append, whole_epochs)
+    assert {item.setting.way for item in results if item.setting.slots == 2} == {*ways}
+    short = [
+        item for item in results if item.setting.slots == 2 and item.setting.way != ways[0] and item.setting.steps == 2
+    ]
     assert len(short) < 3
 
 
@@ -460,7 +466,7 @@ async def test_few_measurements_show_how_long_a_step_takes_on_one_worker(exchang
     """The machines are so busy that the time allows only a few measurements."""
     now, ways = [0.0], [Way("sync", exchange, "float32"), Way("async", "star", "float32")]
 
-    class Made:
+    class FakeMachine:
         samples = 100_000
 
         async def rounds(self, setting, most_s):
@@ -468,8 +474,8 @@ async def test_few_measurements_show_how_long_a_step_takes_on_one_worker(exchang
             seconds = 0.050 + setting.steps * (0.001 + 0.0005 * (setting.slots - 1))
             return Measured(setting=setting, seconds=(seconds,) * 3)
 
-    found = await explore(Made(), ways, [64, 128], 2, Budget(25.0, lambda: now[0]), [].append, whole_epochs)
-    model = TimeModel(found)
+    results = await explore(FakeMachine(), ways, [64, 128], 2, Budget(25.0, lambda: now[0]), [].append, whole_epochs)
+    model = TimeModel(results)
     assert model.knows_step(64)
     assert model.step(64) == pytest.approx(0.001, rel=1e-6)
 

@@ -29,21 +29,21 @@ def made_up(slowness, slots, batch, steps, balanced=False):
     used = slowness[:slots]
     training = max(used) * steps * (0.002 + 5e-5 * batch)
     if balanced:
-        parts = [max(slots * steps / one / sum(1 / other for other in used), 1.0) for one in used]
-        training = max(one * (int(part + 1e-9) + 1) for one, part in zip(used, parts, strict=True)) * 0.002
-        training += max(one * part for one, part in zip(used, parts, strict=True)) * 5e-5 * batch
+        parts = [max(slots * steps / slow / sum(1 / other for other in used), 1.0) for slow in used]
+        training = max(slow * (int(part + 1e-9) + 1) for slow, part in zip(used, parts, strict=True)) * 0.002
+        training += max(slow * part for slow, part in zip(used, parts, strict=True)) * 5e-5 * batch
     return training + 0.030 + 0.005 * slots
 
 
 def measured(slowness, *, balanced=False):
-    found = []
+    rounds = []
     workers = len(slowness)
     for slots, batch, steps in [(1, 64, 2), (1, 64, 40), (1, 128, 20), (workers, 64, 2), (workers, 64, 40)]:
         setting = Setting(way=STAR, slots=slots, batch=batch, steps=steps, balanced=balanced and slots > 1)
         paces = tuple((number, 1e-4 * slow) for number, slow in enumerate(slowness[:slots], 1))
         seconds = made_up(slowness, slots, batch, steps, setting.balanced)
-        found.append(Measured(setting=setting, seconds=(seconds,) * 3, paces=paces))
-    return found
+        rounds.append(Measured(setting=setting, seconds=(seconds,) * 3, paces=paces))
+    return rounds
 
 
 @pytest.mark.parametrize("slowness", [(1, 1, 1, 3), (3, 1, 1, 1), (1, 2, 1, 3), (1.5, 3)])
@@ -51,7 +51,7 @@ def measured(slowness, *, balanced=False):
 def test_rounds_of_unequal_workers_are_predicted(slowness, balanced):
     model = TimeModel(measured(slowness, balanced=balanced))
     fastest = min(slowness)
-    assert model.slowness == pytest.approx({number: one / fastest for number, one in enumerate(slowness, 1)})
+    assert model.slowness == pytest.approx({number: slow / fastest for number, slow in enumerate(slowness, 1)})
     for slots in range(1, len(slowness) + 1):
         for by_speed in (False, True):
             setting = Setting(way=STAR, slots=slots, batch=100, steps=300, balanced=by_speed)
@@ -98,23 +98,23 @@ def test_a_batch_of_more_than_all_samples_is_refused(monkeypatch):
 
 
 def test_a_slow_worker_is_left_out_or_gets_less(monkeypatch):
-    found = plan_of((1, 1, 1, 3), monkeypatch, balance=None)  # parts cannot follow the speeds
-    assert (found.now.setting.slots, found.best.setting.slots) == (4, 3)
-    assert found.wish.epochs == 4  # the epochs of the app
-    assert found.in_other_order is None
-    found = plan_of((1, 1, 1, 3), monkeypatch, balance="equal")
-    assert (found.best.setting.slots, found.best.setting.balanced) == (4, True)
-    assert words(found.best) == ["--slots 4", "--balance speed"]
-    assert found.now.epoch.seconds == pytest.approx(2500 * made_up((1, 1, 1, 3), 4, 64, 1) - 2499 * 0.05, rel=1e-6)
+    plan = plan_of((1, 1, 1, 3), monkeypatch, balance=None)  # parts cannot follow the speeds
+    assert (plan.now.setting.slots, plan.best.setting.slots) == (4, 3)
+    assert plan.wish.epochs == 4  # the epochs of the app
+    assert plan.in_other_order is None
+    plan = plan_of((1, 1, 1, 3), monkeypatch, balance="equal")
+    assert (plan.best.setting.slots, plan.best.setting.balanced) == (4, True)
+    assert words(plan.best) == ["--slots 4", "--balance speed"]
+    assert plan.now.epoch.seconds == pytest.approx(2500 * made_up((1, 1, 1, 3), 4, 64, 1) - 2499 * 0.05, rel=1e-6)
 
 
 def test_a_slow_first_worker_is_named(monkeypatch):
-    found = plan_of((3, 1, 1, 1), monkeypatch, balance=None)
-    assert found.in_other_order is not None
-    assert found.in_other_order.setting.slots == 3
-    assert found.best.epoch.seconds == pytest.approx(made_up((3, 1, 1, 1), 4, 64, 2500), rel=1e-6)
-    assert found.in_other_order.epoch.seconds == pytest.approx(made_up((1, 1, 1, 3), 3, 64, 10_000 / 3), rel=1e-6)
-    assert unequal(found) == [
+    plan = plan_of((3, 1, 1, 1), monkeypatch, balance=None)
+    assert plan.in_other_order is not None
+    assert plan.in_other_order.setting.slots == 3
+    assert plan.best.epoch.seconds == pytest.approx(made_up((3, 1, 1, 1), 4, 64, 2500), rel=1e-6)
+    assert plan.in_other_order.epoch.seconds == pytest.approx(made_up((1, 1, 1, 3), 3, 64, 10_000 / 3), rel=1e-6)
+    assert unequal(plan) == [
         "slowest   worker 1 on pc01 (0.33x): if the cluster lists it last, 3 slots take 17.4 s an epoch"
     ]
     assert plan_of((1, 1, 1, 1), monkeypatch, balance=None).in_other_order is None
@@ -127,9 +127,9 @@ def test_measured_rounds_have_the_pace_of_each_worker(slots, steps, seconds):
     heard = Rounds(Setting(way=way, slots=2, batch=3, steps=steps), clock=lambda: now[0])
     for now[0], event in rounds(compute=(1.0, 3.0), slots=slots):
         heard.hear(event)
-    found = heard.result()
-    assert found.median == pytest.approx(seconds)
-    assert dict(found.paces) == pytest.approx({1: 1 / 9, 2: 3 / 9})
+    result = heard.result()
+    assert result.median == pytest.approx(seconds)
+    assert dict(result.paces) == pytest.approx({1: 1 / 9, 2: 3 / 9})
 
 
 def test_rounds_of_slots_that_are_about_equally_fast_all_count():
@@ -202,6 +202,6 @@ def test_rounds_whose_commit_waits_for_an_evaluation_have_their_own_times():
             for record in waiting:
                 heard.hear(Committed(record=record))
             waiting = []
-    found = heard.result()
-    assert found.seconds == pytest.approx([1.0] * 10)
-    assert dict(found.paces) == pytest.approx({1: 0.2, 2: 0.2})
+    result = heard.result()
+    assert result.seconds == pytest.approx([1.0] * 10)
+    assert dict(result.paces) == pytest.approx({1: 0.2, 2: 0.2})

@@ -56,15 +56,15 @@ class Made:
         self.written = []
         monkeypatch.setattr(watch, "path_of", lambda app: Path("kept.json"))
         monkeypatch.setattr(watch, "read_file", lambda path: KEPT)
-        monkeypatch.setattr(watch, "write_file", lambda path, kept: self.written.append((path, kept)))
+        monkeypatch.setattr(watch, "write_file", lambda path, content: self.written.append((path, content)))
 
-    async def train(self, ends, samples=1000, epochs=1, *others, **costs):
+    async def train(self, ends, samples=1000, epochs=1, *more_events, **costs):
         with await watch.watch_run(self, lambda: self.now):
             self.run_context.emit(self.began)
-            for number, each in enumerate(ends, 1):
-                self.now += each
+            for number, seconds in enumerate(ends, 1):
+                self.now += seconds
                 self.run_context.emit(Committed(record=record(number, samples, epochs, **costs)))
-            for event in others:
+            for event in more_events:
                 self.run_context.emit(event)
         return [event for event in self.emitted if isinstance(event, RoundsPredicted | RoundsMeasured)]
 
@@ -122,7 +122,7 @@ async def test_runs_with_unusual_rounds_do_not_refine_the_measurements(monkeypat
 
 
 async def test_changed_files_or_data_end_the_comparison_and_planned_runs(monkeypatch):
-    monkeypatch.setattr(Measurements, "fits", lambda kept, app: False)
+    monkeypatch.setattr(Measurements, "fits", lambda stored, app: False)
     run = Made(monkeypatch)
     assert await run.train([0.7] * 9) == []
     monkeypatch.setattr(planned, "_planned", {run})

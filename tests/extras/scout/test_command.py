@@ -40,10 +40,10 @@ FOUND = Scouted(
 )
 
 
-def scout(*given):
+def scout(*words):
     """Run the command, and return its exit code."""
     try:
-        return main(["scout", *given])
+        return main(["scout", *words])
     except SystemExit as end:
         return int(end.code or 0)
 
@@ -64,16 +64,16 @@ def test_the_curve_the_costs_and_the_rate_are_printed():
 
 
 def test_a_rate_that_is_as_good_is_kept():
-    found = dataclasses.replace(FOUND, verdict=judged(CURVE, 0.1), is_scaled=True)
-    assert lines(found)[-2:] == [
+    scouted = dataclasses.replace(FOUND, verdict=judged(CURVE, 0.1), is_scaled=True)
+    assert lines(scouted)[-2:] == [
         "scaled    the rate is the highest one of your schedule or optimizers; the other rates keep their ratio to it",
         "rate      keep yours, 0.1; flat from 0.1 to 0.2",
     ]
 
 
 def test_a_rate_outside_the_bounds_is_compared_and_named():
-    found = dataclasses.replace(FOUND, bounds=(0.1, 0.2), verdict=judged(CURVE.within(0.1, 0.2), 0.05))
-    assert lines(found)[-3:] == [
+    scouted = dataclasses.replace(FOUND, bounds=(0.1, 0.2), verdict=judged(CURVE.within(0.1, 0.2), 0.05))
+    assert lines(scouted)[-3:] == [
         "bounds    yours, 0.05, is outside of your bounds, and was only tried for comparison: it gives a loss of 1.3, 0.1 "
         "gives a loss of 0.4",
         "bounds    the best rate, 0.1, is the lowest one between your bounds, so a lower one may be better: --from 0.01",
@@ -84,7 +84,7 @@ def test_a_rate_outside_the_bounds_is_compared_and_named():
 
 
 @pytest.mark.parametrize(
-    ("bounds", "said"),
+    ("bounds", "sentence"),
     [
         ((0.01, 0.1), "0.1, is the highest one between your bounds, so a higher one may be better: --to 1"),
         ((0.1, 1.0), "0.1, is the lowest one between your bounds, so a lower one may be better: --from 0.01"),
@@ -92,21 +92,21 @@ def test_a_rate_outside_the_bounds_is_compared_and_named():
         ((0.0, math.inf), ""),
     ],
 )
-def test_a_best_rate_at_a_bound_of_the_user_is_named(bounds, said):
-    found = dataclasses.replace(FOUND, bounds=bounds, verdict=judged(CURVE.within(*bounds), 0.05))
-    assert at_bound(found) == ([f"bounds    the best rate, {said}"] if said else [])
-    assert [*at_bound(found)] == [line for line in lines(found) if line.startswith("bounds    the best rate")]
-    assert not at_bound(dataclasses.replace(found, doubt="1 sample"))
+def test_a_best_rate_at_a_bound_of_the_user_is_named(bounds, sentence):
+    scouted = dataclasses.replace(FOUND, bounds=bounds, verdict=judged(CURVE.within(*bounds), 0.05))
+    assert at_bound(scouted) == ([f"bounds    the best rate, {sentence}"] if sentence else [])
+    assert [*at_bound(scouted)] == [line for line in lines(scouted) if line.startswith("bounds    the best rate")]
+    assert not at_bound(dataclasses.replace(scouted, doubt="1 sample"))
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_lines_fit_a_terminal_except_a_command(monkeypatch, width):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
-    told = on_terminal([*lines(FOUND, width), f"run       {'long ' * 60}"]).split("\n")
-    assert max(map(len, told[:-1])) <= width
-    assert max(line.count("#") for line in told) == min(40, width - 51)
-    assert len(told[-1]) > width
+    printed = on_terminal([*lines(FOUND, width), f"run       {'long ' * 60}"]).split("\n")
+    assert max(map(len, printed[:-1])) <= width
+    assert max(line.count("#") for line in printed) == min(40, width - 51)
+    assert len(printed[-1]) > width
 
 
 def test_the_place_of_the_rate_is_named_if_no_attribute_sets_it():
@@ -122,14 +122,14 @@ def test_the_place_of_the_rate_is_named_if_no_attribute_sets_it():
     assert place_line(None, dataclasses.replace(FOUND, doubt="1 sample"), file) == []
 
 
-def also_of(what, kept, *others, chosen=0):
+def also_of(setting, own_value, *other_values, chosen=0):
     """Return an answer about a setting, from values with a rate and a loss each."""
-    every = [Variant(value=value, rate=rate, losses=(loss,)) for value, rate, loss in (kept, *others)]
-    return Also(what=what, kept=every[0], others=tuple(every[1:]), chosen=every[chosen], margin=0.5, near=0.01)
+    every = [Variant(value=value, rate=rate, losses=(loss,)) for value, rate, loss in (own_value, *other_values)]
+    return Also(what=setting, kept=every[0], others=tuple(every[1:]), chosen=every[chosen], margin=0.5, near=0.01)
 
 
 @pytest.mark.parametrize(
-    ("answer", "said", "rate"),
+    ("answer", "expected", "rate"),
     [
         (
             also_of("batch", (32, 0.01, 0.268), (16, 0.01, 0.104), (128, 0.04, 0.266)),
@@ -193,27 +193,30 @@ def also_of(what, kept, *others, chosen=0):
         ),
     ],
 )
-def test_other_settings_are_compared_by_a_printed_rule(answer, said, rate):
-    found = dataclasses.replace(FOUND, also=(answer,))
-    printed = lines(found)
-    assert printed[-len(said) - 1 : -1] == [f"also      {said[0]}", *(f"          {row}" for row in said[1:])]
+def test_other_settings_are_compared_by_a_printed_rule(answer, expected, rate):
+    scouted = dataclasses.replace(FOUND, also=(answer,))
+    printed = lines(scouted)
+    assert printed[-len(expected) - 1 : -1] == [
+        f"also      {expected[0]}",
+        *(f"          {row}" for row in expected[1:]),
+    ]
     assert printed[-1] == f"rate      0.1 instead of 0.05; flat from 0.1 to 0.2{rate}"
-    unclear = lines(dataclasses.replace(found, doubt="1 sample"))
-    assert unclear[-len(said) - 1].endswith("stays, because the answer is unclear")
+    unclear = lines(dataclasses.replace(scouted, doubt="1 sample"))
+    assert unclear[-len(expected) - 1].endswith("stays, because the answer is unclear")
     assert "use" not in unclear[-1]
 
 
 def test_an_unclear_answer_keeps_the_rate_with_the_reason():
-    found = dataclasses.replace(FOUND, doubt="only 1 sample compares the rates")
-    assert lines(found)[-1] == (
+    scouted = dataclasses.replace(FOUND, doubt="only 1 sample compares the rates")
+    assert lines(scouted)[-1] == (
         "rate      unclear: keep yours, 0.05; these trials chose 0.1, but only 1 sample compares the rates"
     )
-    assert found.keeps
+    assert scouted.keeps
     assert not FOUND.keeps
 
 
 @pytest.mark.parametrize(
-    ("samples", "steps", "run_steps", "losses", "why"),
+    ("samples", "steps", "run_steps", "losses", "reason"),
     [
         (20, 10, 100, (0.3, 0.5), ""),
         (1, 10, 100, (0.3, 0.5), "only 1 sample compares the rates, and 20 are the least: set x_val and y_val"),
@@ -225,11 +228,11 @@ def test_an_unclear_answer_keeps_the_rate_with_the_reason():
         (20, 10, 100, (0.1,), ""),
     ],
 )
-def test_losses_that_cannot_decide_are_named(samples, steps, run_steps, losses, why):
+def test_losses_that_cannot_decide_are_named(samples, steps, run_steps, losses, reason):
     curve = Curve(first=(2.3,) * len(losses), points=(Point(rate=0.1, steps=steps, losses=losses),))
-    said = doubt(curve, samples, run_steps)
-    assert said.startswith(why)
-    assert bool(said) == bool(why)
+    sentence = doubt(curve, samples, run_steps)
+    assert sentence.startswith(reason)
+    assert bool(sentence) == bool(reason)
 
 
 def test_infinite_losses_are_null_in_json():
@@ -254,13 +257,13 @@ def test_losses_of_rates_from_different_numbers_of_starts_can_be_compared():
     assert sum(STARTS_DIFFER.first) / 3 == pytest.approx(losses[1e-5])  # the model has learnt nothing at this rate
     assert losses[1e-4] == STARTS_DIFFER.at(1e-4).loss
     assert losses[0.01] < losses[0.032] < losses[3.2e-4] < losses[1e-4] < losses[1e-5]
-    found = dataclasses.replace(FOUND, curve=STARTS_DIFFER, verdict=judged(STARTS_DIFFER, 1e-4))
-    data = found.to_data()["curve"]["points"]
+    scouted = dataclasses.replace(FOUND, curve=STARTS_DIFFER, verdict=judged(STARTS_DIFFER, 1e-4))
+    data = scouted.to_data()["curve"]["points"]
     assert [point["loss"] for point in data] == list(losses.values())
     assert data[2]["losses"] == [6.20, 5.38]
-    assert any(line.startswith("0.00032      20       2   5.24  ###") for line in lines(found))
+    assert any(line.startswith("0.00032      20       2   5.24  ###") for line in lines(scouted))
     (picture,) = (
-        child for child in ElementTree.fromstring(svg(found.curve, found.verdict, "")) if "points" in child.attrib
+        child for child in ElementTree.fromstring(svg(scouted.curve, scouted.verdict, "")) if "points" in child.attrib
     )
     heights = [float(point.partition(",")[2]) for point in picture.attrib["points"].split()]
     assert heights == sorted(heights[:4]) + heights[4:]
@@ -268,7 +271,9 @@ def test_losses_of_rates_from_different_numbers_of_starts_can_be_compared():
 
 def test_equal_rates_from_different_starts_have_no_hump():
     starts = (9.5, 13.1, 5.8)
-    points = [Point(rate=2.0**place, steps=9, losses=starts[:tried]) for place, tried in enumerate((1, 1, 2, 2, 3))]
+    points = [
+        Point(rate=2.0**exponent, steps=9, losses=starts[:tried]) for exponent, tried in enumerate((1, 1, 2, 2, 3))
+    ]
     best = Point(rate=64.0, steps=9, losses=(9.4, 13.2, 5.7))  # the model has learnt nothing from two starts
     curve = Curve(first=starts, points=(*points, best))
     losses = comparable(curve, 64.0)
@@ -277,13 +282,13 @@ def test_equal_rates_from_different_starts_have_no_hump():
 
 def test_the_picture_has_a_dot_for_each_finite_loss():
     picture = ElementTree.fromstring(svg(CURVE, FOUND.verdict, "A & B"))
-    found = [child.tag.rpartition("}")[2] for child in picture]
-    assert found.count("circle") == 4
+    shapes = [child.tag.rpartition("}")[2] for child in picture]
+    assert shapes.count("circle") == 4
     assert picture[0].text == "A & B"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("words", "message"),
     [
         ((), "ddlf scout needs an app; name its file: ddlf scout app.py"),
         (("app.py", "--save", "m.keras"), "--save has no effect on ddlf scout, which only tries rates; leave it out"),
@@ -294,13 +299,13 @@ def test_the_picture_has_a_dot_for_each_finite_loss():
         (("app.py", "--also", "rate"), "must be some of batch, warmup, seed, got 'rate'"),
     ],
 )
-def test_wrong_options_are_refused(given, said, capsys):
-    assert scout(*given) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+def test_wrong_options_are_refused(words, message, capsys):
+    assert scout(*words) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("words", "message"),
     [
         (("--svg", "missing/curve.svg"), "--svg missing/curve.svg: there is no folder missing"),
         (("--svg", "."), "--svg . is a folder; name a file, such as curve.svg"),
@@ -308,11 +313,11 @@ def test_wrong_options_are_refused(given, said, capsys):
         (("--write",), "Plain in app.py has no line learning_rate = NUMBER to write the rate to"),
     ],
 )
-def test_a_result_without_a_place_is_refused_before_the_search(given, said, capfd, tmp_path, monkeypatch):
+def test_a_result_without_a_place_is_refused_before_the_search(words, message, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     methods = "".join(f"    async def {name}(self): ...\n" for name in ("load_dataset", "create_model"))
     (tmp_path / "app.py").write_text(f"import ddlf\nclass Plain(ddlf.IApp):\n{methods}")
-    assert scout("app.py", "--local", "1", *given) == 2
+    assert scout("app.py", "--local", "1", *words) == 2
     printed = capfd.readouterr()
-    assert said in " ".join(printed.err.split())
+    assert message in " ".join(printed.err.split())
     assert "cluster" not in printed.out

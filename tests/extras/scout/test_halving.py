@@ -23,16 +23,16 @@ def bowl(trial, best=0.03):
     return min(2.3, 0.3 + 0.5 * far**2 + 1.0 / trial.steps + 0.001 * trial.start)
 
 
-def run(found, loss=bowl):
+def run(steps, loss=bowl):
     """Run a search with made-up losses. Return its curve, and all trials by rung."""
-    asked = []
+    trials_by_rung = []
     try:
-        trials = next(found)
+        trials = next(steps)
         while True:
-            asked.append(list(trials))
-            trials = found.send([loss(trial) for trial in trials])
+            trials_by_rung.append(list(trials))
+            trials = steps.send([loss(trial) for trial in trials])
     except StopIteration as end:
-        return end.value, asked
+        return end.value, trials_by_rung
 
 
 def test_a_grid_has_two_rates_a_decade_with_two_digits():
@@ -41,7 +41,7 @@ def test_a_grid_has_two_rates_a_decade_with_two_digits():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("low", "high", "message"),
     [
         (1.0, 1e-3, "the lower bound 1 is above the upper bound 0.001; --from 0.001 --to 1"),
         (0.1, 0.1, "both bounds are 0.1, and one rate leaves nothing to compare"),
@@ -50,18 +50,18 @@ def test_a_grid_has_two_rates_a_decade_with_two_digits():
         (math.nan, 0.1, "learning rates must be above 0"),
     ],
 )
-def test_invalid_bounds_are_refused(low, high, said):
-    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+def test_invalid_bounds_are_refused(low, high, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         grid(low, high)
 
 
 def test_a_search_halves_the_rates_and_keeps_the_rate_of_the_user():
-    curve, asked = run(search(RATES, 2e-5, LADDER))
-    first, *rest = asked
+    curve, trials_by_rung = run(search(RATES, 2e-5, LADDER))
+    first, *later = trials_by_rung
     assert first == [Trial(rate=0.0, start=start, steps=0) for start in range(3)]
-    assert [len({trial.rate for trial in trials}) for trials in rest] == [14, 8, 5]
-    assert [trials[0].steps for trials in rest] == [10, 20, 40]
-    assert all(2e-5 in {trial.rate for trial in trials} for trials in rest)
+    assert [len({trial.rate for trial in trials}) for trials in later] == [14, 8, 5]
+    assert [trials[0].steps for trials in later] == [10, 20, 40]
+    assert all(2e-5 in {trial.rate for trial in trials} for trials in later)
     assert curve.first == (2.3, 2.3, 2.3)
     assert [point.rate for point in curve.points] == sorted([*RATES, 2e-5])
     assert (judged(curve, 2e-5).best, judged(curve, 2e-5).rate) == (0.032, 0.032)
@@ -78,8 +78,8 @@ def test_a_search_halves_the_rates_and_keeps_the_rate_of_the_user():
 )
 def test_the_middle_between_the_best_rate_and_the_lowest_one_that_is_as_good_wins(best, chosen):
     curve = points(r1=1.5, r3=1.05, r6=1.05, r10=1.05, r30=1.05)
-    found = [replace(one, losses=(1.0,)) if one.rate == best else one for one in curve.points]
-    verdict = judged(replace(curve, points=tuple(found)), None)
+    changed = [replace(point, losses=(1.0,)) if point.rate == best else point for point in curve.points]
+    verdict = judged(replace(curve, points=tuple(changed)), None)
     assert (verdict.low, verdict.best, verdict.rate) == (0.03, best, chosen)
 
 
@@ -112,22 +112,22 @@ def test_a_rate_that_diverges_from_one_start_never_wins():
 def test_a_search_ends_if_only_a_rate_outside_the_bounds_learns():
     """The user's rate, 0.03, cannot be the answer, so longer trials of it show nothing."""
     high = grid(20.0, 30.0)
-    curve, asked = run(search(high, 0.03, LADDER, 20.0, 30.0))
-    assert [len(trials) for trials in asked] == [3, 1 + len(high)]
+    curve, trials_by_rung = run(search(high, 0.03, LADDER, 20.0, 30.0))
+    assert [len(trials) for trials in trials_by_rung] == [3, 1 + len(high)]
     assert math.isfinite(curve.at(0.03).loss)
     assert len(run(search(high, 0.03, LADDER))[1]) == 4  # without bounds, it can
 
 
 def test_a_search_ends_if_each_trial_diverges():
-    curve, asked = run(search(RATES, 0.1, LADDER), lambda trial: math.inf if trial.steps else 2.3)
-    assert len(asked) == 2
+    curve, trials_by_rung = run(search(RATES, 0.1, LADDER), lambda trial: math.inf if trial.steps else 2.3)
+    assert len(trials_by_rung) == 2
     assert all(math.isinf(point.loss) for point in curve.points)
 
 
 def test_half_and_double_are_measured_as_long_as_the_winner():
     curve, _ = run(search(RATES, None, LADDER))
-    more, asked = run(beside(curve, 0.032, LADDER[-1]))
-    assert [trial.rate for trial in asked[0]] == [0.016] * 3 + [0.064] * 3
+    more, trials_by_rung = run(beside(curve, 0.032, LADDER[-1]))
+    assert [trial.rate for trial in trials_by_rung[0]] == [0.016] * 3 + [0.064] * 3
     assert more.at(0.064) == Point(rate=0.064, steps=40, losses=more.at(0.064).losses, least=more.at(0.016).loss)
     assert run(beside(more, 0.032, LADDER[-1])) == (more, [])
 
@@ -145,22 +145,22 @@ def test_the_interval_has_no_gaps():
 
 
 @pytest.mark.parametrize(
-    ("own", "rate", "keeps"),
+    ("user_rate", "rate", "keeps"),
     [(0.03, 0.03, True), (0.1, 0.1, True), (0.3, 0.1, False), (0.02, 0.1, False), (None, 0.1, False)],
 )
-def test_the_rate_of_the_user_is_kept_if_it_is_as_good(own, rate, keeps):
+def test_the_rate_of_the_user_is_kept_if_it_is_as_good(user_rate, rate, keeps):
     curve = points(r1=1.01, r2=1.5, r3=1.09, r10=1.0, r30=1.099)
-    verdict = judged(curve, own)
+    verdict = judged(curve, user_rate)
     assert (verdict.rate, verdict.keeps) == (rate, keeps)
 
 
 @pytest.mark.parametrize("steps", [100, 2_000, 100_000])
 def test_a_search_uses_about_its_limit_of_steps(steps):
     ladder = rungs(steps, len(RATES), 10**9)
-    curve, asked = run(search(RATES, 1e-4, ladder))
+    curve, trials_by_rung = run(search(RATES, 1e-4, ladder))
     _, more = run(beside(curve, judged(curve, 1e-4).rate, ladder[-1]))
-    made = sum(trial.steps for trials in [*asked, *more] for trial in trials)
-    assert 0.5 * steps <= made <= max(1.3 * steps, 150)
+    total = sum(trial.steps for trials in [*trials_by_rung, *more] for trial in trials)
+    assert 0.5 * steps <= total <= max(1.3 * steps, 150)
 
 
 def test_no_trial_is_longer_than_the_run():

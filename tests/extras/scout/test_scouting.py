@@ -51,29 +51,29 @@ class Loud(Blobs):
     is_convergent = on_event = on_round
 
 
-def scores(found):
+def scores(scouted):
     """Return the answer without its time."""
-    return dataclasses.replace(found, seconds=0.0)
+    return dataclasses.replace(scouted, seconds=0.0)
 
 
 @pytest.mark.slow
 async def test_scores_have_the_same_bits_on_other_workers_and_after_a_loss(two_workers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    asked = app(two_workers, Loud, crash=str(tmp_path / "crashed"))
-    before = dict(vars(asked))
-    found = await scout(asked, low=0.05, high=0.2, steps=40, say=said.append)
-    assert vars(asked).keys() - {"run_context"} == before.keys() - {"run_context"}
+    messages: list[str] = []
+    searched = app(two_workers, Loud, crash=str(tmp_path / "crashed"))
+    before = dict(vars(searched))
+    scouted = await scout(searched, low=0.05, high=0.2, steps=40, say=messages.append)
+    assert vars(searched).keys() - {"run_context"} == before.keys() - {"run_context"}
     assert [path.name for path in tmp_path.iterdir()] == ["crashed"]
-    assert said[0] == "2 rates, 1 start, 1 step each"
-    assert found.trials == sum(int(line.split()[0]) * int(line.split()[2]) for line in said)
-    assert found.judged_by == "41 training samples, held out"
-    assert found.verdict.own == 0.05
-    assert found.starts == (0, 1, 2)
-    assert len({point.losses for point in found.curve.points}) == len(found.curve.points)
-    assert json.loads(json.dumps(found.to_data()))["verdict"]["rate"] == found.verdict.rate
-    alone = await scout(app(two_workers.options(workers=[2]), Loud), low=0.05, high=0.2, steps=40, say=said.append)
-    assert scores(alone) == scores(found)
+    assert messages[0] == "2 rates, 1 start, 1 step each"
+    assert scouted.trials == sum(int(line.split()[0]) * int(line.split()[2]) for line in messages)
+    assert scouted.judged_by == "41 training samples, held out"
+    assert scouted.verdict.own == 0.05
+    assert scouted.starts == (0, 1, 2)
+    assert len({point.losses for point in scouted.curve.points}) == len(scouted.curve.points)
+    assert json.loads(json.dumps(scouted.to_data()))["verdict"]["rate"] == scouted.verdict.rate
+    alone = await scout(app(two_workers.options(workers=[2]), Loud), low=0.05, high=0.2, steps=40, say=messages.append)
+    assert scores(alone) == scores(scouted)
 
 
 class Slow(Blobs):
@@ -95,10 +95,10 @@ class Slow(Blobs):
 @pytest.mark.slow
 async def test_another_worker_repeats_the_trial_of_a_slow_one(two_workers, tmp_path):
     slow = app(two_workers, Slow, later=str(tmp_path / "later"))
-    found = await scout(slow, low=0.05, high=0.2, steps=40)
+    scouted = await scout(slow, low=0.05, high=0.2, steps=40)
     assert (tmp_path / "later").exists()
     usual = await scout(app(two_workers, Slow), low=0.05, high=0.2, steps=40)
-    assert scores(usual) == scores(found)
+    assert scores(usual) == scores(scouted)
 
 
 async def test_workers_in_a_search_are_in_use(two_workers):
@@ -113,36 +113,36 @@ async def test_workers_in_a_search_are_in_use(two_workers):
 
 
 async def test_a_rate_that_cannot_be_set_is_refused_before_the_first_trial(two_workers):
-    said: list[str] = []
+    messages: list[str] = []
 
-    def refuse(own):
-        raise ConfigError(f"{own:g} is set elsewhere")
+    def refuse(rate):
+        raise ConfigError(f"{rate:g} is set elsewhere")
 
     with pytest.raises(ConfigError, match=r"0\.05 is set elsewhere"):
-        await scout(app(two_workers), low=0.05, high=0.2, steps=40, say=said.append, check_own=refuse)
-    assert said == []
+        await scout(app(two_workers), low=0.05, high=0.2, steps=40, say=messages.append, check_own=refuse)
+    assert messages == []
 
 
 async def test_a_long_search_is_reported_after_its_first_rung(two_workers, monkeypatch):
     monkeypatch.setattr("ddlf.extras.scout.scouting.LONG_S", 0.0)
-    said: list[str] = []
-    await scout(app(two_workers), low=0.05, high=0.2, say=said.append)
-    assert said[0] == "2 rates, 1 start, 26 steps each"
-    assert said[1].startswith("about ")
-    assert said[1].endswith(" min in all; ddlf scout --steps N takes fewer steps, and less time")
-    assert not any("about" in line for line in said[2:])
-    said.clear()
-    await scout(app(two_workers), low=0.05, high=0.2, steps=40, say=said.append)
-    assert not any("about" in line for line in said)
+    messages: list[str] = []
+    await scout(app(two_workers), low=0.05, high=0.2, say=messages.append)
+    assert messages[0] == "2 rates, 1 start, 26 steps each"
+    assert messages[1].startswith("about ")
+    assert messages[1].endswith(" min in all; ddlf scout --steps N takes fewer steps, and less time")
+    assert not any("about" in line for line in messages[2:])
+    messages.clear()
+    await scout(app(two_workers), low=0.05, high=0.2, steps=40, say=messages.append)
+    assert not any("about" in line for line in messages)
 
 
 @pytest.mark.parametrize("bounds", [{"low": 0.2, "high": 0.4}, {"high": 0.01}])
 async def test_the_bounds_of_the_user_limit_the_answer(two_workers, bounds):
-    found = await scout(app(two_workers), steps=200, **bounds)  # the rate of the app is 0.05
-    low, high = found.bounds
-    assert low <= found.verdict.low <= found.verdict.rate <= found.verdict.high <= high
-    assert {point.rate for point in found.curve.points if not low <= point.rate <= high} == {0.05}
-    assert not found.verdict.keeps
+    scouted = await scout(app(two_workers), steps=200, **bounds)  # the rate of the app is 0.05
+    low, high = scouted.bounds
+    assert low <= scouted.verdict.low <= scouted.verdict.rate <= scouted.verdict.high <= high
+    assert {point.rate for point in scouted.curve.points if not low <= point.rate <= high} == {0.05}
+    assert not scouted.verdict.keeps
 
 
 async def test_bounds_without_a_rate_that_learns_are_refused_although_the_apps_rate_learns(two_workers):
@@ -165,11 +165,11 @@ class WithoutTest(Blobs):
 
 
 async def test_a_search_needs_no_test_data_and_accepts_losses_below_zero(two_workers):
-    found = await scout(app(two_workers, WithoutTest), low=0.01, high=1.0, steps=200)
-    assert found.judged_by == "41 training samples, held out"
-    least = min(point.loss for point in found.curve.longest)
-    assert least < max(found.curve.first) < 0
-    assert found.curve.at(found.verdict.best).loss == least
+    scouted = await scout(app(two_workers, WithoutTest), low=0.01, high=1.0, steps=200)
+    assert scouted.judged_by == "41 training samples, held out"
+    least = min(point.loss for point in scouted.curve.longest)
+    assert least < max(scouted.curve.first) < 0
+    assert scouted.curve.at(scouted.verdict.best).loss == least
 
 
 class Validated(Blobs):
@@ -181,10 +181,10 @@ class Validated(Blobs):
 async def test_validation_data_compare_rates_and_broken_starts_are_left_out(two_workers, monkeypatch):
     broken = iter(["", "70% of 'dense' is 0", "", ""])
     monkeypatch.setattr("ddlf.extras.scout.scouting.hooks", lambda name: [lambda app: lambda weights: next(broken)])
-    found = await scout(app(two_workers, Validated), low=0.01, high=1.0, steps=50)
-    assert found.judged_by == "validation data"
-    assert found.starts == (0, 2, 3)
-    assert found.broken == ((1, "70% of 'dense' is 0"),)
+    scouted = await scout(app(two_workers, Validated), low=0.01, high=1.0, steps=50)
+    assert scouted.judged_by == "validation data"
+    assert scouted.starts == (0, 2, 3)
+    assert scouted.broken == ((1, "70% of 'dense' is 0"),)
     monkeypatch.setattr(
         "ddlf.extras.scout.scouting.hooks", lambda name: [lambda app: lambda weights: "no unit is alive"]
     )
@@ -195,16 +195,16 @@ async def test_validation_data_compare_rates_and_broken_starts_are_left_out(two_
 async def test_a_check_of_starts_does_not_change_their_weights(two_workers, monkeypatch):
     def check(app):
         def change(weights):
-            app.model.set_weights([one + 1 for one in weights])
+            app.model.set_weights([array + 1 for array in weights])
             return ""
 
         return change
 
-    found = []
+    searches = []
     for checks in ([], [check]):
         monkeypatch.setattr("ddlf.extras.scout.scouting.hooks", lambda name, checks=checks: checks)
-        found.append(await scout(app(two_workers, norm=True), low=0.05, high=0.2, steps=20))
-    assert scores(found[0]) == scores(found[1])
+        searches.append(await scout(app(two_workers, norm=True), low=0.05, high=0.2, steps=20))
+    assert scores(searches[0]) == scores(searches[1])
 
 
 class Undefined(Blobs):
@@ -222,11 +222,11 @@ class PartlyUndefined(Validated):
 class Overflowing(Blobs):
     async def create_model(self):
         await super().create_model()
-        self.model.set_weights([np.full_like(one, np.nan) for one in self.model.get_weights()])
+        self.model.set_weights([np.full_like(array, np.nan) for array in self.model.get_weights()])
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "said"),
+    ("kind", "settings", "message"),
     [
         (Undefined, {}, "x_train has NaN or an infinite value, first in sample 0"),
         (PartlyUndefined, {}, "x_train has NaN or an infinite value, first in sample 7, so no learning rate helps"),
@@ -241,8 +241,8 @@ class Overflowing(Blobs):
         ),
     ],
 )
-async def test_apps_without_a_rate_to_search_are_refused(two_workers, kind, settings, said):
-    with pytest.raises((ConfigError, AppError, DatasetError, RemoteError), match=said):
+async def test_apps_without_a_rate_to_search_are_refused(two_workers, kind, settings, message):
+    with pytest.raises((ConfigError, AppError, DatasetError, RemoteError), match=message):
         await scout(app(two_workers, kind, **settings), low=1e30, high=1e32, steps=20)
 
 
@@ -272,9 +272,9 @@ class Optimized(Blobs):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 async def test_the_highest_rate_of_each_kind_of_optimizer_is_searched(two_workers, name):
-    found = await scout(app(two_workers, Optimized, kind=name), low=0.05, high=0.2, steps=30)
-    assert found.verdict.own == pytest.approx(0.1)
-    assert found.is_scaled == (name in ("schedule", "several"))
+    scouted = await scout(app(two_workers, Optimized, kind=name), low=0.05, high=0.2, steps=30)
+    assert scouted.verdict.own == pytest.approx(0.1)
+    assert scouted.is_scaled == (name in ("schedule", "several"))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -294,11 +294,11 @@ async def test_a_factor_multiplies_all_rates_of_a_model(name):
             getattr(optimizer, "inner_optimizer", optimizer)._iterations.assign(0)
         rates.set(factor, warm)
         model.train_on_batch(x, y)
-        return [one - other for one, other in zip(before, model.get_weights(), strict=True)]
+        return [start - end for start, end in zip(before, model.get_weights(), strict=True)]
 
     variables = len(model.optimizer.variables)
     rates = RateFactor(model)
     assert len(read_optimizer(model)) == variables
     for factor, warm, times in ((2.0, 0, 2.0), (0.0, 0, 0.0), (1.0, 4, 0.25)):
-        for one, other in zip(moved(1.0), moved(factor, warm), strict=True):
-            np.testing.assert_allclose(times * one, other, rtol=1e-3, atol=1e-6)
+        for full, scaled in zip(moved(1.0), moved(factor, warm), strict=True):
+            np.testing.assert_allclose(times * full, scaled, rtol=1e-3, atol=1e-6)

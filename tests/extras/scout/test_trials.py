@@ -21,17 +21,19 @@ class Validated(Blobs):
 @pytest.fixture(params=["held out", "validation data"])
 def trials(request):
     """Return a function that runs a trial of some steps at a multiple of the rate and returns the loss, and its replica."""
-    held = np.arange(160, 203) if request.param == "held out" else None
-    replica = TrialReplica(FakeWorker(2), app(None, Blobs if held is not None else Validated))
+    held_out = np.arange(160, 203) if request.param == "held out" else None
+    replica = TrialReplica(FakeWorker(2), app(None, Blobs if held_out is not None else Validated))
     replica.begin()
     replica.load_data({}, ArrayCache())
     replica.build()
     first = replica.app.model.get_weights()
 
     def loss(factor, steps):
-        given = task(replica, weights=first, indices=np.arange(16 * steps))
-        given = replace(given, keep=(), back=(), state={}, steps=(0, steps, steps, steps) if steps else ())
-        return replica.tried(given.to_message(), factor, 0, held)["loss"]
+        request_task = task(replica, weights=first, indices=np.arange(16 * steps))
+        request_task = replace(
+            request_task, keep=(), back=(), state={}, steps=(0, steps, steps, steps) if steps else ()
+        )
+        return replica.tried(request_task.to_message(), factor, 0, held_out)["loss"]
 
     return loss, replica
 

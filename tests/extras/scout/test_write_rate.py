@@ -57,7 +57,7 @@ def test_only_the_number_changes(tmp_path, name, before, after, line):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("app.py", "class App:\n    pass\n", "App in .*app.py has no line learning_rate = NUMBER"),
         ("app.py", "class App:\n    learning_rate = rate()\n", "has no line learning_rate = NUMBER"),
@@ -66,10 +66,10 @@ def test_only_the_number_changes(tmp_path, name, before, after, line):
         ("m.nnm", "train:optimizer SGD(learning_rate=CosineDecay(initial_learning_rate=1));", "scale its schedule"),
     ],
 )
-def test_a_rate_without_a_place_is_refused(tmp_path, name, text, said):
+def test_a_rate_without_a_place_is_refused(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         write_rate(path, "App", 0.1, 0.032)
     assert path.read_text() == text
 
@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_replaced_is_unchanged(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
         write_rate(path, "App", 0.1, 0.032)
-    assert [one.name for one in tmp_path.iterdir()] == ["app.py"]
+    assert [file.name for file in tmp_path.iterdir()] == ["app.py"]
     assert path.read_text() == "class App:\n    learning_rate = 0.1\n"
 
 

@@ -80,7 +80,7 @@ def scaled():
 
 
 KINDS = {
-    made.__name__: made for made in (scheduled, rolling, agc, multipliers, unfreezing, rlion, scaled, all_together)
+    make.__name__: make for make in (scheduled, rolling, agc, multipliers, unfreezing, rlion, scaled, all_together)
 }
 
 
@@ -102,9 +102,9 @@ def two_outputs():
 
     from ddlf.extras.stabilisers import RollingClip, Uncertain
 
-    given = keras.Input((8,))
-    hidden = keras.layers.Dense(16, "tanh")(given)
-    model = Uncertain(keras.Model(given, {name: keras.layers.Dense(4, name=name)(hidden) for name in ("near", "far")}))
+    entry = keras.Input((8,))
+    hidden = keras.layers.Dense(16, "tanh")(entry)
+    model = Uncertain(keras.Model(entry, {name: keras.layers.Dense(4, name=name)(hidden) for name in ("near", "far")}))
     model.compile(RollingClip(adam(), warm=3), "mse")
     return model
 
@@ -126,7 +126,7 @@ def all_together_by(layer):
     return AGC(Multipliers(rlion(), {layer: 0.5}))
 
 
-MODELS = {made.__name__: made for made in (two_outputs, masked)}
+MODELS = {make.__name__: make for make in (two_outputs, masked)}
 
 
 class Stable(Blobs):
@@ -143,9 +143,9 @@ class Stable(Blobs):
 
 
 def replica_of(kind):
-    made = Stable()
-    made.kind = kind
-    replica = Replica(FakeWorker(2), made)
+    app = Stable()
+    app.kind = kind
+    replica = Replica(FakeWorker(2), app)
     replica.begin()
     replica.load_data({}, ArrayCache())
     replica.build()
@@ -164,9 +164,9 @@ def test_two_rounds_of_one_slot_are_two_epochs_of_fit_and_one_trace(kind):
     plain.set_weights(weights)
     x, y = blobs(203)
     for number in range(2):
-        one = task(replica, weights=weights, round=number)
-        one = dataclasses.replace(one, steps=(13 * number, 13 * (number + 1), STEPS, 2))
-        update = decode_update(replica.carry(one).update, weights)
+        round_task = task(replica, weights=weights, round=number)
+        round_task = dataclasses.replace(round_task, steps=(13 * number, 13 * (number + 1), STEPS, 2))
+        update = decode_update(replica.carry(round_task).update, weights)
         weights = [w - u for w, u in zip(weights, update, strict=True)]
         if number == 0 and keras.backend.backend() == "tensorflow":
             traced = traces(replica.app.model)
@@ -185,8 +185,8 @@ def test_a_saved_model_continues_with_the_same_bits(kind, tmp_path):
     model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    for one in (model, loaded):
-        one.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    for copy in (model, loaded):
+        copy.fit(x, y, batch_size=16, shuffle=False, verbose=0)
     assert equal(model.get_weights(), loaded.get_weights())
 
 
@@ -198,9 +198,9 @@ class Cut(Stable):
             self.stop_training()
 
 
-def same_bits(one, other):
-    return equal(one.model.get_weights(), other.model.get_weights()) and all(
-        equal(*both) for both in zip(one.optimizers, other.optimizers, strict=True)
+def same_bits(left, right):
+    return equal(left.model.get_weights(), right.model.get_weights()) and all(
+        equal(*both) for both in zip(left.optimizers, right.optimizers, strict=True)
     )
 
 
@@ -241,11 +241,11 @@ def test_the_table_of_stabilisers_names_existing_parts_of_keras_and_ddlf():
     text = (Path(__file__).parents[3] / "docs/explanation/advice.md").read_text().partition("| Keras has it |")[2]
     rows = [line.split("|")[1:3] for line in text.splitlines()[2:] if line.startswith("|")]
     assert len(rows) > 10
-    theirs = (keras.optimizers, keras.optimizers.schedules, keras.losses, keras.callbacks, keras)
+    keras_modules = (keras.optimizers, keras.optimizers.schedules, keras.losses, keras.callbacks, keras)
     settings = {"schedule", "clip", "callbacks", "rate_decay"}
     assert settings <= set(SETTINGS)
     for kerass, ours in rows:
         for name in re.findall(r"`(?:schedules\.)?([A-Z]\w+)`", kerass):
-            assert any(hasattr(module, name) for module in theirs), name
+            assert any(hasattr(module, name) for module in keras_modules), name
         for name in set(re.findall(r"`([A-Za-z_]+)(?:`|=)", ours)) - settings - {"lrm"}:
             assert hasattr(stabilisers, name), name

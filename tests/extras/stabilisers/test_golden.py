@@ -47,7 +47,7 @@ def test_golden_a_batch_that_is_not_finite_does_not_change_weights(bad):
 
     w, optimizer = variable([1.0, 2.0]), RollingClip(keras.optimizers.Adam(0.1))
     optimizer.apply([np.float32([1, 1])], [w])
-    before = [number(one) for one in (w, *optimizer.variables)]
+    before = [number(tensor) for tensor in (w, *optimizer.variables)]
     optimizer.apply([np.float32([bad, 1])], [w])
     assert all((a == number(b)).all() for a, b in zip(before, (w, *optimizer.variables), strict=True))
 
@@ -76,11 +76,11 @@ def test_golden_rlion():
     from ddlf.extras.stabilisers import Rlion
 
     w, optimizer = variable(1.0), Rlion()
-    found = []
+    weights = []
     for _ in range(2):
         optimizer.apply([np.float32(0.5)], [w])
-        found.append(float(number(w)))
-    assert found == pytest.approx([0.99982833333, 0.99964695879], abs=1e-7)
+        weights.append(float(number(w)))
+    assert weights == pytest.approx([0.99982833333, 0.99964695879], abs=1e-7)
 
 
 def test_golden_uncertainty():
@@ -99,15 +99,15 @@ def test_golden_uncertainty_of_a_model_is_learned_and_saved(tmp_path):
 
     x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
     y = {"near": x[:, :1] * 0.1, "far": x[:, 1:2] * 30}
-    given = keras.Input((4,))
-    inner = keras.Model(given, {name: keras.layers.Dense(1, name=name)(given) for name in y})
+    entry = keras.Input((4,))
+    inner = keras.Model(entry, {name: keras.layers.Dense(1, name=name)(entry) for name in y})
     model = Uncertain(inner)
     model.compile(RollingClip(keras.optimizers.AdamW(0.05)), "mse")
     zero = model.evaluate(x, y, verbose=0, return_dict=True)
     assert zero["loss"] == pytest.approx((zero["near_loss"] + zero["far_loss"]) / 2, rel=1e-5)
     model.fit(x, y, epochs=100, batch_size=64, verbose=0)
-    found = dict(zip(model.output_names, number(model.log_variances), strict=True))
-    assert found["near"] < 0 < found["far"]
+    log_variances = dict(zip(model.output_names, number(model.log_variances), strict=True))
+    assert log_variances["near"] < 0 < log_variances["far"]
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
     assert again.evaluate(x, y, verbose=0) == model.evaluate(x, y, verbose=0)

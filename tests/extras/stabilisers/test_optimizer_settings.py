@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def named(model):
-    return [type(one).__name__ for one in chain(model.optimizer)]
+    return [type(optimizer).__name__ for optimizer in chain(model.optimizer)]
 
 
 @pytest.mark.parametrize(
@@ -99,18 +99,18 @@ def test_a_replica_of_downpour_clips_by_agc_like_the_optimizer():
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "why"),
+    ("name", "more", "reason"),
     [
         ("RollingClip", (), "the replicas of a worker share one optimizer"),
         ("Multipliers", ({"dense": 0.5},), "the rule of the shards decides how far"),
         ("Unfreezing", ([{"dense": 0.0}],), "the rule of the shards decides how far"),
     ],
 )
-def test_settings_that_downpour_does_not_support_are_refused_with_the_reason(name, more, why):
+def test_settings_that_downpour_does_not_support_are_refused_with_the_reason(name, more, reason):
     from ddlf.extras import stabilisers
     from ddlf.training.strategies.downpour.replica import check_optimizer
 
-    with pytest.raises(ConfigError, match=f"mode='downpour' does not support {name}.*{why}"):
+    with pytest.raises(ConfigError, match=f"mode='downpour' does not support {name}.*{reason}"):
         check_optimizer(getattr(stabilisers, name)(small_model().optimizer, *more))
 
 
@@ -125,7 +125,7 @@ class Still(Blobs):
 
     def train(self, weights, worker_epochs, batch_size):
         rate = float(np.asarray(self.model.optimizer.learning_rate))
-        return [np.zeros_like(one) for one in weights], {"loss": 1.0, "rate": rate}
+        return [np.zeros_like(array) for array in weights], {"loss": 1.0, "rate": rate}
 
     def on_round(self, record):
         if record.round == self.stop_at:

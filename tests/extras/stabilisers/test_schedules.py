@@ -23,12 +23,12 @@ class TestPlan:
     async def test_each_slot_makes_its_planned_steps(self, mode, slots, more):
         run = FakeRun(FakeCluster(slots), mode=mode, slots=slots, master_epochs=4, batch_size=8, **more)
         await run.train_model()
-        planned, made = PlannedSteps(run.run_context.progress, 8), {}
+        planned, trained = PlannedSteps(run.run_context.progress, 8), {}
         for worker in run.cluster.workers:
             for task in (task for name, task, *_ in worker.asked if name == "train"):
-                made.setdefault(task.slot, {})[task.round] = task.epochs * math.ceil(len(task.indices) / 8)
-        assert sorted(made) == list(range(slots))
-        for slot, rounds in made.items():
+                trained.setdefault(task.slot, {})[task.round] = task.epochs * math.ceil(len(task.indices) / 8)
+        assert sorted(trained) == list(range(slots))
+        for slot, rounds in trained.items():
             before = 0
             for number in sorted(rounds):
                 steps = planned.of(slot, number)
@@ -145,7 +145,7 @@ def test_a_round_of_other_steps_than_were_planned_is_stretched():
 
     optimizer = keras.optimizers.SGD(RunSchedule(1.0, "linear"))
     optimizer.build([])
-    place = RunPosition.of(optimizer)
+    position = RunPosition.of(optimizer)
     optimizer._iterations.assign(7)  # the number of earlier steps does not matter
-    place.set(Steps(10, 20, 40, 4), made=5)
+    position.set(Steps(10, 20, 40, 4), made=5)
     assert [float(optimizer._learning_rate(7 + step)) for step in (0, 4)] == pytest.approx([1 - 12 / 40, 1 - 20 / 40])

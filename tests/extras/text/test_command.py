@@ -35,7 +35,7 @@ def test_convert_keeps_bits_between_all_file_types(digits, tmp_path, capsys):
     assert ddlf(capsys, "convert", files[4], files[6], "--weights", files[3])[1] == 0
     weights = [keras.saving.load_model(files[at]).get_weights() for at in (1, 5, 6)]
     for other in weights[1:]:
-        assert all(np.array_equal(one, two) for one, two in zip(weights[0], other, strict=True))
+        assert all(np.array_equal(original, converted) for original, converted in zip(weights[0], other, strict=True))
     assert files[2].read_text() == files[4].read_text()
     assert ddlf(capsys, "diff", files[0], digits) == ("", 0)
 
@@ -44,9 +44,9 @@ def test_convert_refuses_weights_of_a_changed_text(digits, tmp_path, capsys):
     saved = tmp_path / "a.safetensors"
     ddlf(capsys, "convert", digits, saved)
     digits.write_text(DIGITS.replace("48", "47"))
-    said, code = ddlf(capsys, "convert", digits, tmp_path / "b.keras", "--weights", saved)
+    output, code = ddlf(capsys, "convert", digits, tmp_path / "b.keras", "--weights", saved)
     assert code == 2
-    assert "was changed since its weights were saved" in said
+    assert "was changed since its weights were saved" in output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "digits.nnm"]
 
 
@@ -66,9 +66,9 @@ def test_convert_refuses_weights_of_a_changed_text(digits, tmp_path, capsys):
 )
 def test_convert_refuses_wrong_files_with_a_sentence(arguments, sentence, digits, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said, code = ddlf(capsys, "convert", *(each.format(digits) for each in arguments))
+    output, code = ddlf(capsys, "convert", *(argument.format(digits) for argument in arguments))
     assert code == 2
-    assert sentence in said
+    assert sentence in output
 
 
 def test_show_and_diff_refuse_missing_layers_and_other_files(digits, capsys):
@@ -76,15 +76,15 @@ def test_show_and_diff_refuse_missing_layers_and_other_files(digits, capsys):
         (("show", digits, "--layers", "none.py"), "--layers names"),
         (("diff", digits, "a.npz"), "no model"),
     ):
-        said, code = ddlf(capsys, *arguments)
-        assert (code, sentence in said) == (2, True), said
+        output, code = ddlf(capsys, *arguments)
+        assert (code, sentence in output) == (2, True), output
 
 
 def test_convert_refuses_a_broken_keras_file(tmp_path, capsys):
     (tmp_path / "a.keras").write_bytes(b"no zip file")
-    said, code = ddlf(capsys, "convert", tmp_path / "a.keras", tmp_path / "b.nnm")
+    output, code = ddlf(capsys, "convert", tmp_path / "a.keras", tmp_path / "b.nnm")
     assert code == 2
-    assert "cannot be loaded by Keras" in said
+    assert "cannot be loaded by Keras" in output
 
 
 def test_convert_takes_custom_layers_from_a_file(tmp_path, capsys):
@@ -94,17 +94,19 @@ def test_convert_takes_custom_layers_from_a_file(tmp_path, capsys):
     )
     (tmp_path / "mine.py").write_text(source)
     (tmp_path / "a.nnm").write_text("a:input shape=[3]; a:output shape=[3]; a:layers mine>Twice();")
-    for one, other in (("a.nnm", "a.keras"), ("a.keras", "b.nnm")):
-        said, code = ddlf(capsys, "convert", tmp_path / one, tmp_path / other, "--layers", tmp_path / "mine.py")
-        assert code == 0, said
+    for source_name, target_name in (("a.nnm", "a.keras"), ("a.keras", "b.nnm")):
+        output, code = ddlf(
+            capsys, "convert", tmp_path / source_name, tmp_path / target_name, "--layers", tmp_path / "mine.py"
+        )
+        assert code == 0, output
     assert "mine>Twice()" in (tmp_path / "b.nnm").read_text()
 
 
 def test_diff_prints_a_line_for_each_difference(digits, tmp_path, capsys):
     (tmp_path / "other.nnm").write_text(DIGITS.replace("[24]", "[20]").replace("relu)", "tanh)").replace("SCE", "CCE"))
-    said, code = ddlf(capsys, "diff", digits, tmp_path / "other.nnm")
+    output, code = ddlf(capsys, "diff", digits, tmp_path / "other.nnm")
     assert code == 1
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "~ model: parameters 4,546 -> 4,310",
         "- 4 relu() [48]",
         "+ 4 tanh() [48]",
@@ -126,12 +128,12 @@ def test_diff_compares_layers_of_keras_files(tmp_path, capsys):
             keras.layers.Dense(2, name="e"),
         ]
         keras.Sequential(layers, name="m").save(tmp_path / f"{name}.keras")
-    said, code = ddlf(capsys, "diff", tmp_path / "a.keras", tmp_path / "b.keras")
+    output, code = ddlf(capsys, "diff", tmp_path / "a.keras", tmp_path / "b.keras")
     assert code == 1
-    assert "~ 2 Dense d: units 8 -> 9, shape [8] -> [9], parameters [4, 8] [8] -> [4, 9] [9]" in said
-    assert "+ 3 Dropout(rate=0.5) drop [9]" in said
-    assert "~ 3 Dense e: parameters [8, 2] [2] -> [9, 2] [2]" in said
-    assert "reads" not in said
+    assert "~ 2 Dense d: units 8 -> 9, shape [8] -> [9], parameters [4, 8] [8] -> [4, 9] [9]" in output
+    assert "+ 3 Dropout(rate=0.5) drop [9]" in output
+    assert "~ 3 Dense e: parameters [8, 2] [2] -> [9, 2] [2]" in output
+    assert "reads" not in output
 
 
 def test_diff_ignores_automatic_names(tmp_path, capsys):
@@ -142,12 +144,12 @@ def test_diff_ignores_automatic_names(tmp_path, capsys):
         keras.Model(x, heads).save(tmp_path / name)
         return tmp_path / name
 
-    one, same = saved("a.keras"), saved("b.keras")
-    assert ddlf(capsys, "diff", one, same) == ("", 0)
-    said, code = ddlf(capsys, "diff", one, saved("c.keras", units=9))
-    assert (code, "units 8 -> 9" in said, "output" in said, "name" in said) == (1, True, False, False)
-    said, code = ddlf(capsys, "diff", one, saved("d.keras", last="mine"))
-    assert (code, "+ output mine" in said) == (1, True)
+    first, same = saved("a.keras"), saved("b.keras")
+    assert ddlf(capsys, "diff", first, same) == ("", 0)
+    output, code = ddlf(capsys, "diff", first, saved("c.keras", units=9))
+    assert (code, "units 8 -> 9" in output, "output" in output, "name" in output) == (1, True, False, False)
+    output, code = ddlf(capsys, "diff", first, saved("d.keras", last="mine"))
+    assert (code, "+ output mine" in output) == (1, True)
 
 
 def test_show_reads_a_keras_file(tmp_path, capsys):

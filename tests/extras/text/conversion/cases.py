@@ -37,24 +37,24 @@ def softmax(x, axis=-1):
 erf = np.vectorize(math.erf)
 
 
-def one(name, formula, options=None, low=-2.0, high=2.0, smooth=True, shape=(4, 3)):
+def unary(name, formula, options=None, low=-2.0, high=2.0, smooth=True, shape=(4, 3)):
     return Case(name, [shape], [], options or {}, lambda x: formula(x[0]), low, high, smooth)
 
 
 def conv(x, w, b=0.0, padding=(0, 0, 0, 0), strides=(1, 1), dilations=(1, 1), groups=1):
     """Compute a convolution by its sum. The axes of x are batch, channels, height, width; of w: out, in, height, width."""
     x = np.pad(x, [(0, 0), (0, 0), tuple(padding[:2]), tuple(padding[2:])])
-    out, each, high, wide = w.shape
+    out, channels, high, wide = w.shape
     rows = (x.shape[2] - (high - 1) * dilations[0] - 1) // strides[0] + 1
     columns = (x.shape[3] - (wide - 1) * dilations[1] - 1) // strides[1] + 1
-    made = np.zeros((len(x), out, rows, columns))
+    result = np.zeros((len(x), out, rows, columns))
     for o in range(out):
-        first = o // (out // groups) * each
-        for i, j, c, h, v in np.ndindex(rows, columns, each, high, wide):
-            made[:, o, i, j] += (
+        first = o // (out // groups) * channels
+        for i, j, c, h, v in np.ndindex(rows, columns, channels, high, wide):
+            result[:, o, i, j] += (
                 w[o, c, h, v] * x[:, first + c, i * strides[0] + h * dilations[0], j * strides[1] + v * dilations[1]]
             )
-    return made + np.reshape(b, (-1, 1, 1))
+    return result + np.reshape(b, (-1, 1, 1))
 
 
 def conv_transposed(x, w, padding=(0, 0, 0, 0), strides=(1, 1), extra=(0, 0)):
@@ -63,15 +63,15 @@ def conv_transposed(x, w, padding=(0, 0, 0, 0), strides=(1, 1), extra=(0, 0)):
     rows, columns = (
         (size - 1) * stride + window for size, stride, window in zip(x.shape[2:], strides, (high, wide), strict=True)
     )
-    made = np.zeros((len(x), out, rows + extra[0], columns + extra[1]))
+    result = np.zeros((len(x), out, rows + extra[0], columns + extra[1]))
     for i, j, h, v in np.ndindex(x.shape[2], x.shape[3], high, wide):
-        made[:, :, i * strides[0] + h, j * strides[1] + v] += x[:, :, i, j] @ w[:, :, h, v].T
-    return made[:, :, padding[0] : made.shape[2] - padding[1], padding[2] : made.shape[3] - padding[3]]
+        result[:, :, i * strides[0] + h, j * strides[1] + v] += x[:, :, i, j] @ w[:, :, h, v].T
+    return result[:, :, padding[0] : result.shape[2] - padding[1], padding[2] : result.shape[3] - padding[3]]
 
 
 def window_values(x, size, dilations, strides):
-    """Return the values of all windows. The first axis counts the places in a window, which dilations set apart."""
-    wide = [(each - 1) * gap + 1 for each, gap in zip(size, dilations, strict=True)]
+    """Return the values of all windows. The first axis counts the positions in a window, which dilations set apart."""
+    wide = [(length - 1) * gap + 1 for length, gap in zip(size, dilations, strict=True)]
     rows, columns = ((x.shape[2 + axis] - wide[axis]) // strides[axis] + 1 for axis in (0, 1))
     i, j = np.meshgrid(np.arange(rows) * strides[0], np.arange(columns) * strides[1], indexing="ij")
     return np.stack([x[:, :, i + h * dilations[0], j + v * dilations[1]] for h, v in np.ndindex(*size)])
@@ -121,14 +121,14 @@ def gru(x, w, r, b, rb, after=True):
 def attend(x, source, *weights, heads=1, causal=False):
     q, qb, k, kb, v, vb, out, outb = weights
     width = x.shape[-1] // heads
-    made = []
+    heads_out = []
     for head in range(heads):
         part = slice(head * width, (head + 1) * width)
         scores = (x @ q + qb)[..., part] @ (source @ k + kb)[..., part].transpose(0, 2, 1) / np.sqrt(width)
         if causal:
             scores = np.where(np.tril(np.ones(scores.shape[1:])) > 0, scores, -np.inf)
-        made.append(softmax(scores) @ (source @ v + vb)[..., part])
-    return np.concatenate(made, -1) @ out + outb
+        heads_out.append(softmax(scores) @ (source @ v + vb)[..., part])
+    return np.concatenate(heads_out, -1) @ out + outb
 
 
 def exclusive(x):
@@ -148,15 +148,15 @@ def rows_written(x, indices, values):
     return x
 
 
-def places(case, random):
+def scatter_indices(case, random):
     """Return the indices of a scatter: distinct in a sample, plus 0.5 so that rounding does not change them."""
-    shape, where = case.shapes[:2]
+    shape, index_shape = case.shapes[:2]
     if case.name == "scatterElements":
         axis = case.options.get("axis", 0) % len(shape)
-        return np.argsort(random.random((BATCH, *shape)), axis + 1).take(range(where[axis]), axis + 1) + 0.5
-    into = shape[: where[-1]]
-    flat = [random.permutation(math.prod(into))[: math.prod(where[:-1])] for _ in range(BATCH)]
-    return np.stack(np.unravel_index(flat, into), -1).reshape(BATCH, *where) + 0.5
+        return np.argsort(random.random((BATCH, *shape)), axis + 1).take(range(index_shape[axis]), axis + 1) + 0.5
+    into = shape[: index_shape[-1]]
+    flat = [random.permutation(math.prod(into))[: math.prod(index_shape[:-1])] for _ in range(BATCH)]
+    return np.stack(np.unravel_index(flat, into), -1).reshape(BATCH, *index_shape) + 0.5
 
 
 IMAGE, SEQUENCE = (2, 6, 5), (4, 3)
@@ -164,108 +164,108 @@ LSTM = [(8, 3), (8, 2), (8,), (8,)]
 GRU = [(6, 3), (6, 2), (6,), (6,)]
 ATTEND = [(4, 4), (4,)] * 4
 CASES = [
-    one("abs", np.abs),
-    one("floor", np.floor, smooth=False),
-    one("ceil", np.ceil, smooth=False),
-    one("identity", lambda x: x),
-    one("neg", np.negative),
-    one("sign", np.sign, smooth=False),
-    one("relu", lambda x: np.maximum(x, 0)),
-    one("cos", np.cos),
-    one("erf", erf),
-    one("exp", np.exp),
-    one("log", np.log, low=0.2),
-    one("reciprocal", lambda x: 1 / x, low=0.5),
-    one("sin", np.sin),
-    one("sqrt", np.sqrt, low=0.2),
-    one("tan", np.tan, low=-1.0, high=1.0),
-    one("tanh", np.tanh),
-    one("sigmoid", sigmoid),
-    one("softsign", lambda x: x / (1 + np.abs(x))),
-    one("softplus", lambda x: np.log1p(np.exp(x))),
-    one("hardSwish", lambda x: x * np.clip(x + 3, 0, 6) / 6),
-    one("gelu", lambda x: x / 2 * (1 + erf(x / np.sqrt(2)))),
-    one("elu", lambda x: np.where(x > 0, x, 0.7 * np.expm1(x)), {"alpha": 0.7}),
-    one("leakyRelu", lambda x: np.where(x > 0, x, 0.01 * x)),
-    one("hardSigmoid", lambda x: np.clip(0.2 * x + 0.5, 0, 1), low=-4.0, high=4.0),
-    one("linear", lambda x: 3 * x - 1, {"alpha": 3, "beta": -1}),
-    one("clamp", lambda x: np.clip(x, -1, 0.5), {"minValue": -1, "maxValue": 0.5}),
-    one("clamp", lambda x: np.maximum(x, 0.25), {"minValue": 0.25}),
-    one("softmax", softmax),
-    one("softmax", lambda x: softmax(x, 1), {"axis": 0}),
-    one("logSoftmax", lambda x: np.log(softmax(x))),
-    one("reverse", lambda x: x[:, ::-1, ::-1]),
-    one("reverse", lambda x: x[:, :, ::-1], {"axes": [1]}),
-    one("triangular", np.triu),
-    one("triangular", lambda x: np.tril(x, -1), {"upper": False, "diagonal": -1}),
-    one("cumulativeSum", lambda x: np.cumsum(x, 1)),
-    one("cumulativeSum", exclusive, {"exclusive": True, "reversed": True}),
-    one("logicalNot", lambda x: x == 0, smooth=False),
-    one("transpose", lambda x: x.transpose(0, 2, 1)),
-    one("transpose", lambda x: x.transpose(0, 2, 3, 1), {"permutation": [1, 2, 0]}, shape=IMAGE),
-    one("slice", lambda x: x[:, 1:4:2, 0:2], {"starts": [1, 0], "sizes": [3, 2], "strides": [2, 1]}),
-    one(
+    unary("abs", np.abs),
+    unary("floor", np.floor, smooth=False),
+    unary("ceil", np.ceil, smooth=False),
+    unary("identity", lambda x: x),
+    unary("neg", np.negative),
+    unary("sign", np.sign, smooth=False),
+    unary("relu", lambda x: np.maximum(x, 0)),
+    unary("cos", np.cos),
+    unary("erf", erf),
+    unary("exp", np.exp),
+    unary("log", np.log, low=0.2),
+    unary("reciprocal", lambda x: 1 / x, low=0.5),
+    unary("sin", np.sin),
+    unary("sqrt", np.sqrt, low=0.2),
+    unary("tan", np.tan, low=-1.0, high=1.0),
+    unary("tanh", np.tanh),
+    unary("sigmoid", sigmoid),
+    unary("softsign", lambda x: x / (1 + np.abs(x))),
+    unary("softplus", lambda x: np.log1p(np.exp(x))),
+    unary("hardSwish", lambda x: x * np.clip(x + 3, 0, 6) / 6),
+    unary("gelu", lambda x: x / 2 * (1 + erf(x / np.sqrt(2)))),
+    unary("elu", lambda x: np.where(x > 0, x, 0.7 * np.expm1(x)), {"alpha": 0.7}),
+    unary("leakyRelu", lambda x: np.where(x > 0, x, 0.01 * x)),
+    unary("hardSigmoid", lambda x: np.clip(0.2 * x + 0.5, 0, 1), low=-4.0, high=4.0),
+    unary("linear", lambda x: 3 * x - 1, {"alpha": 3, "beta": -1}),
+    unary("clamp", lambda x: np.clip(x, -1, 0.5), {"minValue": -1, "maxValue": 0.5}),
+    unary("clamp", lambda x: np.maximum(x, 0.25), {"minValue": 0.25}),
+    unary("softmax", softmax),
+    unary("softmax", lambda x: softmax(x, 1), {"axis": 0}),
+    unary("logSoftmax", lambda x: np.log(softmax(x))),
+    unary("reverse", lambda x: x[:, ::-1, ::-1]),
+    unary("reverse", lambda x: x[:, :, ::-1], {"axes": [1]}),
+    unary("triangular", np.triu),
+    unary("triangular", lambda x: np.tril(x, -1), {"upper": False, "diagonal": -1}),
+    unary("cumulativeSum", lambda x: np.cumsum(x, 1)),
+    unary("cumulativeSum", exclusive, {"exclusive": True, "reversed": True}),
+    unary("logicalNot", lambda x: x == 0, smooth=False),
+    unary("transpose", lambda x: x.transpose(0, 2, 1)),
+    unary("transpose", lambda x: x.transpose(0, 2, 3, 1), {"permutation": [1, 2, 0]}, shape=IMAGE),
+    unary("slice", lambda x: x[:, 1:4:2, 0:2], {"starts": [1, 0], "sizes": [3, 2], "strides": [2, 1]}),
+    unary(
         "pad",
         lambda x: np.pad(x, [(0, 0), (1, 0), (0, 2)], constant_values=7),
         {"beginningPadding": [1, 0], "endingPadding": [0, 2], "value": 7},
     ),
-    one(
+    unary(
         "pad",
         lambda x: np.pad(x, [(0, 0), (2, 0), (0, 1)], "reflect"),
         {"beginningPadding": [2, 0], "endingPadding": [0, 1], "mode": "reflection"},
     ),
-    one("tile", lambda x: np.tile(x, (1, 2, 3)), {"repetitions": [2, 3]}),
-    one("reshape", lambda x: x.reshape(-1, 2, 6), {"shape": [2, 6]}),
-    one("expand", lambda x: np.broadcast_to(x[:, None], (BATCH, 2, 4, 3)), {"shape": [2, 4, 3]}),
-    one("split", lambda x: x[:, 2:], {"splits": 2, "index": 1}),
-    one("split", lambda x: x[:, :, 1:], {"splits": [1, 2], "index": 1, "axis": -1}),
-    one("reduceL1", lambda x: np.abs(x).sum((1, 2))),
-    one("reduceL2", lambda x: np.sqrt((x**2).sum(2)), {"axes": [1]}),
-    one("reduceLogSum", lambda x: np.log(x.sum(1)), {"axes": [0]}, low=0.1),
-    one("reduceLogSumExp", lambda x: np.log(np.exp(x).sum(2)), {"axes": [-1]}),
-    one("reduceMax", lambda x: x.max(2, keepdims=True), {"axes": [1], "keepDimensions": True}),
-    one("reduceMean", lambda x: x.mean((1, 2))),
-    one("reduceMin", lambda x: x.min(1), {"axes": [0]}),
-    one("reduceProduct", lambda x: x.prod(2), {"axes": [1]}),
-    one("reduceSum", lambda x: x.sum((1, 2))),
-    one("reduceSumSquare", lambda x: (x**2).sum(1), {"axes": [0]}),
-    one("reduceVariance", lambda x: x.var(2), {"axes": [1]}),
-    one("argMin", lambda x: x.argmin(1), smooth=False),
-    one("argMax", lambda x: x.argmax(2)[..., None], {"axis": 1, "keepDimensions": True}, smooth=False),
-    one("resample2d", lambda x: x.repeat(2, 2).repeat(3, 3), {"scales": [2, 3]}, shape=IMAGE),
-    one(
+    unary("tile", lambda x: np.tile(x, (1, 2, 3)), {"repetitions": [2, 3]}),
+    unary("reshape", lambda x: x.reshape(-1, 2, 6), {"shape": [2, 6]}),
+    unary("expand", lambda x: np.broadcast_to(x[:, None], (BATCH, 2, 4, 3)), {"shape": [2, 4, 3]}),
+    unary("split", lambda x: x[:, 2:], {"splits": 2, "index": 1}),
+    unary("split", lambda x: x[:, :, 1:], {"splits": [1, 2], "index": 1, "axis": -1}),
+    unary("reduceL1", lambda x: np.abs(x).sum((1, 2))),
+    unary("reduceL2", lambda x: np.sqrt((x**2).sum(2)), {"axes": [1]}),
+    unary("reduceLogSum", lambda x: np.log(x.sum(1)), {"axes": [0]}, low=0.1),
+    unary("reduceLogSumExp", lambda x: np.log(np.exp(x).sum(2)), {"axes": [-1]}),
+    unary("reduceMax", lambda x: x.max(2, keepdims=True), {"axes": [1], "keepDimensions": True}),
+    unary("reduceMean", lambda x: x.mean((1, 2))),
+    unary("reduceMin", lambda x: x.min(1), {"axes": [0]}),
+    unary("reduceProduct", lambda x: x.prod(2), {"axes": [1]}),
+    unary("reduceSum", lambda x: x.sum((1, 2))),
+    unary("reduceSumSquare", lambda x: (x**2).sum(1), {"axes": [0]}),
+    unary("reduceVariance", lambda x: x.var(2), {"axes": [1]}),
+    unary("argMin", lambda x: x.argmin(1), smooth=False),
+    unary("argMax", lambda x: x.argmax(2)[..., None], {"axis": 1, "keepDimensions": True}, smooth=False),
+    unary("resample2d", lambda x: x.repeat(2, 2).repeat(3, 3), {"scales": [2, 3]}, shape=IMAGE),
+    unary(
         "resample2d",
         lambda x: x.repeat(2, 1),
         {"sizes": [4, 6], "axes": [0, 1], "mode": "nearest-neighbor"},
         shape=IMAGE,
     ),
-    one("averagePool2d", lambda x: x.mean((2, 3), keepdims=True), shape=IMAGE),
-    one(
+    unary("averagePool2d", lambda x: x.mean((2, 3), keepdims=True), shape=IMAGE),
+    unary(
         "averagePool2d",
         lambda x: windows(x, (2, 3), (2, 1), (0,) * 4, 0, np.mean),
         {"windowDimensions": [2, 3], "strides": [2, 1]},
         shape=IMAGE,
     ),
-    one(
+    unary(
         "averagePool2d",
         lambda x: windows(x, (2, 2), (1, 1), (1, 0, 0, 1), np.nan, np.nanmean),
         {"windowDimensions": [2, 2], "padding": [1, 0, 0, 1]},
         shape=IMAGE,
     ),
-    one(
+    unary(
         "l2Pool2d",
         lambda x: np.sqrt(windows(x**2, (2, 2), (2, 2), (0,) * 4, 0, np.sum)),
         {"windowDimensions": [2, 2], "strides": [2, 2]},
         shape=IMAGE,
     ),
-    one(
+    unary(
         "maxPool2d",
         lambda x: windows(x, (3, 2), (1, 2), (1, 1, 0, 1), -np.inf, np.max),
         {"windowDimensions": [3, 2], "strides": [1, 2], "padding": [1, 1, 0, 1]},
         shape=IMAGE,
     ),
-    one("instanceNormalization", lambda x: normalized(x, (2, 3)), shape=IMAGE),
-    one("layerNormalization", lambda x: normalized(x, (2,))),
+    unary("instanceNormalization", lambda x: normalized(x, (2, 3)), shape=IMAGE),
+    unary("layerNormalization", lambda x: normalized(x, (2,))),
     Case(
         "instanceNormalization",
         [(6, 5, 2)],
@@ -366,13 +366,13 @@ CASES = [
             [conv_transposed(x[0][:, at : at + 1], w[:, at : at + 1], strides=(2, 1)) for at in (0, 1)], 1
         ),
     ),
-    one(
+    unary(
         "maxPool2d",
         lambda x: window_values(x, (2, 2), (2, 1), (2, 1)).max(0),
         {"windowDimensions": [2, 2], "dilations": [2, 1], "strides": [2, 1]},
         shape=IMAGE,
     ),
-    one(
+    unary(
         "averagePool2d",
         lambda x: np.nanmean(
             window_values(np.pad(x, [(0, 0), (0, 0), (1, 1), (0, 0)], constant_values=np.nan), (2, 2), (1, 3), (1, 1)),
@@ -381,7 +381,7 @@ CASES = [
         {"windowDimensions": [2, 2], "dilations": [1, 3], "padding": [1, 1, 0, 0]},
         shape=IMAGE,
     ),
-    one(
+    unary(
         "l2Pool2d",
         lambda x: np.sqrt((window_values(x, (2, 2), (2, 2), (1, 1)) ** 2).sum(0)),
         {"windowDimensions": [2, 2], "dilations": [2, 2]},
@@ -467,26 +467,26 @@ def data(case, seed=0):
     into = [random.uniform(case.low, case.high, (BATCH, *shape)) for shape in case.shapes]
     operands = [random.uniform(max(case.low, 0.1), case.high, shape) for shape in case.operands]
     if case.name.startswith("scatter"):
-        into[1] = places(case, random)
+        into[1] = scatter_indices(case, random)
     if case.name == "gather" and len(into) == 1:
         operands = [2]
     return into, operands
 
 
-def made(case, into, operands):
+def computed(case, into, operands):
     """Return the result of the operator as an array of NumPy."""
     from keras import ops
 
     from ddlf.extras.text.conversion.formulas import FORMULAS
 
-    def found(values):
-        held = iter(values[len(into) :])
-        rest = [each if isinstance(each, int) else next(held) for each in operands]
+    def formula(values):
+        arrays = iter(values[len(into) :])
+        rest = [operand if isinstance(operand, int) else next(arrays) for operand in operands]
         return FORMULAS[case.name](values[: len(into)], rest, case.options)
 
-    floats = [*into, *(each for each in operands if not isinstance(each, int))]
-    values = [ops.convert_to_tensor(each, dtype="float64") for each in floats]
-    return np.asarray(ops.convert_to_numpy(compiled(found)(values)))
+    floats = [*into, *(operand for operand in operands if not isinstance(operand, int))]
+    values = [ops.convert_to_tensor(operand, dtype="float64") for operand in floats]
+    return np.asarray(ops.convert_to_numpy(compiled(formula)(values)))
 
 
 def compiled(function):
@@ -508,24 +508,24 @@ def gradients(case, into, operands, factor):
     from ddlf.extras.text.conversion.formulas import FORMULAS
 
     def total(values):
-        tensors = [ops.convert_to_tensor(each, dtype="float64") for each in values]
-        found = FORMULAS[case.name](tensors[: len(into)], tensors[len(into) :], case.options)
-        return ops.sum(found * ops.convert_to_tensor(factor, dtype="float64"))
+        tensors = [ops.convert_to_tensor(array, dtype="float64") for array in values]
+        result = FORMULAS[case.name](tensors[: len(into)], tensors[len(into) :], case.options)
+        return ops.sum(result * ops.convert_to_tensor(factor, dtype="float64"))
 
     values = [*into, *operands]
     if keras.backend.backend() == "jax":
         import jax
 
-        return [np.asarray(each) for each in compiled(jax.grad(total))(values)]
+        return [np.asarray(gradient) for gradient in compiled(jax.grad(total))(values)]
     import tensorflow as tf
 
-    variables = [tf.constant(each, dtype="float64") for each in values]
+    variables = [tf.constant(gradient, dtype="float64") for gradient in values]
     with tf.GradientTape() as tape:
         tape.watch(variables)
-        found = total(variables)
+        result = total(variables)
     return [
-        np.zeros_like(value) if each is None else each.numpy()
-        for each, value in zip(tape.gradient(found, variables), values, strict=True)
+        np.zeros_like(value) if gradient is None else gradient.numpy()
+        for gradient, value in zip(tape.gradient(result, variables), values, strict=True)
     ]
 
 
@@ -533,9 +533,9 @@ def hold_forward(case, within=1e-9):
     """Compare an operator with NumPy."""
     into, operands = data(case)
     expected = np.asarray(case.formula(into, *operands))
-    found = made(case, into, operands)
-    assert found.shape == expected.shape, (case.name, found.shape, expected.shape)
-    np.testing.assert_allclose(found, expected, rtol=within, atol=within, err_msg=f"{case.name} {case.options}")
+    result = computed(case, into, operands)
+    assert result.shape == expected.shape, (case.name, result.shape, expected.shape)
+    np.testing.assert_allclose(result, expected, rtol=within, atol=within, err_msg=f"{case.name} {case.options}")
 
 
 def hold_gradients(case, step=1e-6, within=1e-5):
@@ -545,7 +545,7 @@ def hold_gradients(case, step=1e-6, within=1e-5):
     expected = np.asarray(case.formula(into, *operands))
     factor = random.normal(size=expected.shape)
     values = [*into, *operands]
-    for number, found in enumerate(gradients(case, into, operands, factor)):
+    for number, gradient in enumerate(gradients(case, into, operands, factor)):
         direction = random.normal(size=values[number].shape)
         ends = []
         for sign in (1, -1):
@@ -554,7 +554,11 @@ def hold_gradients(case, step=1e-6, within=1e-5):
             ends.append((case.formula(moved[: len(into)], *moved[len(into) :]) * factor).sum())
         slope = (ends[0] - ends[1]) / (2 * step)
         np.testing.assert_allclose(
-            (found * direction).sum(), slope, rtol=within, atol=within, err_msg=f"{case.name} {case.options} {number}"
+            (gradient * direction).sum(),
+            slope,
+            rtol=within,
+            atol=within,
+            err_msg=f"{case.name} {case.options} {number}",
         )
 
 

@@ -35,31 +35,31 @@ def built(model):
     """Return the model of a text, and check that Keras has the same shapes and counts as the text."""
     building = building_of(model, model.form, model.graph, {})
     again = building.model()
-    for node, made in zip(model.graph.nodes, building.outputs, strict=False):
-        sizes = keras.tree.flatten(made)[0].shape[1:]
+    for node, output in zip(model.graph.nodes, building.outputs, strict=False):
+        sizes = keras.tree.flatten(output)[0].shape[1:]
         assert node.shape is None or len(node.shape) == len(sizes), node
-        assert all(one in (None, other) for one, other in zip(node.shape or (), sizes, strict=False)), node
+        assert all(size in (None, actual) for size, actual in zip(node.shape or (), sizes, strict=False)), node
     assert model.graph.parameters in (None, again.count_params())
     return again
 
 
 def comes_back(name, tmp_path):
-    model = zoo.made(name)
+    model = zoo.model_named(name)
     random = np.random.default_rng(0)
-    model.set_weights([random.normal(0, 0.1, each.shape) ** 2 for each in model.get_weights()])
+    model.set_weights([random.normal(0, 0.1, array.shape) ** 2 for array in model.get_weights()])
     text = describe(model)
     assert format(text) == text
     weights.save(model, text, tmp_path / "m.safetensors")
-    found, tensors = weights.load(tmp_path / "m.safetensors")
-    again = built(read(found))
+    loaded_text, tensors = weights.load(tmp_path / "m.safetensors")
+    again = built(read(loaded_text))
     weights.fill(again, tensors, tmp_path)
     assert type(again) is type(model)
     assert again.name == model.name
     assert as_a_file_has_it(again) == as_a_file_has_it(model)
     assert again.get_config() == model.get_config()
     x = zoo.inputs(model)
-    for one, other in zip(keras.tree.flatten(model(x)), keras.tree.flatten(again(x)), strict=True):
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    for expected, output in zip(keras.tree.flatten(model(x)), keras.tree.flatten(again(x)), strict=True):
+        assert np.asarray(output).tobytes() == np.asarray(expected).tobytes()
     return text
 
 
@@ -74,7 +74,7 @@ def test_recurrent_layer_without_call_arguments_round_trips(layer):
     assert build(read(text)).get_config() == model.get_config()
 
 
-@pytest.mark.parametrize("name", zoo.OTHERS)
+@pytest.mark.parametrize("name", zoo.SMALL_MODELS)
 def test_model_round_trips_with_its_bits(name, tmp_path):
     comes_back(name, tmp_path)
 
@@ -122,10 +122,10 @@ SEQUENCE = """s:input int32 shape=[6]; s:layers Embedding(input_dim=9, output_di
 )
 def test_describe_writes_operators_as_operators(text):
     model = build(read(text))
-    found = describe(model)
-    assert "Operator" not in found
-    assert ("train:initial orthogonal;" in found) == ("train:initial" in text)
-    assert build(read(found)).get_config() == model.get_config()
+    described = describe(model)
+    assert "Operator" not in described
+    assert ("train:initial orthogonal;" in described) == ("train:initial" in text)
+    assert build(read(described)).get_config() == model.get_config()
 
 
 def test_describe_writes_a_changed_operator_as_a_layer():
@@ -218,6 +218,6 @@ def test_error_in_a_model_statement_names_its_place(text, sentence):
     at = text.index("~")
     with pytest.raises(NotationError) as caught:
         read(text.replace("~", ""))
-    places = {column: said for _, column, said in caught.value.problems}
-    assert sentence in " ".join(places.values())
-    assert at + 1 in places or not sentence
+    sentences = {column: message for _, column, message in caught.value.problems}
+    assert sentence in " ".join(sentences.values())
+    assert at + 1 in sentences or not sentence

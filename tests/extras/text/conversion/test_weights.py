@@ -6,17 +6,17 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.extras.text.conversion import weights
 from ddlf.extras.text.language.model import read
-from tests.extras.text.language.texts import DIGITS, one
+from tests.extras.text.language.texts import DIGITS, text_of
 from tests.later import Later
 
 keras, build = Later("keras"), Later("ddlf.extras.text.conversion.build", "build")
 
-BATCH = one("Dense(units=8), BatchNormalization(), Dense(units=8, dtype=bfloat16)", more="")
+BATCH = text_of("Dense(units=8), BatchNormalization(), Dense(units=8, dtype=bfloat16)", more="")
 
 
 def saved(text, path):
     model = build(read(text))
-    model.set_weights([np.random.default_rng(0).normal(size=each.shape) for each in model.get_weights()])
+    model.set_weights([np.random.default_rng(0).normal(size=array.shape) for array in model.get_weights()])
     weights.save(model, text, path)
     return model
 
@@ -24,19 +24,19 @@ def saved(text, path):
 @pytest.mark.parametrize("text", [DIGITS, BATCH])
 def test_weights_load_bit_for_bit_with_their_text(text, tmp_path):
     model = saved(text, tmp_path / "m.safetensors")
-    found, tensors = weights.load(tmp_path / "m.safetensors")
-    again = build(read(found))
+    loaded_text, tensors = weights.load(tmp_path / "m.safetensors")
+    again = build(read(loaded_text))
     weights.fill(again, tensors, tmp_path)
-    assert found == text
+    assert loaded_text == text
     assert all(
-        np.asarray(one).tobytes() == np.asarray(other).tobytes()
-        for one, other in zip(model.weights, again.weights, strict=True)
+        np.asarray(saved_weight).tobytes() == np.asarray(loaded_weight).tobytes()
+        for saved_weight, loaded_weight in zip(model.weights, again.weights, strict=True)
     )
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
 
 
 def test_loaded_normalization_uses_its_statistics(tmp_path):
-    text = one("Normalization()", more="")
+    text = text_of("Normalization()", more="")
     model = build(read(text))
     model.layers[-1].adapt(np.random.default_rng(0).normal(3, 2, (64, 8)))
     weights.save(model, text, tmp_path / "m.safetensors")
@@ -61,7 +61,7 @@ def test_fill_refuses_weights_of_another_model(change, sentence, tmp_path):
     before = model.get_weights()
     with pytest.raises(ConfigError, match=sentence):
         weights.fill(model, change(weights.load(tmp_path / "m.safetensors")[1]), tmp_path)
-    assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+    assert all(np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True))
 
 
 def test_load_refuses_a_truncated_file_or_missing_text(tmp_path):
@@ -92,8 +92,8 @@ def test_weight_names_contain_the_path():
     a, b = keras.Input((4,)), keras.Input((4,))
     attend = keras.layers.MultiHeadAttention(1, 2, name="mha")
     joined = keras.layers.Add()([inner(a), inner(b)])
-    made = attend(keras.layers.Reshape((1, 3))(joined), keras.layers.Reshape((1, 3))(joined))
-    names = list(weights.variables(keras.Model([a, b], made)))
+    output = attend(keras.layers.Reshape((1, 3))(joined), keras.layers.Reshape((1, 3))(joined))
+    names = list(weights.variables(keras.Model([a, b], output)))
     assert names[:2] == ["inner/d/kernel", "inner/d/bias"]
     assert "mha/query/kernel" in names
     assert len(names) == 10

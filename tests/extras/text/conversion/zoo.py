@@ -44,22 +44,22 @@ def application(name):
 
 def app(name):
     module, _, kind = APPS[name].rpartition(".")
-    made = getattr(importlib.import_module(module), kind)()
-    run = made.create_model()
+    instance = getattr(importlib.import_module(module), kind)()
+    run = instance.create_model()
     if hasattr(run, "send"):
         with contextlib.suppress(StopIteration):
             run.send(None)
-    return made.model
+    return instance.model
 
 
 def shared():
     """Return a model with one embedding and one tower for two inputs, and a layer that reads its own output."""
     left, right = keras.Input((6,), dtype="int32", name="left"), keras.Input((6,), dtype="int32", name="right")
     embed, dense = layers.Embedding(20, 4), layers.Dense(5, activation="relu")
-    a, b = (dense(layers.GlobalAveragePooling1D()(embed(each))) for each in (left, right))
+    a, b = (dense(layers.GlobalAveragePooling1D()(embed(tokens))) for tokens in (left, right))
     again = layers.Dense(5)
-    made = layers.Dot(-1, normalize=True)([again(again(a)), again(b)])
-    return keras.Model([left, right], made, name="siamese")
+    similarity = layers.Dot(-1, normalize=True)([again(again(a)), again(b)])
+    return keras.Model([left, right], similarity, name="siamese")
 
 
 def nested():
@@ -70,9 +70,9 @@ def nested():
     x = keras.Input((8,), name="x")
     inner = keras.Model(x, [tower(x), layers.Dense(4, name="inner")(x)], name="two-ways")
     a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")
-    one, other = inner(a)
-    last = layers.Concatenate()([one, other, tower(b), inner(b)[1]])
-    return keras.Model({"a": a, "b": b}, {"main": layers.Dense(2)(last), "side": other}, name="nested")
+    half, side = inner(a)
+    last = layers.Concatenate()([half, side, tower(b), inner(b)[1]])
+    return keras.Model({"a": a, "b": b}, {"main": layers.Dense(2)(last), "side": side}, name="nested")
 
 
 def several():
@@ -81,10 +81,10 @@ def several():
     image = keras.Input((8, 8, 3), name="image", batch_size=2)
     mask = keras.Input((None,), dtype="bool", name="the mask")
     words = layers.Embedding(50, 8)(text)
-    seen = layers.Reshape((64, 3))(image)
-    seen = layers.Dense(8)(seen)
+    patches = layers.Reshape((64, 3))(image)
+    patches = layers.Dense(8)(patches)
     mixed, scores = layers.MultiHeadAttention(2, 4, dropout=0.1)(
-        words, seen, return_attention_scores=True, query_mask=mask
+        words, patches, return_attention_scores=True, query_mask=mask
     )
     pooled = layers.GlobalMaxPooling1D()(mixed)
     return keras.Model([text, image, mask], [layers.Dense(3, activation="softmax")(pooled), pooled, pooled, scores])
@@ -110,7 +110,7 @@ def operations():
     return keras.Model(x, ops.where(y > 0, y, 0.5 * y))
 
 
-def own():
+def customised():
     """Return a model with a registered layer and function, objects as arguments, and settings of single layers."""
     from tests.extras.text.conversion.registered import Scaled, swish
 
@@ -164,14 +164,16 @@ def unet():
     return keras.Model(first, layers.Conv2D(1, 1)(x), name="unet")
 
 
-OTHERS = {each.__name__: each for each in (shared, nested, several, recurrent, operations, own, images, unet)}
+SMALL_MODELS = {
+    make.__name__: make for make in (shared, nested, several, recurrent, operations, customised, images, unet)
+}
 
 
-def made(name):
+def model_named(name):
     """Return the model with this name."""
     if name in APPLICATIONS:
         return application(name)
-    return app(name) if name in APPS else OTHERS[name]()
+    return app(name) if name in APPS else SMALL_MODELS[name]()
 
 
 def inputs(model, seed=0):

@@ -82,26 +82,26 @@ ANYTHING = st.one_of(
 
 
 def is_the_same_model_in_its_one_form(text):
-    made = format(text)
-    assert format(made) == made
-    assert read(made).graph == read(text).graph
+    formatted = format(text)
+    assert format(formatted) == formatted
+    assert read(formatted).graph == read(text).graph
 
 
 def has_one_form_with_the_same_statements(text):
-    made = format(text)
-    assert format(made) == made
-    assert statements(made, "m")[1].statements == statements(text, "m")[1].statements
+    formatted = format(text)
+    assert format(formatted) == formatted
+    assert statements(formatted, "m")[1].statements == statements(text, "m")[1].statements
 
 
 def is_read_or_refused_with_its_places(text):
-    for each in (text, text[len(text) // 3 :], text[: len(text) // 2]):
-        places = [(1, 1, "")]
+    for part in (text, text[len(text) // 3 :], text[: len(text) // 2]):
+        positions = [(1, 1, "")]
         try:
-            read(each)
+            read(part)
         except NotationError as error:
-            places = error.problems
-        assert places
-        assert all(line >= 1 and column >= 1 for line, column, _ in places)
+            positions = error.problems
+        assert positions
+        assert all(line >= 1 and column >= 1 for line, column, _ in positions)
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(150, marks=pytest.mark.slow)])

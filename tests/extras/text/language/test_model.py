@@ -9,7 +9,7 @@ from ddlf.errors import NotationError
 from ddlf.extras.text.language.graph import distances
 from ddlf.extras.text.language.model import MAX_BYTES, load, read
 from ddlf.extras.text.language.operators import OPERATORS
-from tests.extras.text.language.texts import DENSE, DIGITS, HEADS, LM, SQUARE, one
+from tests.extras.text.language.texts import DENSE, DIGITS, HEADS, LM, SQUARE, text_of
 from tests.processes import python
 
 
@@ -22,18 +22,20 @@ def shapes(text):
 
 
 def parameters(text):
-    return {each.name: each.shape for node in read(text).graph.nodes for each in node.parameters}
+    return {parameter.name: parameter.shape for node in read(text).graph.nodes for parameter in node.parameters}
 
 
 def distances_of_parameters(text):
     graph = read(text).graph
     pairs = zip(graph.nodes, distances(graph), strict=True)
-    return {each.name: (begun, left + 1) for node, (begun, left) in pairs for each in node.parameters}
+    return {
+        parameter.name: (begun, remaining + 1) for node, (begun, remaining) in pairs for parameter in node.parameters
+    }
 
 
 def mlp(*sizes):
     layers = ", ".join(f"dense(shape=[{size}], activation=relu)" for size in sizes[1:])
-    return one(layers, f"[{sizes[0]}]", f"[{sizes[-1]}]")
+    return text_of(layers, f"[{sizes[0]}]", f"[{sizes[-1]}]")
 
 
 def test_parameters_have_order_and_distances():
@@ -60,7 +62,7 @@ def test_distances_sum_to_three_edges_per_layer_and_one(count):
         (HEADS, 2443),
         (LM, 99968),
         (
-            one("dense(shape=[8], activation=relu, name=first), dense(shape=[8], activation=relu), residual(to=first), "
+            text_of("dense(shape=[8], activation=relu, name=first), dense(shape=[8], activation=relu), residual(to=first), "
                 "dense(shape=[3], activation=softmax)", after="[3]"),
             171,
         ),
@@ -81,7 +83,7 @@ def test_cast_is_inserted_before_an_output_of_a_higher_type():
 def test_cast_to_a_lower_type_warns_unless_written():
     text = "a:input shape=[2]; a:output int32 shape=[2]; a:layers {};"
     warnings = read(text.format("relu()")).warnings
-    assert [(each.line, each.column) for each in warnings] == [(1, 20)]
+    assert [(warning.line, warning.column) for warning in warnings] == [(1, 20)]
     assert "float32 becomes int32" in warnings[0].sentence
     assert read(text.format("cast(int32)")).warnings == ()
 
@@ -102,19 +104,21 @@ def test_float16_and_bfloat16_combine_to_float32():
 
 
 def test_shapes_flow_backwards_from_macro_and_output():
-    assert parameters(one("matmul(w), tanh(shape=[6]), matmul(w)", "[3]", more="")) == {"w1": (3, 6), "w2": (6, 8)}
-    assert parameters(one("matmul(w), relu()", "[3]", "[5]", "")) == {"w1": (3, 5)}
+    assert parameters(text_of("matmul(w), tanh(shape=[6]), matmul(w)", "[3]", more="")) == {"w1": (3, 6), "w2": (6, 8)}
+    assert parameters(text_of("matmul(w), relu()", "[3]", "[5]", "")) == {"w1": (3, 5)}
 
 
 def test_shapes_option_makes_one_copy_per_shape():
-    assert shapes(one("dense(shapes=[[5],[7],[8]], activation=relu)"))[1::3] == [(5,), (7,), (8,)]
+    assert shapes(text_of("dense(shapes=[[5],[7],[8]], activation=relu)"))[1::3] == [(5,), (7,), (8,)]
 
 
 def test_option_replaces_the_layer_of_its_name():
-    text = one("dense(shape=[8], activation=leakyRelu(alpha=0.3))")
+    text = text_of("dense(shape=[8], activation=leakyRelu(alpha=0.3))")
     last = read(text).graph.nodes[-1]
     assert (last.operator, [(arg.key, arg.value.value) for arg in last.options]) == ("leakyRelu", [("alpha", 0.3)])
-    assert operators(one("dense(shape=[8], activation=twice)", more=DENSE + "twice:layers relu(), tanh();"))[-2:] == [
+    assert operators(text_of("dense(shape=[8], activation=twice)", more=DENSE + "twice:layers relu(), tanh();"))[
+        -2:
+    ] == [
         "relu",
         "tanh",
     ]
@@ -122,28 +126,28 @@ def test_option_replaces_the_layer_of_its_name():
 
 def test_options_apply_inside_and_inner_ones_override():
     more = DENSE + "two:layers dense(activation=tanh), dense(shape=[8]);"
-    made = one("two(shape=[5], activation=relu)", more=more)
-    assert operators(made)[3::3] == ["tanh", "relu"]
-    assert shapes(made)[3::3] == [(5,), (8,)]
+    model = text_of("two(shape=[5], activation=relu)", more=more)
+    assert operators(model)[3::3] == ["tanh", "relu"]
+    assert shapes(model)[3::3] == [(5,), (8,)]
 
 
 def test_option_without_effect_warns():
     more = DENSE + "two:layers dense(shape=[8], activation=tanh);"
-    (warning,) = read(one("two(activation=relu)", more=more)).warnings
+    (warning,) = read(text_of("two(activation=relu)", more=more)).warnings
     assert "has no effect" in warning.sentence
 
 
 def test_residual_adds_the_input_of_its_macro():
-    graph = read(one("relu(), skip(), tanh()", more="skip:layers sin(), cos(), residual();")).graph
+    graph = read(text_of("relu(), skip(), tanh()", more="skip:layers sin(), cos(), residual();")).graph
     assert graph.nodes[4].operator == "residual"
     assert graph.nodes[4].inputs == (3, 1)
 
 
 def test_macro_names_are_visible_only_inside():
     more = "skip:layers sin(name=x), cos(), residual(to=x);"
-    assert read(one("skip(), skip()", more=more)).graph.nodes[6].inputs == (5, 4)
+    assert read(text_of("skip(), skip()", more=more)).graph.nodes[6].inputs == (5, 4)
     with pytest.raises(NotationError, match="nothing above is called 'x'"):
-        read(one("skip(), residual(to=x)", more=more))
+        read(text_of("skip(), residual(to=x)", more=more))
 
 
 def test_layers_without_a_path_to_an_output_are_removed():
@@ -163,24 +167,24 @@ def test_convolution_and_pool_shapes_follow_from_options():
         "conv2d(f, c, kernel=[3, 3], padding=[1, 1, 1, 1], shape=[8, 28, 28]), relu(), "
         "maxPool2d(windowDimensions=[2, 2], strides=[2, 2]), conv2d(f, shape=[4, 12, 12]), averagePool2d(), reshape(shape=[4])"
     )
-    text = one(layers, "[1, 28, 28]", "[4]", "")
+    text = text_of(layers, "[1, 28, 28]", "[4]", "")
     assert parameters(text) == {"f1": (8, 1, 3, 3), "c1": (8,), "f2": (4, 8, 3, 3)}
     assert shapes(text)[1:] == [(8, 28, 28), (8, 28, 28), (8, 14, 14), (4, 12, 12), (4, 1, 1), (4,)]
 
 
 def test_recurrent_parameters_have_a_slice_per_gate():
-    text = one("lstm(w, r, b, shape=[7])", "[20, 3]", "[7]", "")
+    text = text_of("lstm(w, r, b, shape=[7])", "[20, 3]", "[7]", "")
     assert parameters(text) == {"w1": (28, 3), "r1": (28, 7), "b1": (28,)}
 
 
 def test_keras_layers_have_the_parameter_count_of_keras():
     layers = "Conv2D(filters=32, kernel_size=3, activation=relu), MaxPooling2D(pool_size=2), BatchNormalization(), Flatten(), Dense(units=10)"
-    text = one(layers, "[28, 28, 1]", "[10]", "")
+    text = text_of(layers, "[28, 28, 1]", "[10]", "")
     assert read(text).graph.parameters == (9 * 32 + 32) + 4 * 32 + (13 * 13 * 32 * 10 + 10)
 
 
 def test_unknown_layer_leaves_the_count_open():
-    assert read(one("own>Mine(units=3), Dense(units=8)", more="")).graph.parameters is None
+    assert read(text_of("own>Mine(units=3), Dense(units=8)", more="")).graph.parameters is None
 
 
 @pytest.mark.parametrize(
@@ -188,7 +192,7 @@ def test_unknown_layer_leaves_the_count_open():
     ["Conv2D(filters=4, kernel_size=1.5)", "Reshape(target_shape=3)", "MaxPooling2D(pool_size=many)"],
 )
 def test_invalid_arguments_leave_shapes_and_counts_open(layer):
-    text = one(f"{layer}, Dense(units=8)", "[5, 4, 3]", "[5, 4, 8]", "")
+    text = text_of(f"{layer}, Dense(units=8)", "[5, 4, 3]", "[5, 4, 8]", "")
     assert read(text).graph.nodes[1].shape is None
     assert read(text).graph.parameters is None
 
@@ -209,7 +213,7 @@ def test_read_refuses_large_or_binary_files(tmp_path):
 
 def test_read_reports_two_errors():
     with pytest.raises(NotationError) as caught:
-        read(one("rellu(), dense(shape=[0], activation=relu)") + "b:input shape=[3")
+        read(text_of("rellu(), dense(shape=[0], activation=relu)") + "b:input shape=[3")
     assert [(line, column) for line, column, _ in caught.value.problems] == [(2, 10), (2, 32), (4, 15)]
 
 

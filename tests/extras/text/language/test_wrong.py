@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.errors import NotationError
 from ddlf.extras.text.language.model import read
-from tests.extras.text.language.texts import DENSE, one
+from tests.extras.text.language.texts import DENSE, text_of
 
 IN = "a:input shape=[8]; a:output shape=[8];\n"
 WRONG = [
@@ -143,14 +143,14 @@ WRONG = [
 @pytest.mark.parametrize("row", WRONG, ids=[str(number) for number in range(1, len(WRONG) + 1)])
 def test_error_names_the_place_and_the_meant_word(row):
     before, _, after = row[0].partition("~")
-    place = (before.count("\n") + 1, len(before) - before.rfind("\n"))
+    position = (before.count("\n") + 1, len(before) - before.rfind("\n"))
     with pytest.raises(NotationError) as caught:
         read(before + after, "m.nnm")
-    found = {(line, column): sentence for line, column, sentence in caught.value.problems}
+    sentences = {(line, column): sentence for line, column, sentence in caught.value.problems}
     if len(row) == 2:
-        assert place in found, str(caught.value)
-        assert row[1] in found[place]
-        assert f"m.nnm:{place[0]}:{place[1]}: " in str(caught.value)
+        assert position in sentences, str(caught.value)
+        assert row[1] in sentences[position]
+        assert f"m.nnm:{position[0]}:{position[1]}: " in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_wrong_layer_is_not_reported_as_missing(wrong):
         ("a:x b;" * 6000, "at most"),
         ("a:layers " + "relu()," * 5000 + ";", "at most"),
         ("a:loss 1" + "0" * 5000 + ";", "too large"),
-        (one("m1()", more="".join(f"m{n}:layers m{n + 1}(), m{n + 1}();" for n in range(1, 25)) + "m25:layers relu();"), "more than 10,000"),
-        (one("m1()", more="".join(f"m{n}:layers m{n + 1}();" for n in range(1, 50)) + "m50:layers relu();"), "nested deeper"),
+        (text_of("m1()", more="".join(f"m{n}:layers m{n + 1}(), m{n + 1}();" for n in range(1, 25)) + "m25:layers relu();"), "more than 10,000"),
+        (text_of("m1()", more="".join(f"m{n}:layers m{n + 1}();" for n in range(1, 50)) + "m50:layers relu();"), "nested deeper"),
         ("".join(f"b{n}:from b{n + 1};" for n in range(100)) + "b100:input shape=[1]; b0:output shape=[1];", "more than 30 blocks"),
     ],
 )  # fmt: skip
@@ -186,6 +186,6 @@ def test_wrong_shape_is_reported_once():
     text = "a:input shape=[8]; a:output shape=[8]; a:layers dense(shapes=[[8], 8], activation=relu);\n" + DENSE
     with pytest.raises(NotationError) as error:
         read(text)
-    assert [each.sentence for each in error.value.problems] == [
+    assert [problem.sentence for problem in error.value.problems] == [
         "shapes has a list of sizes for each copy, did you mean '[8]'?"
     ]

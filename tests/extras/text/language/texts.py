@@ -25,6 +25,6 @@ tower:model Sequential(name=Tower, trainable=false); tower:input shape=[none, 4]
 """
 
 
-def one(layers, before="[8]", after="[8]", more=DENSE):
+def text_of(layers, before="[8]", after="[8]", more=DENSE):
     """Return the text of a model with one input and one output."""
     return f"a:input shape={before}; a:output shape={after};\na:layers {layers};\n{more}"

@@ -16,13 +16,13 @@ from tests.extras.text.language.texts import DIGITS
 def block(*lines):
     model = read(DIGITS + "\n".join(f"train:{line};" for line in lines))
     problems = Problems(model.text, model.file)
-    found = read_train(model.train, problems)
+    settings = read_train(model.train, problems)
     problems.check()
-    return found
+    return settings
 
 
 def test_train_block_takes_settings_by_name_and_short_form():
-    found = block(
+    settings = block(
         "epochs 3",
         "batch 16",
         "seed 7",
@@ -31,7 +31,7 @@ def test_train_block_takes_settings_by_name_and_short_form():
         "class_weight [1, 2.5]",
         "verbose false",
     )
-    assert found.settings == {
+    assert settings.settings == {
         **dict(master_epochs=3, batch_size=16, seed=7, merge="trimmed:0.1", worker_steps=5),
         **dict(class_weight={0: 1, 1: 2.5}, verbose=False),
     }
@@ -43,19 +43,19 @@ def test_train_block_takes_every_setting_except_objects():
         model = read(DIGITS + text.replace("~", "none"))
         problems = Problems(model.text, model.file)
         read_train(model.train, problems)
-        said = str(problems._found)
-        assert ("objects of a program" in said) == (name in NOT_WRITTEN)
-        assert "has no key" not in said
+        message = str(problems._found)
+        assert ("objects of a program" in message) == (name in NOT_WRITTEN)
+        assert "has no key" not in message
 
 
 def test_train_block_keeps_its_own_keys_as_values():
-    found = block(
+    settings = block(
         "optimizer adam",
         "penalty L2(l2=0.1)",
         "metrics [accuracy, AUC()]",
     )
-    assert found.key_values["optimizer"] == Word("adam", 0)
-    assert isinstance(found.key_values["penalty"], Call)
+    assert settings.key_values["optimizer"] == Word("adam", 0)
+    assert isinstance(settings.key_values["penalty"], Call)
 
 
 WRONG = [
@@ -132,9 +132,9 @@ def test_known_arguments_equal_those_of_keras(name):
 
     homes = (keras.optimizers, keras.optimizers.schedules, keras.regularizers)
     kind = Rlion if name == "Rlion" else next(getattr(home, name) for home in homes if hasattr(home, name))
-    there = [*inspect.signature(kind.__init__).parameters.values()][1:]
-    named = {one.name for one in there if one.kind is not one.VAR_KEYWORD}
-    known = {**OPTIMIZERS, **SCHEDULES, **PENALTIES}[name]
-    assert named <= set(known)
+    parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
+    named = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    arguments = {**OPTIMIZERS, **SCHEDULES, **PENALTIES}[name]
+    assert named <= set(arguments)
     # Rlion and one other optimizer have the remaining arguments of Keras's optimizers
-    assert set(known) == named or len(named) < len(there)
+    assert set(arguments) == named or len(named) < len(parameters)

@@ -7,7 +7,7 @@ from ddlf.data.datasets import with_classes
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.extras.text.language.model import read
 from ddlf.extras.text.training.data import DataSource, dataset
-from tests.extras.text.language.texts import DIGITS, HEADS, LM, one
+from tests.extras.text.language.texts import DIGITS, HEADS, LM, text_of
 
 X = np.arange(640, dtype="float32").reshape(10, 64)
 Y = np.arange(10)
@@ -15,7 +15,7 @@ ODD = np.arange(10) % 5 != 0
 TWO = """left:input shape=[3]; left:layers Dense(units=4);
 right:input shape=[2]; right:output shape=[1]; right:name sum; right:layers Dense(units=4), residual(to=left), Dense(units=1);
 """
-COPY = one("dense(shape=[8], activation=relu)")
+COPY = text_of("dense(shape=[8], activation=relu)")
 
 
 def fitted(text=DIGITS, held_out=0.0, **arrays):
@@ -23,8 +23,8 @@ def fitted(text=DIGITS, held_out=0.0, **arrays):
 
 
 def test_arrays_without_parts_are_divided():
-    found, notes = fitted(x=X, y=Y)
-    assert {name: array.tolist() for name, array in found.items()} == {
+    arrays, notes = fitted(x=X, y=Y)
+    assert {name: array.tolist() for name, array in arrays.items()} == {
         **dict(x_train=X[ODD].tolist(), y_train=Y[ODD].tolist()),
         **dict(x_test=X[~ODD].tolist(), y_test=Y[~ODD].tolist()),
     }
@@ -32,8 +32,8 @@ def test_arrays_without_parts_are_divided():
 
 
 def test_arrays_with_parts_stay_as_they_are():
-    found, notes = fitted(x_train=X, y_train=Y, w_train=Y / 9, x_val=X[:3], y_val=Y[:3], x_test=X[:2], y_test=Y[:2])
-    assert {name: len(array) for name, array in found.items()} == {
+    arrays, notes = fitted(x_train=X, y_train=Y, w_train=Y / 9, x_val=X[:3], y_val=Y[:3], x_test=X[:2], y_test=Y[:2])
+    assert {name: len(array) for name, array in arrays.items()} == {
         **dict(x_train=10, y_train=10, w_train=10, x_val=3, y_val=3, x_test=2, y_test=2)
     }
     assert notes == []
@@ -54,7 +54,7 @@ def test_labels_get_the_form_of_the_loss():
     rows = np.eye(10, dtype="float32")[Y]
     cce = DIGITS.replace("SCE", "CCE")
     none = DIGITS.replace("digits:loss SCE;", "")
-    for text, given, wanted in (
+    for text, labels, expected in (
         (DIGITS, rows, Y),
         (DIGITS, Y[:, None], Y),
         (cce, Y, rows),
@@ -62,24 +62,24 @@ def test_labels_get_the_form_of_the_loss():
         (none, Y, Y),
         (none, rows, rows),
     ):
-        assert fitted(text, x_train=X, y_train=given)[0]["y_train"].tolist() == wanted.tolist()
+        assert fitted(text, x_train=X, y_train=labels)[0]["y_train"].tolist() == expected.tolist()
 
 
 def test_text_labels_get_equal_numbers_in_all_parts():
     names = np.array(["dog", "ant", "cat", "dog"])
-    found, notes = fitted(x_train=X[:4], y_train=names, x_test=X[:1], y_test=np.array(["emu"]))
-    assert found["y_train"].tolist() == [2, 0, 1, 2]
-    assert found["y_test"].tolist() == [3]
+    arrays, notes = fitted(x_train=X[:4], y_train=names, x_test=X[:1], y_test=np.array(["emu"]))
+    assert arrays["y_train"].tolist() == [2, 0, 1, 2]
+    assert arrays["y_test"].tolist() == [3]
     assert "0 ant, 1 cat, 2 dog, 3 emu" in notes[0]
 
 
 def test_several_inputs_and_outputs_match_blocks_by_name():
     left, right, out = np.ones((10, 3)), np.ones((10, 2)), np.ones(10)
-    found, _ = fitted(
+    arrays, _ = fitted(
         TWO, left_train=left, right_train=right, sum_train=out, left_test=left, right_test=right, sum_test=out
     )
-    assert {name: array.shape for name, array in found["x_train"].items()} == {"left": (10, 3), "right": (10, 2)}
-    assert found["y_train"].shape == (10, 1)
+    assert {name: array.shape for name, array in arrays["x_train"].items()} == {"left": (10, 3), "right": (10, 2)}
+    assert arrays["y_train"].shape == (10, 1)
     heads, _ = fitted(HEADS, x=X, digit=Y, parity=Y % 2)
     assert {name: array.shape for name, array in heads["y_train"].items()} == {"digit": (8,), "parity": (8, 1)}
 
@@ -87,33 +87,33 @@ def test_several_inputs_and_outputs_match_blocks_by_name():
 def test_output_with_the_name_of_an_input_has_labels_in_y():
     left, right, out = np.ones((10, 3)), np.ones((10, 2)), np.ones((10, 1))
     text = TWO.replace(" right:name sum;", "")
-    found, _ = fitted(text, left_train=left, right_train=right, y_train=out)
-    assert found["x_train"]["right"].tolist() == right.tolist()
-    assert found["y_train"].tolist() == out.tolist()
+    arrays, _ = fitted(text, left_train=left, right_train=right, y_train=out)
+    assert arrays["x_train"]["right"].tolist() == right.tolist()
+    assert arrays["y_train"].tolist() == out.tolist()
     with pytest.raises(DatasetError, match="'right' is the name of an input and of an output"):
         fitted(text + "more:from left; more:output shape=[4];", left_train=left, right_train=right, y_train=out)
 
 
 def test_table_has_labels_in_its_last_column_or_in_target():
     table = np.concatenate([X, Y[:, None]], axis=1)
-    found, notes = fitted(data=table)
-    assert found["y_train"].tolist() == Y[ODD].tolist()
-    assert found["x_test"].tolist() == X[~ODD].tolist()
+    arrays, notes = fitted(data=table)
+    assert arrays["y_train"].tolist() == Y[ODD].tolist()
+    assert arrays["x_test"].tolist() == X[~ODD].tolist()
     assert "the last column of data is the labels" in notes
     beside, _ = fitted(data=X, target=Y)
     assert beside["y_train"].tolist() == Y[ODD].tolist()
 
 
 def test_autoencoder_uses_inputs_as_labels():
-    found, notes = fitted(COPY, x=X[:, :8])
-    assert found["y_train"].tolist() == found["x_train"].tolist()
+    arrays, notes = fitted(COPY, x=X[:, :8])
+    assert arrays["y_train"].tolist() == arrays["x_train"].tolist()
     assert any("inputs are the labels" in note for note in notes)
 
 
 def test_validation_holds_out_training_samples():
-    found, notes = fitted(held_out=0.25, x_train=X, y_train=Y)
-    assert found["y_val"].tolist() == [0, 4, 8]
-    assert sorted([*found["y_val"], *found["y_train"]]) == list(range(10))
+    arrays, notes = fitted(held_out=0.25, x_train=X, y_train=Y)
+    assert arrays["y_val"].tolist() == [0, 4, 8]
+    assert sorted([*arrays["y_val"], *arrays["y_train"]]) == list(range(10))
     assert notes == ["1 of 4 samples of training is for validation"]
 
 
@@ -190,22 +190,22 @@ def test_iris_equals_scikit_learn():
 def test_data_source_carries_the_content_of_a_file(tmp_path):
     np.savez(tmp_path / "some.npz", x=X, y=Y)
     source = DataSource(str(tmp_path / "some.npz"))
-    there = DataSource.__new__(DataSource)
-    vars(there).update(source.__getstate__())
+    received = DataSource.__new__(DataSource)
+    vars(received).update(source.__getstate__())
     (tmp_path / "some.npz").unlink()
-    assert there.arrays()["y"].tolist() == Y.tolist()
+    assert received.arrays()["y"].tolist() == Y.tolist()
 
 
 def test_large_file_must_be_equal_on_each_machine(tmp_path, monkeypatch):
     monkeypatch.setattr("ddlf.extras.text.training.data.MAX_SHIPPED_BYTES", 10)
     np.savez(tmp_path / "some.npz", x=X, y=Y)
-    there = DataSource.__new__(DataSource)
-    vars(there).update(DataSource(str(tmp_path / "some.npz")).__getstate__())
-    assert there.content is None
-    assert there.arrays()["y"].tolist() == Y.tolist()
+    received = DataSource.__new__(DataSource)
+    vars(received).update(DataSource(str(tmp_path / "some.npz")).__getstate__())
+    assert received.content is None
+    assert received.arrays()["y"].tolist() == Y.tolist()
     np.savez(tmp_path / "some.npz", x=X, y=Y + 1)
     with pytest.raises(DatasetError, match="another file here than on the master"):
-        there.arrays()
+        received.arrays()
 
 
 @pytest.mark.parametrize(

@@ -70,24 +70,26 @@ def test_loss_refuses_labels_that_it_cannot_compare(labels, sentence):
 
 def test_huber_delta_is_a_multiple_of_the_deviation():
     output = replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=2.0, far=0.01))
-    found = {each.key: each for each in decide(replace(FACTS, outputs=(output,)), ())}
-    assert found["loss"].value == "HUL"
-    assert float(found["delta"].value) == pytest.approx(1.345 * 2)
-    written = {each.key for each in decide(replace(FACTS, outputs=(replace(output, loss="HUL"),)), {("a", "loss")})}
+    decisions = {decision.key: decision for decision in decide(replace(FACTS, outputs=(output,)), ())}
+    assert decisions["loss"].value == "HUL"
+    assert float(decisions["delta"].value) == pytest.approx(1.345 * 2)
+    written = {
+        decision.key for decision in decide(replace(FACTS, outputs=(replace(output, loss="HUL"),)), {("a", "loss")})
+    }
     assert "delta" in written
-    assert "delta" not in {each.key for each in decide(replace(FACTS, outputs=(output,)), {("a", "delta")})}
+    assert "delta" not in {decision.key for decision in decide(replace(FACTS, outputs=(output,)), {("a", "delta")})}
 
 
 def test_focal_alpha_is_the_fraction_of_zeros():
     labels = LabelStatistics((), True, 0.0, 1.0, majority=0.95, counts=(95, 5))
     output = OutputStatistics("a", "sigmoid", (1,), "float32", labels)
-    found = {each.key: each.value for each in decide(replace(FACTS, outputs=(output,)), ())}
-    assert (found["loss"], found["alpha"]) == ("FOL", "0.95")
-    assert "alpha" not in {each.key for each in decide(replace(FACTS, outputs=(SOFTMAX,)), ())}
+    decisions = {decision.key: decision.value for decision in decide(replace(FACTS, outputs=(output,)), ())}
+    assert (decisions["loss"], decisions["alpha"]) == ("FOL", "0.95")
+    assert "alpha" not in {decision.key for decision in decide(replace(FACTS, outputs=(SOFTMAX,)), ())}
 
 
 @pytest.mark.parametrize(
-    ("given", "value"),
+    ("statistics", "value"),
     [
         (FINE, "none"),
         (
@@ -108,8 +110,8 @@ def test_focal_alpha_is_the_fraction_of_zeros():
         (replace(FINE, low=0.0, high=255.0, means=(), ranges=()), "Rescaling(scale=0.00784314, offset=-1)"),
     ],
 )
-def test_scaling_acts_unless_the_model_scales(given, value):
-    assert scaling(given)[0] == value
+def test_scaling_acts_unless_the_model_scales(statistics, value):
+    assert scaling(statistics)[0] == value
 
 
 @pytest.mark.parametrize(
@@ -156,14 +158,14 @@ def test_rule_decides_its_key(key, facts, value):
 
 
 def test_written_keys_are_never_decided():
-    everything = {each.key for each in decide(FACTS, ())}
+    everything = {decision.key for decision in decide(FACTS, ())}
     assert everything == {"loss", *RULES}
     for key in RULES:
-        assert key not in {each.key for each in decide(FACTS, {("train", key)})}
-    assert "initial" not in {each.key for each in decide(replace(FACTS, drawn=False), ())}
-    assert "loss" not in {each.key for each in decide(FACTS, {("a", "loss")})}
-    assert "loss" not in {each.key for each in decide(FACTS, {("train", "loss")})}
-    assert "loss" in {each.key for each in decide(FACTS, {("b", "loss")})}
+        assert key not in {decision.key for decision in decide(FACTS, {("train", key)})}
+    assert "initial" not in {decision.key for decision in decide(replace(FACTS, drawn=False), ())}
+    assert "loss" not in {decision.key for decision in decide(FACTS, {("a", "loss")})}
+    assert "loss" not in {decision.key for decision in decide(FACTS, {("train", "loss")})}
+    assert "loss" in {decision.key for decision in decide(FACTS, {("b", "loss")})}
 
 
 @pytest.mark.parametrize(
@@ -178,9 +180,9 @@ def test_written_keys_are_never_decided():
     ],
 )
 def test_mismatch_names_the_fitting_loss(labels, name, sentence):
-    found = mismatch(replace(SOFTMAX, labels=labels), name)
-    assert bool(found) == bool(sentence)
-    assert sentence in found
+    problem = mismatch(replace(SOFTMAX, labels=labels), name)
+    assert bool(problem) == bool(sentence)
+    assert sentence in problem
 
 
 def test_single_output_takes_labels_of_one_number():

@@ -11,7 +11,7 @@ from ddlf.extras.text.conversion.weights import save
 from ddlf.extras.text.language.model import read
 from ddlf.extras.text.language.values import Word
 from ddlf.extras.text.training.notation import Notation
-from tests.extras.text.language.texts import DIGITS, HEADS, one
+from tests.extras.text.language.texts import DIGITS, HEADS, text_of
 from tests.later import Later
 
 keras, build = Later("keras"), Later("ddlf.extras.text.conversion.build", "build")
@@ -31,7 +31,7 @@ def settled(text, x=X, y=Y, validation=False):
 def test_text_with_its_decisions_decides_nothing_again():
     """The text of a run contains all decisions, so running it again gives the same model."""
     first = settled(OPEN + "# why\ntrain:penalty none; train:epochs 3;")
-    assert {each.key: each.value for each in first.decisions} == {
+    assert {decision.key: decision.value for decision in first.decisions} == {
         **dict(loss="SCE", optimizer="adam", initial="by_activation", scaling="none", clipping="none"),
         **dict(loss_weights="none", patience="none", schedule="none", clip="none", class_weight="none"),
     }
@@ -47,25 +47,31 @@ def test_written_keys_stay_with_any_data():
         OPEN
         + "train:loss CCE; train:optimizer SGD(learning_rate=0.5); train:scaling none; train:patience 3; train:clipping 2; train:metrics none;"
     )
-    found = settled(text, X * 100, np.eye(10)[Y], validation=True)
-    model = found.compiled()
-    assert {each.key for each in found.decisions} == {"initial", "penalty", "loss_weights", "schedule", "class_weight"}
+    notation = settled(text, X * 100, np.eye(10)[Y], validation=True)
+    model = notation.compiled()
+    assert {decision.key for decision in notation.decisions} == {
+        "initial",
+        "penalty",
+        "loss_weights",
+        "schedule",
+        "class_weight",
+    }
     assert isinstance(model.loss, keras.losses.CategoricalCrossentropy)
     assert isinstance(model.optimizer, keras.optimizers.SGD)
     assert float(model.optimizer.learning_rate) == 0.5
     assert model.optimizer.global_clipnorm == 2
-    assert found.patience == 3
+    assert notation.patience == 3
     assert not any(isinstance(layer, keras.layers.Normalization) for layer in model.layers)
 
 
 def test_optimizer_with_own_clipping_prevents_a_decision():
     text = (
-        one("LSTM(units=4), dense(shape=[1], activation=linear)", "[5, 2]", "[1]")
+        text_of("LSTM(units=4), dense(shape=[1], activation=linear)", "[5, 2]", "[1]")
         + "train:optimizer Adam(clipnorm=3.0);"
     )
-    found = settled(text, RANDOM.normal(size=(8, 5, 2)), RANDOM.normal(size=8))
-    assert "clipping" not in {each.key for each in found.decisions}
-    assert found.compiled().optimizer.clipnorm == 3
+    notation = settled(text, RANDOM.normal(size=(8, 5, 2)), RANDOM.normal(size=8))
+    assert "clipping" not in {decision.key for decision in notation.decisions}
+    assert notation.compiled().optimizer.clipnorm == 3
 
 
 @pytest.mark.parametrize(
@@ -81,8 +87,8 @@ def test_optimizer_with_own_clipping_prevents_a_decision():
     ],
 )
 def test_written_key_prevents_related_decisions(more, key):
-    assert key in {each.key for each in settled(OPEN).decisions}
-    assert key not in {each.key for each in settled(OPEN + more).decisions}
+    assert key in {decision.key for decision in settled(OPEN).decisions}
+    assert key not in {decision.key for decision in settled(OPEN + more).decisions}
 
 
 def test_outlier_sample_turns_clip_on_except_in_bytes():
@@ -99,15 +105,15 @@ def test_train_method_uses_written_and_decided_settings():
     from ddlf.training.slot.optimizers import chain, innermost
 
     text = DIGITS + 'train:schedule "warmup:0.5,linear"; train:clip rolling; train:batch 16;'
-    found = Notation(text)
+    notation = Notation(text)
     for epochs in (2, 1):
-        found.train(X, np.zeros(40, int) + (np.arange(40) == 7), epochs=epochs)
-        optimizer = found.keras.optimizer
+        notation.train(X, np.zeros(40, int) + (np.arange(40) == 7), epochs=epochs)
+        optimizer = notation.keras.optimizer
         rate = innermost(optimizer)._learning_rate
         assert float(rate(int(optimizer.iterations) - 1)) == pytest.approx(0, abs=1e-9)
         assert float(rate(int(optimizer.iterations) - 2)) > 1e-5
-    assert [type(one).__name__ for one in chain(optimizer)] == ["RollingClip", "Adam"]
-    assert found.settings["class_weight"][1] == 20
+    assert [type(part).__name__ for part in chain(optimizer)] == ["RollingClip", "Adam"]
+    assert notation.settings["class_weight"][1] == 20
 
 
 TASKS = (
@@ -124,19 +130,21 @@ def test_uneven_losses_count_by_uncertainty(tmp_path):
 
     x = RANDOM.normal(size=(64, 2)).astype("float32")
     y = {"near": x[:, :1], "far": 100 * x[:, 1:]}
-    found = Notation(TASKS)
-    history = found.train(x, y, epochs=3)
-    assert {each.key: each.value for each in found.decisions}["loss_weights"].startswith("uncertainty(near=")
+    notation = Notation(TASKS)
+    history = notation.train(x, y, epochs=3)
+    assert {decision.key: decision.value for decision in notation.decisions}["loss_weights"].startswith(
+        "uncertainty(near="
+    )
     assert {"near_loss", "far_loss"} <= set(history)
-    trained = found.be_compiled(x, y, validation=False)
+    trained = notation.be_compiled(x, y, validation=False)
     assert isinstance(trained, Uncertain)
-    assert trained.notation.text == found.text
-    assert "Multipliers" in [type(one).__name__ for one in chain(trained.optimizer)]
-    save(unwrapped(trained), found.text, tmp_path / "model.safetensors")
+    assert trained.notation.text == notation.text
+    assert "Multipliers" in [type(part).__name__ for part in chain(trained.optimizer)]
+    save(unwrapped(trained), notation.text, tmp_path / "model.safetensors")
     again = ddlf.load_notation(tmp_path / "model.safetensors")
-    for name, value in found.run(x).items():
+    for name, value in notation.run(x).items():
         np.testing.assert_array_equal(again.run(x)[name], value)
-    first = Notation(found.text).settled(x, y, validation=False).compiled()
+    first = Notation(notation.text).settled(x, y, validation=False).compiled()
     assert first.log_variances.numpy() == pytest.approx(
         np.log([(y[name] ** 2).mean() for name in ("far", "near")]), rel=1e-3
     )
@@ -148,21 +156,21 @@ def test_ignored_labels_count_in_no_loss_and_no_rule():
     text = "a:input shape=[3]; a:output shape=[3]; a:layers identity(); train:ignore -1;"
     x, y = np.zeros((3, 3), "float32"), np.array([0, -1, 2])
     x[1] = [9, 0, 0]
-    found = Notation(text)
-    assert found.test(x, y) == {"loss": pytest.approx(np.log(3), rel=1e-5)}
-    assert {each.key: each.value for each in found.decisions}["loss"] == "SCE"
+    notation = Notation(text)
+    assert notation.test(x, y) == {"loss": pytest.approx(np.log(3), rel=1e-5)}
+    assert {decision.key: decision.value for decision in notation.decisions}["loss"] == "SCE"
 
 
 def test_scaling_adds_a_layer_with_the_training_statistics():
     x = np.stack([np.arange(10.0), 1000 * np.arange(10.0)], axis=1)
-    found = settled(LINE, x, x[:, 0])
-    layer = next(layer for layer in found.keras.layers if isinstance(layer, keras.layers.Normalization))
+    notation = settled(LINE, x, x[:, 0])
+    layer = next(layer for layer in notation.keras.layers if isinstance(layer, keras.layers.Normalization))
     np.testing.assert_allclose(np.asarray(layer(x)), (x - x.mean(0)) / x.std(0), rtol=1e-4)
-    assert "Normalization(axis=-1, mean=[4.5, 4500]" in found.text
-    again = build(read(found.text))
-    again.set_weights(found.keras.get_weights())
-    np.testing.assert_array_equal(again.predict(x, verbose=0), found.keras.predict(x, verbose=0))
-    assert found.keras.count_params() == Notation(LINE).keras.count_params()
+    assert "Normalization(axis=-1, mean=[4.5, 4500]" in notation.text
+    again = build(read(notation.text))
+    again.set_weights(notation.keras.get_weights())
+    np.testing.assert_array_equal(again.predict(x, verbose=0), notation.keras.predict(x, verbose=0))
+    assert notation.keras.count_params() == Notation(LINE).keras.count_params()
 
 
 @pytest.mark.parametrize(("features", "value"), [(500, "Normalization("), (501, "none"), (784, "none")])
@@ -174,15 +182,15 @@ def test_scaling_of_many_features_fits_in_a_statement(features, value):
 
 
 @pytest.mark.parametrize(
-    ("places", "value"),
+    ("centres", "value"),
     [((0.0, 0.0, 1000.0), "Normalization"), ((0.0, 500.0, 1000.0), "Normalization"), ((20.0, 20.0, 20.0), "Rescaling")],
 )
-def test_sequence_features_far_apart_are_scaled_separately(places, value):
-    x = np.random.default_rng(0).normal(places, 3.0, (50, 9, 3))
-    found = settled(
+def test_sequence_features_far_apart_are_scaled_separately(centres, value):
+    x = np.random.default_rng(0).normal(centres, 3.0, (50, 9, 3))
+    notation = settled(
         "a:input shape=[9, 3]; a:output shape=[1]; a:loss MSE; a:layers GRU(units=2), Dense(units=1);", x, x[:, 0, 0]
     )
-    layer = next(layer for layer in found.keras.layers if isinstance(layer, getattr(keras.layers, value)))
+    layer = next(layer for layer in notation.keras.layers if isinstance(layer, getattr(keras.layers, value)))
     scaled = np.asarray(layer(x))
     assert np.abs(scaled).max() < 6
     if value == "Normalization":
@@ -190,16 +198,16 @@ def test_sequence_features_far_apart_are_scaled_separately(places, value):
 
 
 def test_penalty_applies_to_weights_but_not_biases():
-    found = settled(LINE + "train:penalty L2(l2=0.5);", np.ones((4, 2)), np.ones(4))
-    model = found.compiled()
-    expected = sum(0.5 * float(np.sum(np.square(each))) for each in model.get_weights() if each.ndim == 2)
+    notation = settled(LINE + "train:penalty L2(l2=0.5);", np.ones((4, 2)), np.ones(4))
+    model = notation.compiled()
+    expected = sum(0.5 * float(np.sum(np.square(array))) for array in model.get_weights() if array.ndim == 2)
     assert float(sum(model.losses)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_written_initializer_draws_the_first_weights():
-    found = settled(OPEN + "train:initial he_normal;")
-    assert found.key_value("initial") == Word("he_normal", 0)
-    first, bias, *_ = found.keras.get_weights()
+    notation = settled(OPEN + "train:initial he_normal;")
+    assert notation.key_value("initial") == Word("he_normal", 0)
+    first, bias, *_ = notation.keras.get_weights()
     assert np.abs(first).max() > np.sqrt(6 / 64)  # uniform values cannot exceed this limit
     assert not bias.any()
 
@@ -217,16 +225,16 @@ def test_written_initializer_draws_the_first_weights():
 )  # fmt: skip
 def test_losses_equal_their_formulas(name, factors, last, y, p, expected):
     size = len(p)
-    found = Notation(f"a:input shape=[{size}]; a:output shape=[{size}]; a:loss {name}; {factors} a:layers {last}();")
-    found = found.settled(np.zeros((2, size)), np.array([y, y]), validation=False)
-    made = found.compiled()
-    assert float(made.loss(np.array([y]), np.array([p]))) == pytest.approx(expected, rel=1e-5)
+    notation = Notation(f"a:input shape=[{size}]; a:output shape=[{size}]; a:loss {name}; {factors} a:layers {last}();")
+    notation = notation.settled(np.zeros((2, size)), np.array([y, y]), validation=False)
+    model = notation.compiled()
+    assert float(model.loss(np.array([y]), np.array([p]))) == pytest.approx(expected, rel=1e-5)
 
 
 def test_linear_output_counts_as_logits():
     text = "a:input shape=[3]; a:output shape=[3]; a:layers identity();"
-    made = settled(text, np.zeros((3, 3)), np.arange(3)).compiled()
-    assert float(made.loss(np.array([0]), np.zeros((1, 3)))) == pytest.approx(np.log(3))
+    model = settled(text, np.zeros((3, 3)), np.arange(3)).compiled()
+    assert float(model.loss(np.array([0]), np.zeros((1, 3)))) == pytest.approx(np.log(3))
 
 
 @pytest.mark.slow  # it trains
@@ -240,8 +248,10 @@ def test_notation_runs_tests_and_trains_with_named_arrays(tmp_path, monkeypatch)
     history = loaded.train({"trunk": X}, labels, validation=(X, labels))
     assert len(history["loss"]) == 3
     assert {"digit_accuracy", "parity_accuracy", "val_loss"} <= set(history)
-    assert {each.key: each.value for each in loaded.decisions if each.key in ("loss", "patience")}["patience"] == "10"
-    assert {name: each.shape for name, each in loaded.run({"trunk": X}).items()} == {
+    assert {decision.key: decision.value for decision in loaded.decisions if decision.key in ("loss", "patience")}[
+        "patience"
+    ] == "10"
+    assert {name: output.shape for name, output in loaded.run({"trunk": X}).items()} == {
         "digit": (40, 10),
         "parity": (40, 1),
     }
@@ -258,17 +268,17 @@ def test_train_method_equals_keras_with_the_same_seed():
     usual = keras.Sequential([keras.Input((64,)), *sizes, keras.layers.Dense(10, activation="softmax")])
     usual.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
     usual.fit(X, Y, batch_size=8, epochs=2, verbose=0)
-    for ours, theirs in zip(loaded.get_weights(), usual.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for trained, expected in zip(loaded.get_weights(), usual.get_weights(), strict=True):
+        np.testing.assert_array_equal(trained, expected)
 
 
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda one: one.run({"trank": X}), "has no input 'trank', did you mean 'trunk'"),
-        (lambda one: one.test(X, {"digit": Y}), "no array is given for the output 'parity'"),
+        (lambda notation: notation.run({"trank": X}), "has no input 'trank', did you mean 'trunk'"),
+        (lambda notation: notation.test(X, {"digit": Y}), "no array is given for the output 'parity'"),
         (
-            lambda one: one.test(X, {"digit": Y, "parity": Y, "more": Y}),
+            lambda notation: notation.test(X, {"digit": Y, "parity": Y, "more": Y}),
             "has no output 'more'; there are digit, parity",
         ),
     ],
@@ -323,15 +333,15 @@ def test_app_data_of_another_shape_is_refused():
 
 
 def test_list_of_inputs_follows_the_order_of_the_text():
-    one, ten = np.full((2, 3), 1.0), np.full((2, 3), 10.0)
+    unit, tenfold = np.full((2, 3), 1.0), np.full((2, 3), 10.0)
     pair = Notation(PAIR)
-    np.testing.assert_array_equal(pair.run([one, ten]), np.full((2, 3), 19.0))
-    np.testing.assert_array_equal(pair.run({"a": ten, "z": one}), np.full((2, 3), 19.0))
+    np.testing.assert_array_equal(pair.run([unit, tenfold]), np.full((2, 3), 19.0))
+    np.testing.assert_array_equal(pair.run({"a": tenfold, "z": unit}), np.full((2, 3), 19.0))
     np.testing.assert_array_equal(pair.run([[[1, 1, 1]], [[10, 10, 10]]]), np.full((1, 3), 19.0))
     with pytest.raises(NotationError, match="has 2 inputs; give a dict by their names: z, a"):
-        pair.run(one)
+        pair.run(unit)
     with pytest.raises(DatasetError, match="the input 'z' has 2 samples, the input 'a' 1;"):
-        pair.run([one, ten[:1]])
+        pair.run([unit, tenfold[:1]])
 
 
 def test_patience_is_refused_without_validation_data():
@@ -345,8 +355,8 @@ def test_patience_is_refused_without_validation_data():
 def test_train_method_holds_out_the_samples_of_a_run():
     loaded = Notation(DIGITS + "train:validation 0.25; train:patience 2;")
     history = loaded.train(X, Y, epochs=1)
-    there = np.arange(40) % 4 == 0
-    assert loaded.test(X[there], Y[there])["loss"] == pytest.approx(history["val_loss"][0], rel=1e-5)
+    held_out = np.arange(40) % 4 == 0
+    assert loaded.test(X[held_out], Y[held_out])["loss"] == pytest.approx(history["val_loss"][0], rel=1e-5)
     with pytest.raises(DatasetError, match="train:validation would hold out some of the samples, and validation is"):
         loaded.train(X, Y, validation=(X, Y))
 
@@ -393,23 +403,23 @@ def test_error_of_keras_names_the_place_in_the_text(key, sentence):
 
 
 def test_optimizer_keeps_its_place_without_a_new_value():
-    found = Notation("\n" + DIGITS + "train:optimizer SGD(momentum=9);", "model.nnm").having(
+    notation = Notation("\n" + DIGITS + "train:optimizer SGD(momentum=9);", "model.nnm").having(
         {("train", "patience"): "3"}
     )
-    assert found.position_of("optimizer").startswith(f"model.nnm:{DIGITS.count(chr(10)) + 2}:")
+    assert notation.position_of("optimizer").startswith(f"model.nnm:{DIGITS.count(chr(10)) + 2}:")
 
 
 def test_command_values_override_the_text():
-    found = Notation(DIGITS + "train:optimizer adam;").having({("train", "optimizer"): "SGD(learning_rate=0.25)"})
-    assert float(found.settled(X, Y, validation=False).compiled().optimizer.learning_rate) == 0.25
-    assert "train:optimizer SGD(learning_rate=0.25);" in found.text
+    notation = Notation(DIGITS + "train:optimizer adam;").having({("train", "optimizer"): "SGD(learning_rate=0.25)"})
+    assert float(notation.settled(X, Y, validation=False).compiled().optimizer.learning_rate) == 0.25
+    assert "train:optimizer SGD(learning_rate=0.25);" in notation.text
     rate = Notation(DIGITS + "train:optimizer SGD(learning_rate=0.1, momentum=0.9);").having(
         {("train", "learning_rate"): "0.5"}
     )
     optimizer = Notation(rate.settled(X, Y, validation=False).text).settled(X, Y, validation=False).compiled().optimizer
     assert (float(optimizer.learning_rate), optimizer.momentum) == (0.5, 0.9)
     with pytest.raises(ConfigError, match="-p optimizer: optimizer must be"):
-        found.having({("train", "optimizer"): "fast"})
+        notation.having({("train", "optimizer"): "fast"})
 
 
 def test_saved_weights_load_with_their_text_to_the_same_bits(tmp_path):
@@ -425,10 +435,10 @@ def test_saved_weights_load_with_their_text_to_the_same_bits(tmp_path):
 
 def test_notation_keeps_text_and_decisions_when_pickled():
     first = settled(OPEN)
-    there = pickle.loads(pickle.dumps(first))
-    assert there.text == first.text
-    assert there.decisions == first.decisions
-    assert there.digest == first.digest
+    received = pickle.loads(pickle.dumps(first))
+    assert received.text == first.text
+    assert received.decisions == first.decisions
+    assert received.digest == first.digest
 
 
 def test_digest_ignores_comments_and_settings_of_the_run():
@@ -439,8 +449,8 @@ def test_digest_ignores_comments_and_settings_of_the_run():
         DIGITS.replace(", ", ",  "),
     ]
     assert len({Notation(text).digest for text in same}) == 1
-    others = [DIGITS.replace("[24]", "[25]"), DIGITS + "train:learning_rate 0.5;", DIGITS.replace("SCE", "CCE")]
-    assert len({Notation(text).digest for text in [DIGITS, *others]}) == 4
+    different = [DIGITS.replace("[24]", "[25]"), DIGITS + "train:learning_rate 0.5;", DIGITS.replace("SCE", "CCE")]
+    assert len({Notation(text).digest for text in [DIGITS, *different]}) == 4
 
 
 def test_compiled_model_stays_as_it_is():

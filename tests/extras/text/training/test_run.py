@@ -70,14 +70,14 @@ def text(tmp_path, monkeypatch):
     return path
 
 
-def quiet(made):
-    made.verbose = False
-    return made
+def quiet(app):
+    app.verbose = False
+    return app
 
 
 async def bits(app):
     await app.train_model()
-    return [each.tobytes() for each in app.model.get_weights()]
+    return [array.tobytes() for array in app.model.get_weights()]
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ async def test_text_trains_to_the_bits_of_python_after_losing_a_worker(two_worke
     events = []
     app.subscribe(events.append)
     assert await bits(app) == expected
-    assert "SCE" not in [each.value for each in events if type(each).__name__ == "Decided"]
+    assert "SCE" not in [event.value for event in events if type(event).__name__ == "Decided"]
     assert await bits(OnlyData(two_workers)) == expected
     loading = Loading(two_workers)
     loading.subscribe(events.append)
@@ -123,14 +123,14 @@ async def test_resume_refuses_a_changed_text(two_workers, text):
 async def test_run_command_trains_a_text_without_python_code(text, standing_template):
     folder = text.parent
     words = ["ddlf", "run", text.name, "--local", "2", "--out", "runs", "--save", "out.safetensors"]
-    (said,) = several([[*words, "-p", "learning_rate=0.2", "--ui", "plain"]], folder, standing_template)
-    assert "decided   train:scaling none: inputs lie between -0.5 and 0.5 (scaling-fine)" in said
-    assert "test      accuracy" in said
+    (output,) = several([[*words, "-p", "learning_rate=0.2", "--ui", "plain"]], folder, standing_template)
+    assert "decided   train:scaling none: inputs lie between -0.5 and 0.5 (scaling-fine)" in output
+    assert "test      accuracy" in output
     assert ddlf.load_notation(folder / "out.safetensors").text.count("train:") > 8
-    (kept,) = (folder / "runs").glob("*/model.nnm")
-    assert "train:learning_rate 0.2;" in kept.read_text()
-    assert "train:optimizer SGD();" in kept.read_text()
-    assert kept.parent.name.endswith("digits")
+    (copy,) = (folder / "runs").glob("*/model.nnm")
+    assert "train:learning_rate 0.2;" in copy.read_text()
+    assert "train:optimizer SGD();" in copy.read_text()
+    assert copy.parent.name.endswith("digits")
 
 
 # -- refusals before the start ----------------------------------------------------------------------------------------
@@ -184,20 +184,20 @@ async def test_open_settings_of_a_run_are_decided(tmp_path):
     x[7], y[:3] = 1e6, 1
     np.savez(tmp_path / "rare.npz", x_train=x, y_train=y, x_test=x, y_test=y)
 
-    async def app(**said):
-        made = app_of(tmp_path / "rare.nnm", str(tmp_path / "rare.npz"))()
-        vars(made).update(said)
-        await made.run_context.check()
-        return made
+    async def app(**settings):
+        instance = app_of(tmp_path / "rare.nnm", str(tmp_path / "rare.npz"))()
+        vars(instance).update(settings)
+        await instance.run_context.check()
+        return instance
 
     assert (await app()).clip == "rolling"
     assert (await app()).class_weight == {0: 0.515464, 1: 16.6667}
     assert (await app(clip="none", class_weight=None)).class_weight is None
     assert (await app(clip="agc")).clip == "agc"
-    assert {each.key for each in (await app(clip="agc")).notation.decisions}.isdisjoint({"clip"})
-    assert "schedule" in {each.key for each in (await app()).notation.decisions}
-    for said, key in ((dict(rate_decay="webnn"), "schedule"), (dict(mode="downpour"), "clip")):
-        assert key not in {each.key for each in (await app(**said)).notation.decisions}
+    assert {decision.key for decision in (await app(clip="agc")).notation.decisions}.isdisjoint({"clip"})
+    assert "schedule" in {decision.key for decision in (await app()).notation.decisions}
+    for settings, key in ((dict(rate_decay="webnn"), "schedule"), (dict(mode="downpour"), "clip")):
+        assert key not in {decision.key for decision in (await app(**settings)).notation.decisions}
 
 
 async def test_app_takes_settings_from_its_text(text):
@@ -213,8 +213,8 @@ async def test_master_gives_only_texts_below_its_folders(text, monkeypatch):
     inner, outer = folder / "inner", folder / "outer"
     inner.mkdir()
     outer.mkdir()
-    for place in (inner / "one.nnm", outer / "two.nnm", inner / "data.txt", inner / ".hidden.nnm"):
-        place.write_text("a")
+    for path in (inner / "one.nnm", outer / "two.nnm", inner / "data.txt", inner / ".hidden.nnm"):
+        path.write_text("a")
     (inner / "link.nnm").symlink_to(outer / "two.nnm")
     monkeypatch.chdir(inner)
     give = Sources(inner)
@@ -262,8 +262,8 @@ async def test_text_app_keeps_text_and_data_when_pickled(text, tmp_path):
     data = pickle.dumps(app)
     text.unlink()
     (tmp_path / "some.npz").unlink()
-    there = pickle.loads(data)
-    await there.load_dataset()
-    assert there.x_train.shape == (8, 64)
-    assert there.notation.digest == app.notation.digest
-    assert (type(there).__name__, there.batch_size) == ("digits", 16)
+    received = pickle.loads(data)
+    await received.load_dataset()
+    assert received.x_train.shape == (8, 64)
+    assert received.notation.digest == app.notation.digest
+    assert (type(received).__name__, received.batch_size) == ("digits", 16)
