@@ -50,7 +50,7 @@ class APeer:
         self.number = 0
         self.contains = NO_SET
         self.open = None  # the content of the post that waits for an answer
-        self.here = False
+        self.is_present = False
         self.has_weights = False
 
 
@@ -112,22 +112,22 @@ class Histories(RuleBasedStateMachine):
 
     def follow(self, instructions):
         """Record fates and means, and return the answers."""
-        for one in instructions:
-            if isinstance(one, Mean):
-                self.means.append(one)
-            if isinstance(one, Fate):
-                assert one.set not in self.fates, "a set has two fates"
-                self.fates[one.set] = one
-                if one.state != "rejected" and one.set in self.acknowledged:
-                    lacking = self.contents[one.set] - self.contents[one.into]
-                    assert not lacking, f"{one} lacks the posts {lacking}"
-        return [one for one in instructions if isinstance(one, Reply)]
+        for item in instructions:
+            if isinstance(item, Mean):
+                self.means.append(item)
+            if isinstance(item, Fate):
+                assert item.set not in self.fates, "a set has two fates"
+                self.fates[item.set] = item
+                if item.state != "rejected" and item.set in self.acknowledged:
+                    lacking = self.contents[item.set] - self.contents[item.into]
+                    assert not lacking, f"{item} lacks the posts {lacking}"
+        return [item for item in instructions if isinstance(item, Reply)]
 
     def deliver(self, replies, *, lost=()):
         for reply in replies:
             peer = self.peers[reply.peer]
-            if not peer.here or reply.peer in lost:
-                peer.here = False
+            if not peer.is_present or reply.peer in lost:
+                peer.is_present = False
                 continue
             is_answer = peer.open is not None and reply.number == peer.number
             if not is_answer and (reply.answer != "replace" or peer.open is not None):
@@ -144,50 +144,50 @@ class Histories(RuleBasedStateMachine):
 
     @rule(peer=PEERS, forgets=st.booleans())
     def arrive(self, peer, forgets):
-        if not self.peers[peer].here:
+        if not self.peers[peer].is_present:
             self.arrive_with(peer, forgets)
 
     def arrive_with(self, peer, forgets):
-        one = self.peers[peer]
-        keeps = one.has_weights and not forgets
+        state = self.peers[peer]
+        keeps = state.has_weights and not forgets
         start = self.ledger.start()
-        one.here = True
+        state.is_present = True
         self.deliver(self.commit(Arrived(at=self.now, peer=peer, name="", samples=100 * peer, keeps=keeps)))
         if not keeps:
-            one.live, one.base, one.contains = self.contents[start], start, NO_SET
-            one.has_weights, one.open = True, None
-            one.number = self.ledger.members[peer].number
-        elif one.open is not None:
+            state.live, state.base, state.contains = self.contents[start], start, NO_SET
+            state.has_weights, state.open = True, None
+            state.number = self.ledger.members[peer].number
+        elif state.open is not None:
             self.post_again(peer)
 
     def post_again(self, peer, lost=()):
-        one = self.peers[peer]
-        if self.ledger.is_repeated(peer, one.number):
+        state = self.peers[peer]
+        if self.ledger.is_repeated(peer, state.number):
             reply = self.ledger.repeat(peer)
             self.deliver([reply] if reply else [], lost=lost)
         else:
             self.deliver(self.commit(self.entry(peer)), lost=lost)
 
     def entry(self, peer):
-        one = self.peers[peer]
+        state = self.peers[peer]
         number = self.number()
-        self.contents[number] = one.open | {number}
-        one.open = self.contents[number]
-        one.live |= one.open
+        self.contents[number] = state.open | {number}
+        state.open = self.contents[number]
+        state.live |= state.open
         self.acknowledged[number] = peer
         return Posted(
             at=self.now,
             peer=peer,
-            number=one.number,
+            number=state.number,
             set=number,
-            contains=one.contains,
+            contains=state.contains,
             updates=1,
-            base=one.base,
+            base=state.base,
             accuracy=0.5,
         )
 
     def may_post(self, peer):
-        return self.peers[peer].here and self.peers[peer].open is None
+        return self.peers[peer].is_present and self.peers[peer].open is None
 
     @rule(peers=st.lists(PEERS, min_size=1, max_size=6))
     def post(self, peers):
@@ -201,16 +201,16 @@ class Histories(RuleBasedStateMachine):
     def post_of(self, peer, lost=()):
         self.now += 0.5
         if self.may_post(peer):
-            one = self.peers[peer]
-            one.number, one.open = one.number + 1, one.live
+            state = self.peers[peer]
+            state.number, state.open = state.number + 1, state.live
             self.deliver(self.commit(self.entry(peer)), lost=lost)
 
     @rule(peer=PEERS)
     def post_values_that_are_not_finite(self, peer):
         if self.may_post(peer):
-            one = self.peers[peer]
-            one.number, one.open = one.number + 1, one.live
-            entry = Rejected(at=self.now, peer=peer, number=one.number, contains=one.contains, why="NaN")
+            state = self.peers[peer]
+            state.number, state.open = state.number + 1, state.live
+            entry = Rejected(at=self.now, peer=peer, number=state.number, contains=state.contains, why="NaN")
             self.deliver(self.commit(entry))
 
     @rule(peer=PEERS)
@@ -221,18 +221,18 @@ class Histories(RuleBasedStateMachine):
     @rule(peer=PEERS)
     def leave(self, peer):
         if self.ledger.members[peer].present:
-            self.peers[peer].here = False
+            self.peers[peer].is_present = False
             self.deliver(self.commit(Left(at=self.now, peer=peer, why="bye")))
 
     @rule(peer=PEERS)
     def cut_off(self, peer):
-        self.peers[peer].here = False
+        self.peers[peer].is_present = False
 
     @rule(passed=st.floats(0, 40))
     def time_passes(self, passed):
         self.now += passed
-        seen = {number: self.now for number, one in self.peers.items() if one.here}
-        for entry in self.ledger.due(self.now, seen):
+        heard_at = {number: self.now for number, member in self.peers.items() if member.is_present}
+        for entry in self.ledger.due(self.now, heard_at):
             assert isinstance(entry, Left | Closed)
             self.deliver(self.commit(entry))
 
@@ -251,7 +251,7 @@ class Histories(RuleBasedStateMachine):
     def compute_a_mean(self):
         mean = self.means.pop(0)
         number = self.number()
-        self.contents[number] = frozenset().union(*(self.contents[one] for one in mean.of))
+        self.contents[number] = frozenset().union(*(self.contents[part] for part in mean.of))
         if mean.base != NO_SET:
             self.contents[number] |= self.contents[mean.base]
         self.deliver(self.commit(Merged(at=self.now, set=number, of=mean.of)))
@@ -269,8 +269,8 @@ class Histories(RuleBasedStateMachine):
         entries = []
         for peer in posts:
             if self.may_post(peer):
-                one = self.peers[peer]
-                one.number, one.open = one.number + 1, one.live
+                state = self.peers[peer]
+                state.number, state.open = state.number + 1, state.live
                 entries.append(self.entry(peer))
         before = self.ledger.state()
         self.write(entries)
@@ -300,16 +300,16 @@ class Histories(RuleBasedStateMachine):
         return path, path.stat().st_size
 
     def restart(self):
-        for one in self.peers.values():
-            one.here = False
+        for member in self.peers.values():
+            member.is_present = False
         self.ledger = type(self).ledger_of(self.plan)
-        self.journal, found = open_journal(self.folder)
-        self.ledger.restore(found.snapshot)
+        self.journal, stored = open_journal(self.folder)
+        self.ledger.restore(stored.snapshot)
         fates = dict(self.fates)
-        for entry in found.entries:
-            for one in self.ledger.apply(entry):
-                if isinstance(one, Fate):
-                    fates[one.set] = one
+        for entry in stored.entries:
+            for item in self.ledger.apply(entry):
+                if isinstance(item, Fate):
+                    fates[item.set] = item
         self.fates = fates
         pending = self.ledger.pending()
         self.means = [pending] if pending else []
@@ -326,15 +326,23 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def no_post_is_lost(self):
         """The sets of the server contain each post that was not rejected."""
-        kept = frozenset().union(*(self.contents[number] for number in self.ledger.sets), {FIRST})
+        contained = frozenset().union(*(self.contents[number] for number in self.ledger.sets), {FIRST})
         for number in self.acknowledged:
             if self.fates.get(number) is None or self.fates[number].state != "rejected":
-                assert number in kept, f"post {number} is in no set"
+                assert number in contained, f"post {number} is in no set"
 
     @invariant()
     def an_outstanding_set_has_one_peer(self):
-        outstanding = {number: held.peer for number, held in self.ledger.sets.items() if held.state == "outstanding"}
-        handed = {one.handed: peer for peer, one in self.ledger.members.items() if one.handed and one.how == "merge"}
+        outstanding = {
+            number: weight_set.peer
+            for number, weight_set in self.ledger.sets.items()
+            if weight_set.state == "outstanding"
+        }
+        handed = {
+            member.handed: peer
+            for peer, member in self.ledger.members.items()
+            if member.handed and member.how == "merge"
+        }
         assert outstanding == handed
 
     @invariant()
@@ -344,7 +352,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def trainings_never_exceed_the_posts(self):
         posts = self.ledger.counts.get("posts", 0)
-        assert max(held.trainings for held in self.ledger.sets.values()) <= posts
+        assert max(weight_set.trainings for weight_set in self.ledger.sets.values()) <= posts
 
 
 class RoundHistories(Histories):

@@ -47,7 +47,7 @@ class Light:
     def __init__(self, port, samples=100):
         self.port, self.samples = port, samples
         self.sockets = []
-        self.key, self.run, self.number, self.given, self.set = "", "", 0, 0, b""
+        self.key, self.run, self.number, self.set_number, self.set = "", "", 0, 0, b""
 
     async def join(self, code):
         """Use a code, and connect."""
@@ -92,7 +92,7 @@ class Light:
 
     async def send_again(self, data, **more):
         """Send a post with the number of the last one."""
-        content = {"number": self.number, "contains": self.given, "updates": 1} | more
+        content = {"number": self.number, "contains": self.set_number, "updates": 1} | more
         await self.socket.send(frame(POST, content, data))
 
     async def answer(self):
@@ -104,7 +104,7 @@ class Light:
         if data:
             self.set = data
         if content["answer"] in ("merge", "replace", "rejected") and content["set_number"]:
-            self.given = content["set_number"]
+            self.set_number = content["set_number"]
         return content
 
     async def post(self, data, **more):

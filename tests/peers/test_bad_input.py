@@ -52,9 +52,9 @@ class Ticking(Running):
         monkeypatch.setattr(server, "TICK_S", 0.0)
         due = self.server.ledger.due
 
-        def counted(now, seen):
+        def counted(now, heard_at):
             self.looks += 1
-            return due(now, seen)
+            return due(now, heard_at)
 
         monkeypatch.setattr(self.server.ledger, "due", counted)
 
@@ -181,13 +181,13 @@ async def test_each_part_of_a_set_that_a_peer_reads_is_a_sign_of_life():
 async def test_the_events_count_the_bytes_of_sets_each_way(tmp_path):
     events = []
     async with Running(tmp_path, tell=events.append) as running:
-        one, other = await running.peer(), await running.peer()
-        await one.post(a_set(1.0))
-        await other.post(a_set(2.0))
+        first, second = await running.peer(), await running.peer()
+        await first.post(a_set(1.0))
+        await second.post(a_set(2.0))
         size = running.server.model.layout.bytes
         records = lambda: [event.record for event in events if isinstance(event, e.Committed)]  # noqa: E731
         await running.until(lambda: sum(record.bytes_back for record in records()) == 2 * size)
-        await one.post(a_set(3.0))  # the record of this post counts all earlier bytes
+        await first.post(a_set(3.0))  # the record of this post counts all earlier bytes
         await running.until(lambda: sum(record.bytes_back for record in records()) == 3 * size)
         assert sum(record.bytes_out for record in records()) == 4 * size  # two first sets, and two answers
 
@@ -229,9 +229,9 @@ async def test_two_tabs_with_one_cookie_are_one_peer_and_the_newer_one_stays(tmp
             connect(url, additional_headers=cookie, proxy=None) as tab,
             connect(url, additional_headers=cookie, proxy=None) as newer,
         ):
-            for one in (tab, newer):
-                await one.send(frame(HELLO, {"name": "browser", "samples": 5}))
-                assert b'"peer":1' in await one.recv()
+            for socket in (tab, newer):
+                await socket.send(frame(HELLO, {"name": "browser", "samples": 5}))
+                assert b'"peer":1' in await socket.recv()
             end = await tab.recv()
             assert b"the same peer has connected again" in end
             assert b"close other windows and programs" in end
@@ -256,8 +256,8 @@ async def test_a_peer_that_is_kicked_again_or_does_not_exist_is_named_with_a_hin
         kick = lambda number: get(running.port, f"/control/kick?peer={number}", secret)  # noqa: E731
         assert (await kick(1))[0] == 200
         for number, sentence in ((1, "peer 1 is removed already"), (2, "there is no peer 2")):
-            status, _, why = await kick(number)
-            assert (status, why.strip()) == (409, f"{sentence}; ddlf peers list shows the peers")
+            status, _, body = await kick(number)
+            assert (status, body.strip()) == (409, f"{sentence}; ddlf peers list shows the peers")
 
 
 async def test_a_negative_number_of_samples_is_refused(tmp_path):
@@ -271,8 +271,8 @@ async def test_a_master_of_workers_on_the_port_of_peers_learns_that_another_prog
     monkeypatch.setattr(dial, "HANDSHAKE_TIMEOUT_S", 0.2)
     async with Running(tmp_path) as running:
         # The random bytes of a hello may contain a line break. Then the server closes the connection.
-        why = r"no DDLF handshake within .* another program listens there|closed .* it is not a DDLF worker"
-        with pytest.raises(ConnectError, match=rf"connected, but .*({why})"):
+        reason = r"no DDLF handshake within .* another program listens there|closed .* it is not a DDLF worker"
+        with pytest.raises(ConnectError, match=rf"connected, but .*({reason})"):
             await Cluster(["127.0.0.1"], [running.port]).connect()
         assert not running.server.ledger.members
 
@@ -301,8 +301,8 @@ def test_a_server_beyond_loopback_always_has_a_certificate(tmp_path, monkeypatch
     for host, secure in (("127.0.0.1", False), ("localhost", False), ("::1", False), ("0.0.0.0", True), ("::", True)):
         context, pin = protection(host, None, None, "")
         assert (context is not None, bool(pin)) == (secure, secure), host
-    own = tmp_path / "ddlf/peers-certificate.pem"
-    context, pin = protection("127.0.0.1", own, None, "")  # one file with certificate and key
+    certificate = tmp_path / "ddlf/peers-certificate.pem"
+    context, pin = protection("127.0.0.1", certificate, None, "")  # one file with certificate and key
     assert (context is not None, len(pin)) == (True, 64)
 
 

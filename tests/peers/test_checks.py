@@ -39,21 +39,21 @@ def test_a_sketch_keeps_lengths_and_is_linear(monkeypatch, model, codec, chunk):
     errors = []
     for seed in range(20):
         sketcher = Sketcher(wire, trainable, seed)
-        one, other = drawn(model, random, 10.0), drawn(model, random, 10.0)
-        one_bytes, other_bytes = wire.encode(one), wire.encode(other)
-        far = sketcher.sketch(one_bytes)[0] - sketcher.sketch(other_bytes)[0]
+        first, second = drawn(model, random, 10.0), drawn(model, random, 10.0)
+        first_bytes, second_bytes = wire.encode(first), wire.encode(second)
+        far = sketcher.sketch(first_bytes)[0] - sketcher.sketch(second_bytes)[0]
         moved = [
             a.astype(float) - b.astype(float)
-            for a, b, name in zip(wire.decode(one_bytes), wire.decode(other_bytes), layout.names, strict=True)
+            for a, b, name in zip(wire.decode(first_bytes), wire.decode(second_bytes), layout.names, strict=True)
             if name in "ab"
         ]
         errors.append(sketches.length(far) / np.sqrt(sum(np.sum(np.square(m)) for m in moved)) - 1)
     assert abs(np.mean(errors)) < 0.05
     assert np.std(errors) < 0.1
     average = SET_MERGE.read("average")
-    merged = average.merge(WeightSet(weights=one, trainings=1), WeightSet(weights=other, trainings=1))
+    merged = average.merge(WeightSet(weights=first, trainings=1), WeightSet(weights=second, trainings=1))
     sketcher = Sketcher(Wire(layout, "float32", trainable), trainable, 1)
-    mean = sum(sketcher.sketch(layout.encode(weights))[0] for weights in (one, other)) / 2
+    mean = sum(sketcher.sketch(layout.encode(weights))[0] for weights in (first, second)) / 2
     np.testing.assert_allclose(sketcher.sketch(layout.encode(merged.weights))[0], mean, atol=1e-2)
 
 
@@ -80,8 +80,8 @@ def test_a_huge_set_has_a_sketch_that_is_always_refused(model):
         sketch = sketcher.sketch(layout.encode(weights))
         assert sketches.is_finite(sketch) == fits
         if not fits:
-            found = SetCheck(Plan(longest=0.0)).judge(1, sketch, 20, 0, 0)
-            assert (found.reason, found.strike) == ("its values are not finite, or too large", "again")
+            judgement = SetCheck(Plan(longest=0.0)).judge(1, sketch, 20, 0, 0)
+            assert (judgement.reason, judgement.strike) == ("its values are not finite, or too large", "again")
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------------
@@ -111,16 +111,16 @@ class Checked:
         return self.check.judge(peer, sketch, updates, contains, base=1)
 
     def post(self, peer, sketch, updates=20, contains=0):
-        found = self.judge(peer, sketch, updates, contains)
-        assert not found.reason
+        judgement = self.judge(peer, sketch, updates, contains)
+        assert not judgement.reason
         self.set += 1
         self.check.keep(self.set, sketch)
         entry = Posted(
             at=0.0, peer=peer, number=1, set=self.set, contains=contains, updates=updates, base=1,
-            length=found.length, moved=found.moved,
+            length=judgement.length, moved=judgement.moved,
         )  # fmt: skip
         self.check.accepted(entry, 1)
-        return found
+        return judgement
 
 
 def test_the_length_of_a_training_follows_from_the_sets_that_its_peer_has_received():
@@ -142,29 +142,29 @@ def test_a_far_too_long_training_is_a_strike_and_a_long_one_counts_partly(way):
     assert not checked.judge(3, at(90.0)).reason  # with only one other peer, the server cannot know which one is wrong
     assert checked.judge(3, at(1000.0)).reason == "its training is 99 times as long as the weights themselves"
     checked.post(2, at(11.0))
-    found = checked.judge(3, at(150.0))
-    assert (found.reason, found.strike) == ("its training is 140 times as long as is usual", "yes")
-    found = checked.judge(3, at(17.0))
-    assert (found.reason, found.strike, found.share) == ("", "no", 0.5 / 7)
-    found = checked.judge(3, at(17.0))
-    why = "its training is 7.0 times as long as is usual, and the one before was long, too" if way == "swap" else ""
-    assert (found.reason, found.strike, found.share) == (why, "no", 1.0 if way == "swap" else 0.5 / 7)
-    for place, share in ((15.0, 1.0), (17.0, 0.5 / 7)):
-        found = checked.judge(3, at(place))
-        assert (found.reason, found.share) == ("", share)
+    judgement = checked.judge(3, at(150.0))
+    assert (judgement.reason, judgement.strike) == ("its training is 140 times as long as is usual", "yes")
+    judgement = checked.judge(3, at(17.0))
+    assert (judgement.reason, judgement.strike, judgement.share) == ("", "no", 0.5 / 7)
+    judgement = checked.judge(3, at(17.0))
+    reason = "its training is 7.0 times as long as is usual, and the one before was long, too" if way == "swap" else ""
+    assert (judgement.reason, judgement.strike, judgement.share) == (reason, "no", 1.0 if way == "swap" else 0.5 / 7)
+    for position, share in ((15.0, 1.0), (17.0, 0.5 / 7)):
+        judgement = checked.judge(3, at(position))
+        assert (judgement.reason, judgement.share) == ("", share)
 
 
 def test_a_training_in_the_opposite_direction_may_be_half_as_long():
     checked = Checked(longest=6.0)
-    for place in range(11, 30):
-        checked.post(1, at(place))
-        checked.post(2, at(place))
+    for position in range(11, 30):
+        checked.post(1, at(position))
+        checked.post(2, at(position))
     assert checked.judge(3, at(6.0)).share == 0.5 / 4
-    found = checked.judge(3, at(6.0))
-    why = (
+    judgement = checked.judge(3, at(6.0))
+    reason = (
         "its training is 4.0 times as long as is usual, and the one before was long, too (cosine with the others -1.00)"
     )
-    assert (found.reason, found.strike) == (why, "no")
+    assert (judgement.reason, judgement.strike) == (reason, "no")
     assert not checked.judge(3, at(8.0)).reason
     assert not checked.judge(3, at(14.0)).reason
 
@@ -181,8 +181,11 @@ def test_a_repeated_old_set_is_rejected_without_a_strike():
     checked = Checked()
     for peer in (1, 2, 3):
         checked.post(peer, at(11.0))
-    found = checked.judge(3, at(11.0))
-    assert (found.reason, found.strike) == ("it has trained nothing: these are the weights that it had before", "no")
+    judgement = checked.judge(3, at(11.0))
+    assert (judgement.reason, judgement.strike) == (
+        "it has trained nothing: these are the weights that it had before",
+        "no",
+    )
 
 
 @pytest.mark.parametrize("way", ["swap", "rounds"])
@@ -199,8 +202,8 @@ def test_converged_peers_do_not_exclude_a_new_one(way, restarted):
         again.check.recall({peer: Last(length=0.001, updates=20, moved=0.0, longest=1.0) for peer in (1, 2)})
         again.check.arrived(3, 1, 0)
         checked = again
-    found = checked.judge(3, at(11.0))
-    assert (found.reason, found.share) == ("", 1.0)
+    judgement = checked.judge(3, at(11.0))
+    assert (judgement.reason, judgement.share) == ("", 1.0)
     assert checked.judge(3, at(10.0 + 7 * LEAST_USUAL)).share < 1  # 7 times the least usual length
     assert checked.judge(3, at(10.0 + 101 * LEAST_USUAL)).strike == "yes"
 
@@ -209,11 +212,11 @@ def test_a_converged_peer_is_rejected_only_if_it_has_trained_nothing():
     checked = Checked()
     for peer in (2, 3):
         checked.post(peer, at(11.0))
-    place = 10.0
+    position = 10.0
     for length in (1.0, 0.1, 0.01, 0.001):
-        place += length
-        checked.post(1, at(place))
-    assert checked.judge(1, at(place)).reason.startswith("it has trained nothing")
+        position += length
+        checked.post(1, at(position))
+    assert checked.judge(1, at(position)).reason.startswith("it has trained nothing")
 
 
 def test_more_batches_allow_a_longer_training_up_to_the_limit_of_the_plan():
@@ -229,10 +232,10 @@ def test_a_minority_cannot_change_the_usual_length():
     checked = Checked(5)
     for peer in (1, 2, 3):
         checked.post(peer, at(11.0))
-    place = 10.0
+    position = 10.0
     for _ in range(50):
-        place += 5.9
-        checked.post(4, at(place))
+        position += 5.9
+        checked.post(4, at(position))
     assert checked.judge(5, at(17.0)).share < 1
 
 
@@ -343,5 +346,5 @@ def test_a_round_does_not_wait_for_a_peer_whose_post_was_rejected():
     struck = Struck(RoundLedger, way="rounds", merge="mean")
     struck.post(1)
     struck.reject(2, "again")
-    made = struck.post(3)
-    assert [one.of for one in made] == [(2, 3)]
+    means = struck.post(3)
+    assert [mean.of for mean in means] == [(2, 3)]

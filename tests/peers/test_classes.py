@@ -16,10 +16,10 @@ MODEL = "a:input shape=[4];\na:output shape=[3];\na:layers Dense(units=3, activa
 
 def test_two_peers_number_the_same_label_alike():
     classes = ("bird", "cat", "dog")
-    one = numbered({"y": np.array(["cat", "dog", "cat"])}, classes, "a.npz")["y"]
-    other = numbered({"y_train": np.array(["bird", "dog"]), "y_test": np.array([["cat"]])}, classes, "b.npz")
-    assert one.tolist() == [1, 2, 1]
-    assert (other["y_train"].tolist(), other["y_test"].tolist()) == ([0, 2], [[1]])
+    first = numbered({"y": np.array(["cat", "dog", "cat"])}, classes, "a.npz")["y"]
+    second = numbered({"y_train": np.array(["bird", "dog"]), "y_test": np.array([["cat"]])}, classes, "b.npz")
+    assert first.tolist() == [1, 2, 1]
+    assert (second["y_train"].tolist(), second["y_test"].tolist()) == ([0, 2], [[1]])
 
 
 def test_numeric_labels_are_not_changed():
@@ -40,7 +40,7 @@ def test_texts_without_agreed_classes_and_unknown_labels_are_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("classes", "why"),
+    ("classes", "reason"),
     [
         (("cat",), "1 classes"),
         (("cat", "cat"), "two classes have the name 'cat'"),
@@ -48,8 +48,8 @@ def test_texts_without_agreed_classes_and_unknown_labels_are_refused_by_name():
         (("cat", "d" * (LONGEST_CLASS + 1)), "name of class 1"),
     ],
 )
-def test_a_plan_refuses_bad_names(classes, why):
-    with pytest.raises(ConfigError, match=why):
+def test_a_plan_refuses_bad_names(classes, reason):
+    with pytest.raises(ConfigError, match=reason):
         Plan(classes=classes)
 
 

@@ -43,7 +43,7 @@ class Serving(Running):
         folder.mkdir(exist_ok=True)
         keras.utils.set_random_seed(5)
         self.variables = provided("named_weights", "a test")(named_model())
-        named = {name: np.asarray(one) for name, one in self.variables.items()}
+        named = {name: np.asarray(variable) for name, variable in self.variables.items()}
         self.layout, self.first = layout_of(named), list(named.values())
         model = Model(
             text="blobs", layout=self.layout, first=self.layout.encode(self.first), trainable=(True,) * len(named)
@@ -150,14 +150,14 @@ async def test_set_of_another_peer_is_merged_by_the_formula(way, codec, cluster,
     # in asynchronous training, the number of earlier posts of each peer may vary
     merge, share = ("average", 1 / 2) if way["mode"] == "async" else ("weighted", 4 / 5)
     async with Serving(tmp_path, merge=merge, updates=3, codec=codec) as serving:
-        other, known = await serving.peer(), [np.full_like(one, 0.25) for one in serving.first]
-        seen, exchanged = [], ClusterPeer.exchanged
+        other, other_weights = await serving.peer(), [np.full_like(array, 0.25) for array in serving.first]
+        merges, exchanged = [], ClusterPeer.exchanged
 
         async def watched(self, weights):
-            found = await exchanged(self, weights)
-            if found is not weights:
-                seen.append((self._progress.version, weights, found))
-            return found
+            result = await exchanged(self, weights)
+            if result is not weights:
+                merges.append((self._progress.version, weights, result))
+            return result
 
         monkeypatch.setattr(ClusterPeer, "exchanged", watched)
         after = {}
@@ -165,8 +165,8 @@ async def test_set_of_another_peer_is_merged_by_the_formula(way, codec, cluster,
         async def keep(record):
             if record.version == 1:
                 for _ in range(4):
-                    await other.post(serving.wire.encode(known))
-            if seen and record.version == seen[0][0]:
+                    await other.post(serving.wire.encode(other_weights))
+            if merges and record.version == merges[0][0]:
                 after["weights"] = app.model.get_weights()
 
         app = App(cluster)
@@ -174,14 +174,14 @@ async def test_set_of_another_peer_is_merged_by_the_formula(way, codec, cluster,
         app.subscribe(app.emitted.append)
         vars(app).update(first=serving.first, peer=await serving.link(), on_round=keep, **way)
         await app.train_model()
-        taken = next(event for event in app.emitted if isinstance(event, SetTaken))
-        assert taken.how == "merge"
-        version, mine, merged = seen[0]
-        assert taken.version == version
+        event = next(event for event in app.emitted if isinstance(event, SetTaken))
+        assert event.how == "merge"
+        version, own_weights, merged = merges[0]
+        assert event.version == version
         # the set of this peer had 1 training, the set of the other peer 4
-        for w, p, found, stored in zip(mine, known, merged, after["weights"], strict=True):
-            np.testing.assert_allclose(found, share * p + (1 - share) * w, rtol=0, atol=1e-6)
-            np.testing.assert_array_equal(found, stored)
+        for w, p, combined, stored in zip(own_weights, other_weights, merged, after["weights"], strict=True):
+            np.testing.assert_allclose(combined, share * p + (1 - share) * w, rtol=0, atol=1e-6)
+            np.testing.assert_array_equal(combined, stored)
         posts, takes = (sum(isinstance(event, kind) for event in app.emitted) for kind in (SetPosted, SetTaken))
         [left] = [event.why for event in app.emitted if isinstance(event, PeersTold) and event.what == "left"]
         assert f"after {posts} posts: {takes} set{'s' * (takes != 1)} of others merged" in left
@@ -203,7 +203,7 @@ async def test_end_of_the_training_ends_the_run_with_the_last_set(cluster, tmp_p
         [over] = [event for event in app.emitted if isinstance(event, PeersTold) and event.what == "over"]
         assert "stopped by ddlf peers stop" in over.why
         last = serving.layout.decode(serving.server.sets[serving.server.ledger.base])
-        assert digest(app.model.get_weights()) == digest([np.asarray(one) for one in last])
+        assert digest(app.model.get_weights()) == digest([np.asarray(array) for array in last])
         assert len(app.history) < 40
 
 
@@ -221,9 +221,9 @@ async def test_rounds_of_peers_continue_from_the_base_of_the_server(cluster, tmp
         app = await trained(cluster, serving.first, peer=await serving.link())
         assert serving.server.ledger.round > 3
         assert {event.how for event in app.emitted if isinstance(event, SetTaken)} == {"replace"}
-        for one, other in zip(app.model.get_weights(), alone.model.get_weights(), strict=True):
+        for array, expected in zip(app.model.get_weights(), alone.model.get_weights(), strict=True):
             # base - (base - set) equals the set, except for rounding
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(array, expected, rtol=0, atol=1e-5)
 
 
 async def test_resumed_run_is_the_same_peer_and_has_the_same_bits(cluster, tmp_path):
@@ -255,21 +255,21 @@ async def test_run_that_is_resumed_in_rounds_begins_with_the_base_of_its_last_po
     """The run ended before its last round closed. A post that begins with an older base counts in no round."""
     async with Serving(tmp_path / "peers", way="rounds", merge="mean", updates=2) as serving:
         alone = await trained(cluster, serving.first)
-        how = {"peer": await serving.link(), "checkpoint": str(tmp_path / "kept")}
+        options = {"peer": await serving.link(), "checkpoint": str(tmp_path / "kept")}
 
         def stop(record):
             if record.round == 5:
                 first.stop_training()
 
         first = App(cluster)
-        vars(first).update(first=serving.first, on_round=stop, **how)
+        vars(first).update(first=serving.first, on_round=stop, **options)
         await first.train_model()
-        again = await trained(cluster, None, resume="auto", master_epochs=2, **how)
+        again = await trained(cluster, None, resume="auto", master_epochs=2, **options)
         assert len(first.history) == 5
         assert len(again.history) == len(alone.history)
         assert "late" not in serving.server.ledger.counts
-        for one, other in zip(again.model.get_weights(), alone.model.get_weights(), strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+        for array, expected in zip(again.model.get_weights(), alone.model.get_weights(), strict=True):
+            np.testing.assert_allclose(array, expected, rtol=0, atol=1e-5)
 
 
 async def test_run_from_an_older_checkpoint_than_its_last_post_merges_the_set_of_the_server(cluster, tmp_path):

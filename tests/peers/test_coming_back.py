@@ -85,28 +85,28 @@ async def test_each_batch_is_in_the_weights_once(plan, phase, expires, tmp_path,
     async with Cutting(tmp_path, monkeypatch, phase, expires=expires, **plan) as running:
         [code] = await running.server.invite()
         peer = Patient(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), say=[].append)
-        found = await asyncio.wait_for(asyncio.to_thread(peer.run, most_updates=BATCHES), PATIENCE_S)
+        trained = await asyncio.wait_for(asyncio.to_thread(peer.run, most_updates=BATCHES), PATIENCE_S)
         assert running.cuts == 1 + (phase == "welcome")
         await running.until(lambda: not running.server.ledger.present and running.server.ledger.pending() is None)
         assert running.server.ledger.counts["posts"] == BATCHES // 2
         assert "late" not in running.server.ledger.counts
-        assert value(await running.server.last_set()) == float(found.live[0][0, 0]) == BATCHES
+        assert value(await running.server.last_set()) == float(trained.live[0][0, 0]) == BATCHES
 
 
 async def test_a_round_that_closes_while_its_peer_reconnects_is_answered_once(tmp_path):
     """A second answer would count the training since the post twice."""
     async with Running(tmp_path, **ROUNDS) as running:
-        one, other = await running.peer(), await running.peer()
-        await one.send_post(a_set(1.0), base=1)
+        first, second = await running.peer(), await running.peer()
+        await first.send_post(a_set(1.0), base=1)
         await running.until(lambda: running.server.ledger.members[1].number == 1)
-        await one.socket.close()
-        await one.connect(keeps=True)
-        await other.post(a_set(3.0), base=1)
-        assert ((await one.answer())["number"], value(one.set)) == (1, 2.0)
-        await one.send_again(a_set(1.0), base=1)
-        await one.send_post(a_set(4.0), base=one.given)
-        await other.post(a_set(4.0), base=other.given)
-        assert ((await one.answer())["number"], value(one.set)) == (2, 4.0)
+        await first.socket.close()
+        await first.connect(keeps=True)
+        await second.post(a_set(3.0), base=1)
+        assert ((await first.answer())["number"], value(first.set)) == (1, 2.0)
+        await first.send_again(a_set(1.0), base=1)
+        await first.send_post(a_set(4.0), base=first.set_number)
+        await second.post(a_set(4.0), base=second.set_number)
+        assert ((await first.answer())["number"], value(first.set)) == (2, 4.0)
 
 
 async def test_a_post_that_is_sent_again_during_its_check_is_accepted_once(tmp_path, monkeypatch):
@@ -142,16 +142,16 @@ async def test_a_peer_that_waits_for_its_round_comes_back_when_its_lease_has_run
     """A computer that was suspended may have an open connection, but the server answers only peers with a lease."""
     monkeypatch.setattr(server, "TICK_S", 0.0)
     async with Running(tmp_path, **ROUNDS) as running:
-        one, other = await running.peer(), await running.peer()
-        await one.send_post(a_set(1.0), base=1)
+        first, second = await running.peer(), await running.peer()
+        await first.send_post(a_set(1.0), base=1)
         await running.until(lambda: running.server.ledger.members[1].number == 1 and not running.server._lines[1].works)
         running.server._last_signs[1] = running.server._lines[1].socket.heard_at = 0.0
         with pytest.raises(ConnectionClosed):
-            await asyncio.wait_for(one.socket.recv(), PATIENCE_S)
-        await one.connect(keeps=True)
-        await one.send_again(a_set(1.0), base=1)
-        await other.post(a_set(3.0), base=1)
-        assert ((await one.answer())["answer"], value(one.set)) == ("replace", 2.0)
+            await asyncio.wait_for(first.socket.recv(), PATIENCE_S)
+        await first.connect(keeps=True)
+        await first.send_again(a_set(1.0), base=1)
+        await second.post(a_set(3.0), base=1)
+        assert ((await first.answer())["answer"], value(first.set)) == ("replace", 2.0)
 
 
 async def test_a_set_that_arrives_during_a_batch_is_merged_once(tmp_path):
@@ -175,14 +175,14 @@ async def test_a_set_that_arrives_during_a_batch_is_merged_once(tmp_path):
         assert running.server.ledger.counts["contained"] >= 2
 
 
-@pytest.mark.parametrize(("given", "answer", "number"), [("replace", "replace", 1), ("merge", "continue", 0)])
-async def test_a_replacing_answer_has_the_base_if_its_set_is_gone(given, answer, number, tmp_path):
+@pytest.mark.parametrize(("kind", "answer", "number"), [("replace", "replace", 1), ("merge", "continue", 0)])
+async def test_a_replacing_answer_has_the_base_if_its_set_is_gone(kind, answer, number, tmp_path):
     """The base contains the set. Without a base, a peer in rounds would continue from one that no round accepts."""
     async with Running(tmp_path) as running:
         peer = await running.peer()
-        running.server._lines[1].answer(Reply(peer=1, number=1, answer=given, set=99))
-        found = await peer.answer()
-        assert (found["answer"], found["set_number"]) == (answer, number)
+        running.server._lines[1].answer(Reply(peer=1, number=1, answer=kind, set=99))
+        reply = await peer.answer()
+        assert (reply["answer"], reply["set_number"]) == (answer, number)
 
 
 async def test_a_new_peer_tries_again_when_its_first_connection_breaks(tmp_path, monkeypatch):

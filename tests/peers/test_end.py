@@ -129,7 +129,7 @@ async def test_a_peer_whose_connection_breaks_at_the_end_comes_back_for_the_last
             await may_merge.wait()
             await merge(mean)
 
-        async def cut(why):
+        async def cut(reason):
             running.server._lines[1].socket.transport.abort()
             running.server._over.set()
             running.server.done.set()

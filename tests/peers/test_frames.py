@@ -91,9 +91,9 @@ def test_invalid_bytes_are_refused(data, sentence):
 
 @given(st.binary(max_size=200), st.integers(0, 9))
 def test_any_bytes_give_a_message_or_are_refused(data, kind):
-    for one in (data, PREFIX.pack(b"DDLP", 1, kind, 0, len(data) // 8 * 8, 0) + data):
+    for content in (data, PREFIX.pack(b"DDLP", 1, kind, 0, len(data) // 8 * 8, 0) + data):
         try:
-            message = frames.decode(one, ALL, 8)
+            message = frames.decode(content, ALL, 8)
         except ProtocolError:
             continue
         assert all(getattr(message, field.name) is not None for field in fields(message))
@@ -101,8 +101,8 @@ def test_any_bytes_give_a_message_or_are_refused(data, kind):
 
 def on_the_page(name):
     """Return the bytes of a block of the page. In each line, a comment begins with ``;``."""
-    found = re.search(rf"^```hex {name}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    return bytes.fromhex("".join(line.partition(";")[0] for line in found[1].splitlines()))
+    block = re.search(rf"^```hex {name}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return bytes.fromhex("".join(line.partition(";")[0] for line in block[1].splitlines()))
 
 
 def test_the_page_of_the_protocol_has_the_bytes_of_frames():

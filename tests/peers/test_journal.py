@@ -20,8 +20,8 @@ ENTRIES = [
 
 def begun(folder):
     folder.mkdir()
-    journal, found = open_journal(folder)
-    assert found.snapshot is None
+    journal, stored = open_journal(folder)
+    assert stored.snapshot is None
     journal.begin_file({"a": 1}, {})
     return journal
 
@@ -32,9 +32,9 @@ def test_entries_and_sets_are_read_back(tmp_path):
     journal.append(ENTRIES[3:])
     assert journal.syncs == 2
     journal.close()
-    again, found = open_journal(tmp_path / "a")
-    assert found.snapshot == {"a": 1}
-    assert repr(found.entries) == repr([entry for entry, _ in ENTRIES])
+    again, stored = open_journal(tmp_path / "a")
+    assert stored.snapshot == {"a": 1}
+    assert repr(stored.entries) == repr([entry for entry, _ in ENTRIES])
     assert [again.read(number) for number in (1, 2, 3)] == [b"first set", b"second", bytes(range(256))]
     again.close()
 
@@ -42,19 +42,19 @@ def test_entries_and_sets_are_read_back(tmp_path):
 def test_a_journal_cut_at_any_byte_gives_a_prefix(tmp_path):
     journal = begun(tmp_path / "a")
     ends = []
-    for one in ENTRIES:
-        journal.append([one])
+    for entry in ENTRIES:
+        journal.append([entry])
         ends.append(os.path.getsize(tmp_path / "a" / "journal-000001"))
     journal.close()
     data = (tmp_path / "a" / "journal-000001").read_bytes()
     (tmp_path / "b").mkdir()
     for cut in range(len(data) + 1):
         (tmp_path / "b" / "journal-000001").write_bytes(data[:cut])
-        again, found = open_journal(tmp_path / "b")
-        assert len(found.entries) == sum(end <= cut for end in ends)
-        if found.snapshot is not None:  # it can be continued
+        again, stored = open_journal(tmp_path / "b")
+        assert len(stored.entries) == sum(end <= cut for end in ends)
+        if stored.snapshot is not None:  # it can be continued
             again.append(ENTRIES[1:2])
-            assert len(open_journal(tmp_path / "b")[1].entries) == len(found.entries) + 1
+            assert len(open_journal(tmp_path / "b")[1].entries) == len(stored.entries) + 1
         again.close()
 
 
@@ -68,8 +68,8 @@ def test_a_new_file_that_is_cut_leaves_the_old_one(tmp_path):
     for cut in range(len(new)):
         (tmp_path / "a" / "journal-000001").write_bytes(before)
         (tmp_path / "a" / "journal-000002").write_bytes(new[:cut])
-        again, found = open_journal(tmp_path / "a")
-        assert (found.snapshot, len(found.entries)) == ({"a": 1}, 4)
+        again, stored = open_journal(tmp_path / "a")
+        assert (stored.snapshot, len(stored.entries)) == ({"a": 1}, 4)
         again.close()
 
 
@@ -152,5 +152,5 @@ def test_a_disk_that_takes_few_bytes_at_once_gets_all_of_them(tmp_path, monkeypa
     monkeypatch.setattr(os, "pwrite", few)
     journal.append(ENTRIES)
     journal.close()
-    _, found = open_journal(tmp_path / "a")
-    assert repr(found.entries) == repr([entry for entry, _ in ENTRIES])
+    _, stored = open_journal(tmp_path / "a")
+    assert repr(stored.entries) == repr([entry for entry, _ in ENTRIES])

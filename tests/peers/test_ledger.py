@@ -58,8 +58,8 @@ class Table:
         return self.ledger.apply(Merged(at=self.now, set=self.sets, of=of))
 
 
-def answer(peer, number, answer, set=0, why=""):
-    return Reply(peer=peer, number=number, answer=answer, set=set, reason=why)
+def answer(peer, number, answer, set=0, reason=""):
+    return Reply(peer=peer, number=number, answer=answer, set=set, reason=reason)
 
 
 def test_a_single_peer_continues_and_its_later_set_contains_the_earlier():
@@ -121,8 +121,8 @@ def test_the_outstanding_set_of_a_leaving_peer_returns_to_the_server():
     table = Table(2)
     table.post(1)
     table.post(2)
-    made = table.ledger.apply(Left(at=table.now, peer=2, why="bye"))
-    assert made == [Mean(of=(2, 3))]  # the outstanding set of the peer, and its own set
+    instructions = table.ledger.apply(Left(at=table.now, peer=2, why="bye"))
+    assert instructions == [Mean(of=(2, 3))]  # the outstanding set of the peer, and its own set
     assert table.merged(2, 3) == [Fate(set=2, state="merged", into=4), Fate(set=3, state="merged", into=4)]
     assert table.ledger.sets[4].state == "waiting"
 
@@ -132,8 +132,8 @@ def test_a_merge_all_gives_all_peers_one_set_and_keeps_their_posts():
     table.post(1)
     table.post(2)
     assert table.ledger.apply(MergeAsked(at=table.now)) == [Mean(of=(2, 3))]
-    made = table.merged(2, 3)
-    assert Fate(set=1, state="contained", into=4) in made
+    instructions = table.merged(2, 3)
+    assert Fate(set=1, state="contained", into=4) in instructions
     assert table.post(1) == [answer(1, 2, "replace", 4)]
     assert table.post(2, contains=2) == [answer(2, 2, "replace", 4), Mean(of=(5, 6))]
     table.merged(5, 6)
@@ -168,10 +168,10 @@ def test_a_peer_whose_values_are_not_finite_restarts_from_the_last_validated_set
     table.post(1)
     table.ledger.apply(Validated(at=table.now, set=2, accuracy=0.5, loss=1.0, samples=64, peer=1))
     table.post(2)
-    made = table.ledger.apply(Lost(at=table.now, peer=2, why="NaN"))
-    assert made == [answer(2, 1, "replace", 2, "NaN"), Mean(of=(2, 3))]
-    made = table.ledger.apply(Rejected(at=table.now, peer=1, number=2, contains=0, why="NaN"))
-    assert made == [answer(1, 2, "rejected", 2, "NaN")]
+    instructions = table.ledger.apply(Lost(at=table.now, peer=2, why="NaN"))
+    assert instructions == [answer(2, 1, "replace", 2, "NaN"), Mean(of=(2, 3))]
+    instructions = table.ledger.apply(Rejected(at=table.now, peer=1, number=2, contains=0, why="NaN"))
+    assert instructions == [answer(1, 2, "rejected", 2, "NaN")]
 
 
 def test_the_end_merges_all_sets_first():
@@ -239,8 +239,11 @@ def test_a_round_closes_when_all_present_peers_have_posted():
     table = rounds(2)
     assert table.post(1, base=1) == []
     assert table.post(2, base=1) == [Mean(of=(2, 3), base=1)]
-    made = table.merged(2, 3)
-    assert [one for one in made if isinstance(one, Reply)] == [answer(1, 1, "replace", 4), answer(2, 1, "replace", 4)]
+    instructions = table.merged(2, 3)
+    assert [item for item in instructions if isinstance(item, Reply)] == [
+        answer(1, 1, "replace", 4),
+        answer(2, 1, "replace", 4),
+    ]
     assert table.ledger.round == 2
 
 
@@ -252,11 +255,11 @@ def test_a_round_never_waits_for_a_peer_that_is_gone():
 
 def test_a_round_closes_at_its_deadline_with_a_quorum():
     table = rounds(3, quorum=2, deadline_s=5.0)
-    seen = dict.fromkeys((1, 2, 3), 1e9)
+    heard_at = dict.fromkeys((1, 2, 3), 1e9)
     table.post(1, base=1)
-    assert table.ledger.due(table.now + 6, seen) == []
+    assert table.ledger.due(table.now + 6, heard_at) == []
     table.post(2, base=1)
-    [closed] = table.ledger.due(table.now + 6, seen)
+    [closed] = table.ledger.due(table.now + 6, heard_at)
     assert closed == Closed(at=table.now + 6, base=1)
     assert table.ledger.apply(closed) == [Mean(of=(2, 3), base=1)]
 

@@ -33,10 +33,10 @@ def model(last="softmax"):
     )
 
 
-def peer_of(made):
+def peer_of(app_model):
     from ddlf.peers.model import settled_text, text_of_model, trained_from_text
 
-    text = settled_text(text_of_model(made), "app.py", None).text
+    text = settled_text(text_of_model(app_model), "app.py", None).text
     return trained_from_text(text, {"x_train": X, "y_train": Y}, "mine.npz", lambda line: None, 0)
 
 
@@ -59,28 +59,28 @@ def peer_of(made):
     ],
 )
 def test_a_peer_takes_the_same_steps_as_the_model_of_the_app(optimizer, loss, last):
-    made = model(last)
-    made.compile(optimizer(), loss() if callable(loss) else loss, metrics=["accuracy"])
-    trained = peer_of(made)
+    app_model = model(last)
+    app_model.compile(optimizer(), loss() if callable(loss) else loss, metrics=["accuracy"])
+    trained = peer_of(app_model)
     assert trained.samples == 96
-    trained.assign([np.array(weight) for weight in made.weights])
+    trained.assign([np.array(weight) for weight in app_model.weights])
     order = np.random.default_rng(0).permutation(96)
     one_hot = np.eye(10, dtype=np.float32)[Y] if loss == "categorical_crossentropy" else Y
     for step in range(3):
         trained.batch(32)
         rows = order[32 * step : 32 * (step + 1)]
-        made.train_on_batch(X[rows], one_hot[rows])
-    for ours, weight in zip(trained.weights(), made.weights, strict=True):
-        np.testing.assert_allclose(ours, np.array(weight), rtol=0, atol=1e-6)
+        app_model.train_on_batch(X[rows], one_hot[rows])
+    for trained_weight, weight in zip(trained.weights(), app_model.weights, strict=True):
+        np.testing.assert_allclose(trained_weight, np.array(weight), rtol=0, atol=1e-6)
     means = trained.means()
     assert 0 < means["loss"] < 10
     assert 0 <= means["accuracy"] <= 1
 
 
 def test_validating_other_weights_does_not_change_the_live_ones():
-    made = model()
-    made.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    trained = peer_of(made)
+    app_model = model()
+    app_model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    trained = peer_of(app_model)
     live = trained.weights()
     accuracy, loss, samples = trained.test([np.zeros_like(weight) for weight in live])
     assert (samples, loss) == (64, pytest.approx(np.log(10), abs=1e-5))
@@ -89,32 +89,36 @@ def test_validating_other_weights_does_not_change_the_live_ones():
         np.testing.assert_array_equal(before, after)
 
 
-def refused(made):
+def refused(app_model):
     from ddlf.peers.model import text_of_model
 
     with pytest.raises(DDLFError) as error:
-        text_of_model(made)
+        text_of_model(app_model)
     return str(error.value)
 
 
 def test_parts_that_a_text_cannot_describe_are_refused_by_name():
-    made = model()
-    assert "not compiled" in refused(made)
-    made.compile("sgd", lambda y, p: keras.ops.sum(p))
-    assert "the loss '<lambda>'" in refused(made)
-    made.compile("ftrl", "mean_squared_error")
-    assert "the optimizer Ftrl" in refused(made)
-    made.compile("sgd", keras.losses.CategoricalCrossentropy(label_smoothing=0.1))
-    assert "categorical_crossentropy and label_smoothing=0.1" in refused(made)
-    made.compile("sgd", keras.losses.Huber(delta=2.0))
-    assert "the loss 'huber_loss'" in refused(made)
-    made.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10)), "mean_squared_error")
-    assert "schedule of the learning rate" in refused(made)
-    made.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
-    assert "from_logits=True, and the last activation is softmax" in refused(made)
-    made = keras.Sequential([keras.Input((4,)), keras.layers.Lambda(lambda x: x, name="lambda"), keras.layers.Dense(2)])
-    made.compile("sgd", "mean_squared_error")
-    assert "cannot train the layer 'lambda' (Lambda), whose code is in the app; use layers of Keras" in refused(made)
+    app_model = model()
+    assert "not compiled" in refused(app_model)
+    app_model.compile("sgd", lambda y, p: keras.ops.sum(p))
+    assert "the loss '<lambda>'" in refused(app_model)
+    app_model.compile("ftrl", "mean_squared_error")
+    assert "the optimizer Ftrl" in refused(app_model)
+    app_model.compile("sgd", keras.losses.CategoricalCrossentropy(label_smoothing=0.1))
+    assert "categorical_crossentropy and label_smoothing=0.1" in refused(app_model)
+    app_model.compile("sgd", keras.losses.Huber(delta=2.0))
+    assert "the loss 'huber_loss'" in refused(app_model)
+    app_model.compile(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10)), "mean_squared_error")
+    assert "schedule of the learning rate" in refused(app_model)
+    app_model.compile("sgd", keras.losses.CategoricalCrossentropy(from_logits=True))
+    assert "from_logits=True, and the last activation is softmax" in refused(app_model)
+    app_model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Lambda(lambda x: x, name="lambda"), keras.layers.Dense(2)]
+    )
+    app_model.compile("sgd", "mean_squared_error")
+    assert "cannot train the layer 'lambda' (Lambda), whose code is in the app; use layers of Keras" in refused(
+        app_model
+    )
 
 
 def test_layers_losses_and_optimizers_of_the_app_itself_are_refused_by_name():
@@ -133,15 +137,15 @@ def test_layers_losses_and_optimizers_of_the_app_itself_are_refused_by_name():
         return keras.ops.mean(p)
 
     inner = keras.Sequential([keras.Input((4,)), Twice(name="inside")])
-    made = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(2)])
-    made.compile("sgd", "mse")
-    assert "cannot train the layer 'inside' (Twice), whose code is in the app" in refused(made)
-    made = model()
+    app_model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(2)])
+    app_model.compile("sgd", "mse")
+    assert "cannot train the layer 'inside' (Twice), whose code is in the app" in refused(app_model)
+    app_model = model()
     for loss in (mean_squared_error, MeanSquaredError()):
-        made.compile("sgd", loss)
-        assert "cannot train with the loss 'mean_squared_error' of the app" in refused(made)
-    made.compile(SGD(), "mse")
-    assert "cannot train with the optimizer SGD" in refused(made)
+        app_model.compile("sgd", loss)
+        assert "cannot train with the loss 'mean_squared_error' of the app" in refused(app_model)
+    app_model.compile(SGD(), "mse")
+    assert "cannot train with the optimizer SGD" in refused(app_model)
 
 
 def test_peers_report_no_metrics_except_accuracies_given_by_name():
@@ -150,13 +154,15 @@ def test_peers_report_no_metrics_except_accuracies_given_by_name():
     def own_accuracy(y, p):
         return keras.ops.mean(p)
 
-    made = model()
-    made.compile("sgd", "sparse_categorical_crossentropy", metrics=[own_accuracy, keras.metrics.AUC(name="auc"), "mae"])
-    assert metrics_of(made) == ([], ["own_accuracy", "auc", "mae"])
-    assert "train:metrics" not in text_of_model(made)
+    app_model = model()
+    app_model.compile(
+        "sgd", "sparse_categorical_crossentropy", metrics=[own_accuracy, keras.metrics.AUC(name="auc"), "mae"]
+    )
+    assert metrics_of(app_model) == ([], ["own_accuracy", "auc", "mae"])
+    assert "train:metrics" not in text_of_model(app_model)
     for metric in ("acc", "sparse_categorical_accuracy", keras.metrics.SparseCategoricalAccuracy("right")):
-        made.compile("sgd", "sparse_categorical_crossentropy", metrics=[metric])
-        assert metrics_of(made)[1] == ([] if isinstance(metric, str) else ["right"])
+        app_model.compile("sgd", "sparse_categorical_crossentropy", metrics=[metric])
+        assert metrics_of(app_model)[1] == ([] if isinstance(metric, str) else ["right"])
 
 
 def test_a_peer_reports_that_it_reshapes_samples():
@@ -164,20 +170,20 @@ def test_a_peer_reports_that_it_reshapes_samples():
 
     text = "a:input shape=[64];\na:output shape=[10];\na:layers Dense(units=10, activation=softmax);\na:loss SCE;\n"
     text = settled_text(text, "a.nnm", None).text
-    for shape, said in (((4, 16), ["data      samples of the shape [4, 16] become [64]"]), ((64, 1), [])):
+    for shape, expected in (((4, 16), ["data      samples of the shape [4, 16] become [64]"]), ((64, 1), [])):
         lines = []
         data = {"x_train": X.reshape(-1, *shape), "y_train": Y}
         trained_from_text(text, data, "mine.npz", lines.append, 0)
-        assert lines == said
+        assert lines == expected
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_data_with_values_that_are_not_finite_is_refused(wrong):
     from ddlf.peers.model import settled_text, text_of_model, trained_from_text
 
-    made = model()
-    made.compile("sgd", "sparse_categorical_crossentropy")
-    text = settled_text(text_of_model(made), "app.py", None).text
+    app_model = model()
+    app_model.compile("sgd", "sparse_categorical_crossentropy")
+    text = settled_text(text_of_model(app_model), "app.py", None).text
     x = X.copy()
     x[7, 0, 0, 0] = wrong
     for part, data in (
@@ -212,13 +218,13 @@ def test_a_file_without_parts_is_entirely_test_data_on_the_server(tmp_path):
 def test_statistics_of_batchnorm_travel_exactly():
     from ddlf.peers.wire import Wire
 
-    made = model()
-    made.compile("sgd", "categorical_crossentropy")
-    peer = peer_of(made)
-    found = {name: kind for name, _, kind in Wire(peer.layout, "bfloat16", peer.trainable).layout.tensors}
-    exact = sorted(name.partition("/")[2] for name, kind in found.items() if kind == "float32")
+    app_model = model()
+    app_model.compile("sgd", "categorical_crossentropy")
+    peer = peer_of(app_model)
+    kinds = {name: kind for name, _, kind in Wire(peer.layout, "bfloat16", peer.trainable).layout.tensors}
+    exact = sorted(name.partition("/")[2] for name, kind in kinds.items() if kind == "float32")
     assert exact == ["moving_mean", "moving_variance"]
-    assert len(found) == 8
+    assert len(kinds) == 8
 
 
 def test_data_that_does_not_exist_is_named():
@@ -248,13 +254,13 @@ def test_a_server_refuses_settings_that_need_an_accuracy_for_a_model_without_one
     from ddlf.peers.plan import Plan
     from ddlf.peers.serving import check_accuracy
 
-    made = model()
-    made.compile("sgd", "sparse_categorical_crossentropy")
+    app_model = model()
+    app_model.compile("sgd", "sparse_categorical_crossentropy")
     with pytest.raises(ConfigError, match="the model reports none"):
-        check_accuracy(Plan(**values), made)
-    check_accuracy(Plan(end=600), made)
-    made.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    check_accuracy(Plan(**values), made)
+        check_accuracy(Plan(**values), app_model)
+    check_accuracy(Plan(end=600), app_model)
+    app_model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    check_accuracy(Plan(**values), app_model)
 
 
 def test_a_server_refuses_decay_of_a_schedule():
@@ -263,11 +269,11 @@ def test_a_server_refuses_decay_of_a_schedule():
     from ddlf.peers.plan import Plan
     from ddlf.peers.serving import check_accuracy
 
-    made = model()
+    app_model = model()
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 100, 0.9)
-    made.compile(keras.optimizers.SGD(schedule), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    app_model.compile(keras.optimizers.SGD(schedule), "sparse_categorical_crossentropy", metrics=["accuracy"])
     with pytest.raises(ConfigError, match="has a schedule"):
-        check_accuracy(Plan(decay=True), made)
+        check_accuracy(Plan(decay=True), app_model)
 
 
 @pytest.mark.parametrize("values", [{"end": 0.97}, {"decay": True}, {"trial": 0.2}])

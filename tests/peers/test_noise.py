@@ -48,11 +48,11 @@ async def test_a_server_that_is_trusted_clips_sums_and_adds_noise(tmp_path):
         await peers[1].post(a_set(1.0, 9.0), base=1)
         answer = await peers[0].answer()
         assert answer["epsilon"] == pytest.approx(epsilon({Noise(multiplier=3.0): 1}, 1e-5))
-        found, statistic = weights(peers[0].set)
+        noised, statistic = weights(peers[0].set)
         assert peers[0].set == peers[1].set
     # both updates are clipped to the norm 2, independent of their samples, and the sum is divided by 4
-    assert found.mean() == pytest.approx(2 * 2.0 / np.sqrt(50_000) / 4, abs=6 * 1.5 / np.sqrt(50_000))
-    assert found.std() == pytest.approx(3.0 * 2.0 / 4, rel=0.02)
+    assert noised.mean() == pytest.approx(2 * 2.0 / np.sqrt(50_000) / 4, abs=6 * 1.5 / np.sqrt(50_000))
+    assert noised.std() == pytest.approx(3.0 * 2.0 / 4, rel=0.02)
     np.testing.assert_array_equal(statistic, 7.0)  # it has no noise, so the server keeps it
 
 
@@ -62,7 +62,7 @@ class Added:
     layout, trainable, samples = LAYOUT, (True, False), 10
 
     def batch(self, size):
-        self.live = [one + 1 for one in self.live]
+        self.live = [array + 1 for array in self.live]
 
     def means(self):
         return {"loss": 1.0, "accuracy": 0.5}
@@ -172,28 +172,28 @@ def parts(*values):
 
 
 def test_an_unusable_update_is_left_out_and_does_not_affect_another_one():
-    base = [np.full_like(one, -3e38) if one.size > 3 else one for one in weights(MODEL.first)]
+    base = [np.full_like(array, -3e38) if array.size > 3 else array for array in weights(MODEL.first)]
     plan = Plan(**(NOISED | {"noise": 1e-3}))
-    found, _, lines = next_base(
+    new_base, _, lines = next_base(
         plan, base, base, parts(3e38, -3e38), [], MODEL.trainable
     )  # the first overflows float32
     assert len(lines) == 1
     assert lines[0].startswith("set 2: ")
-    assert np.isfinite(found[0]).all()
+    assert np.isfinite(new_base[0]).all()
 
 
 def test_a_round_without_a_usable_update_keeps_the_base():
-    base = [np.full_like(one, -3e38) if one.size > 3 else one for one in weights(MODEL.first)]
+    base = [np.full_like(array, -3e38) if array.size > 3 else array for array in weights(MODEL.first)]
     for trust in ("server", "nobody"):
-        found, _, _ = next_base(Plan(**NOISED, trust=trust), base, base, parts(3e38), [], MODEL.trainable)
-        assert found is base
+        new_base, _, _ = next_base(Plan(**NOISED, trust=trust), base, base, parts(3e38), [], MODEL.trainable)
+        assert new_base is base
 
 
 def test_an_outer_optimizer_is_applied_to_the_release():
     base = weights(MODEL.first)
     plan = Plan(**NOISED, divisor=1, outer="nesterov:learning_rate=0.5,momentum=0")
-    found, _, _ = next_base(plan, base, base, parts(0.0, 0.0), [], MODEL.trainable)
-    assert found[0].std() == pytest.approx(0.5 * 3.0 * 2.0, rel=0.02)
+    new_base, _, _ = next_base(plan, base, base, parts(0.0, 0.0), [], MODEL.trainable)
+    assert new_base[0].std() == pytest.approx(0.5 * 3.0 * 2.0, rel=0.02)
 
 
 @pytest.mark.parametrize(("trust", "merges"), [("server", True), ("nobody", False)])
@@ -206,13 +206,13 @@ def test_the_end_of_a_training_releases_no_round_with_too_little_noise(trust, me
         Arrived(at=0, peer=1, name="", samples=10, keeps=False),
         Posted(at=1, peer=1, number=1, set=2, contains=0, updates=1, base=1, accuracy=0.5, loss=1.0),
     ):
-        made = ledger.apply(entry)
-    assert made == []  # only one of two posts has arrived
-    made = ledger.apply(Ended(at=2, why="stopped"))
+        instructions = ledger.apply(entry)
+    assert instructions == []  # only one of two posts has arrived
+    instructions = ledger.apply(Ended(at=2, why="stopped"))
     if merges:
-        assert made == [Mean(of=(2,), base=1)]
-        made = ledger.apply(Merged(at=3, set=3, of=(2,)))
-    assert made[-1] == Over(reason="stopped")
+        assert instructions == [Mean(of=(2,), base=1)]
+        instructions = ledger.apply(Merged(at=3, set=3, of=(2,)))
+    assert instructions[-1] == Over(reason="stopped")
     assert ledger.base == (3 if merges else 1)
 
 
@@ -256,7 +256,7 @@ def test_a_plan_refuses_noise_that_protects_nothing(changed, words):
 def test_the_norm_of_a_post_within_the_limit_is_accepted():
     mechanism = Plan(**NOISED, trust="nobody").mechanism
     base = weights(MODEL.first)
-    update = mechanism.protected([one + 1 for one in base], MODEL.trainable)
+    update = mechanism.protected([array + 1 for array in base], MODEL.trainable)
     posted = [b - u for b, u in zip(base, update, strict=True)]
     assert not too_long(mechanism, base, posted, MODEL.trainable)
     assert norm_of(update) < mechanism.longest(50_000)

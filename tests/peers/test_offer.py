@@ -81,10 +81,10 @@ async def test_a_used_link_is_refused_before_the_model_is_made(running):
     _, link = await link_of(running)
     await asyncio.to_thread(Peer(link, lambda offer: Added(), say=[].append).run, most_updates=1)
     forget(check_link(link))  # like on another machine
-    made = []
+    offers = []
     with pytest.raises(AuthError, match="the code of the link is unknown or was used already; ask for a new link"):
-        await asyncio.to_thread(Peer(link, made.append).run)
-    assert not made
+        await asyncio.to_thread(Peer(link, offers.append).run)
+    assert not offers
 
 
 async def test_another_peer_can_use_the_key_of_a_peer_that_cannot_begin(running):
@@ -130,18 +130,18 @@ def test_a_file_of_data_may_be_a_path(tmp_path):
 
 async def test_programs_that_share_a_link_become_its_number_of_peers(running):
     [code] = await running.server.invite(peers=2)
-    made = [Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda o: Added(), say=str) for _ in range(3)]
-    for one in made[:2]:
-        await asyncio.to_thread(one.join)
+    programs = [Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda o: Added(), say=str) for _ in range(3)]
+    for program in programs[:2]:
+        await asyncio.to_thread(program.join)
     with pytest.raises(AuthError, match=r"another program of yours here is its peer now.*ask for a new link"):
-        await asyncio.to_thread(made[2].join)
+        await asyncio.to_thread(programs[2].join)
     assert running.server.ledger.present == [1, 2]
     # The server of this event loop has to answer, or each of these waits ten seconds.
-    await asyncio.to_thread(made[1].close)
-    await asyncio.to_thread(made[2].join)  # it continues the peer of the ended program
+    await asyncio.to_thread(programs[1].close)
+    await asyncio.to_thread(programs[2].join)  # it continues the peer of the ended program
     assert running.server.ledger.members.keys() == {1, 2}
-    for one in made:
-        await asyncio.to_thread(one.close)
+    for program in programs:
+        await asyncio.to_thread(program.close)
 
 
 async def test_a_link_with_https_for_a_server_without_it_is_explained(running):
@@ -177,8 +177,8 @@ async def test_a_peer_says_that_the_disk_of_the_server_is_full(running, monkeypa
         append(entries, heads)
 
     monkeypatch.setattr(running.server._journal, "append", full)
-    one = Peer(link, lambda offer: Added(), say=lines.append)
-    await asyncio.to_thread(one.run, most_updates=1)
+    program = Peer(link, lambda offer: Added(), say=lines.append)
+    await asyncio.to_thread(program.run, most_updates=1)
     [lost] = [line for line in lines if line.startswith("lost")]
     assert "connection to the server: the server's disk refuses to store anything now; training continues" in lost
 
@@ -188,21 +188,21 @@ async def test_a_round_that_waits_for_its_quorum_is_reported_once(tmp_path, monk
     events, lines = [], []
     async with Running(tmp_path, way="rounds", merge="mean", quorum=2, tell=events.append) as running:
         _, link = await link_of(running)
-        one = Peer(link, lambda offer: Added(), say=lines.append)
-        training = asyncio.ensure_future(asyncio.to_thread(one.run, most_updates=2 * running.server.plan.updates))
+        program = Peer(link, lambda offer: Added(), say=lines.append)
+        training = asyncio.ensure_future(asyncio.to_thread(program.run, most_updates=2 * running.server.plan.updates))
         await running.until(lambda: any(line.startswith("waiting") for line in lines))
         await running.until(lambda: any(line.startswith("quorum") for line in running.lines))
         assert running.server.overview()["missing_posts"] == 1
         other = await running.peer()
         for _ in range(2):
-            await other.post(LAYOUT.encode(LAYOUT.decode(other.set)), base=other.given or 1)
+            await other.post(LAYOUT.encode(LAYOUT.decode(other.set)), base=other.set_number or 1)
         await training
     assert next(line for line in lines if line.startswith("waiting")) == (
         "waiting   the round is open: it needs posts of 2 peers"
     )
-    why = "the round needs 1 more post, and all peers that are here have posted"
-    assert running.lines.count(f"quorum    {why}") <= 2  # once in each of the two rounds
-    assert PeersTold(what="quorum", why=why) in events
+    reason = "the round needs 1 more post, and all peers that are here have posted"
+    assert running.lines.count(f"quorum    {reason}") <= 2  # once in each of the two rounds
+    assert PeersTold(what="quorum", why=reason) in events
 
 
 async def test_the_link_of_the_dashboard_is_refused_with_the_wanted_one():

@@ -65,7 +65,7 @@ def test_a_plan_refuses_meaningless_values(values):
     ],
 )
 def test_the_server_says_how_the_training_ends(end, by_app, words):
-    said = how_it_ends(Plan(end=end), by_app=by_app)
-    assert words in said
-    assert "ddlf peers stop" in said
-    assert "Ctrl-C" in said
+    sentence = how_it_ends(Plan(end=end), by_app=by_app)
+    assert words in sentence
+    assert "ddlf peers stop" in sentence
+    assert "Ctrl-C" in sentence

@@ -119,8 +119,8 @@ def test_two_peers_with_half_of_the_classes_each_learn_all_of_them(digits):
     model = load_model(folder / "model.keras", compile=False)
     for name in ("low", "high"):
         with np.load(digits / f"{name}.npz") as data:
-            found = np.argmax(model.predict(data["x_test"].reshape(-1, 64), verbose=0), axis=1)
-            assert np.mean(found == data["y_test"]) >= 0.8, name
+            predicted = np.argmax(model.predict(data["x_test"].reshape(-1, 64), verbose=0), axis=1)
+            assert np.mean(predicted == data["y_test"]) >= 0.8, name
     posts = [entry for entry in history(folder) if isinstance(entry, Posted)]
     for peer in (1, 2):  # every post once and in order, across the kill
         assert [entry.number for entry in posts if entry.peer == peer] == list(
@@ -159,17 +159,17 @@ def test_rounds_of_peers_that_trust_nobody_release_noised_sums(digits):
 def test_a_lying_peer_harms_no_other_peer_and_the_record_says_why_it_is_excluded(digits):
     """The peer trains on its data as usual, but multiplies its updates by -10, and later by 1000."""
     parts = np.load(digits / "low.npz"), np.load(digits / "high.npz")
-    np.savez(digits / "all.npz", **{name: np.concatenate([one[name] for one in parts]) for name in parts[0]})
+    np.savez(digits / "all.npz", **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     join = ("--data", "all.npz")
     with Command(digits, "serve", "digits.nnm", "--data", "digits", "--invite", "4", "--port", "0") as server:
         links = [server.until(r"link +(\S+)")[1] for _ in range(4)]
         port = re.search(r":(\d+)/", links[0])[1]
         with (
-            Command(digits, "join", links[0], *join) as one,
-            Command(digits, "join", links[1], *join) as two,
-            Command(digits, "join", links[2], *join) as three,
+            Command(digits, "join", links[0], *join) as first,
+            Command(digits, "join", links[1], *join) as second,
+            Command(digits, "join", links[2], *join) as third,
         ):
-            honest = (one, two, three)
+            honest = (first, second, third)
             for peer in honest:
                 peer.until_post(10)
             with Command(digits, links[3], "all.npz", script=LIAR) as liar:
@@ -186,13 +186,13 @@ def test_a_lying_peer_harms_no_other_peer_and_the_record_says_why_it_is_excluded
     importlib.import_module("ddlf.extras.text.conversion.operator")  # the layers of the text
     model = importlib.import_module("keras").saving.load_model(folder / "model.keras", compile=False)
     for part in parts:
-        found = np.argmax(model.predict(part["x_test"].reshape(-1, 64), verbose=0), axis=1)
-        assert np.mean(found == part["y_test"]) >= 0.9
+        predicted = np.argmax(model.predict(part["x_test"].reshape(-1, 64), verbose=0), axis=1)
+        assert np.mean(predicted == part["y_test"]) >= 0.9
     rejected = [entry for entry in history(folder) if isinstance(entry, Rejected)]
     assert {entry.peer for entry in rejected if entry.strike == "yes"} == {4}
     strikes = [entry.why for entry in rejected if entry.strike == "yes"]
     assert len(strikes) == 3
-    assert all("times as long as is usual" in why for why in strikes)
+    assert all("times as long as is usual" in reason for reason in strikes)
 
 
 def test_ctrl_c_ends_a_peer_and_sigterm_ends_the_server_without_losing_a_set(digits):

@@ -40,10 +40,10 @@ def test_the_memory_of_a_quota_is_constant(monkeypatch):
 
 
 def test_many_bytes_and_many_messages_both_count():
-    found = Quotas(messages=Quota(1, 10), bytes=Quota(100, 100))
-    assert found.pace_s(1, 1.0, 10) == 0
-    assert found.pace_s(1, 1.0, 10) == pytest.approx(0.1)
-    assert found.pace_s(2, 1.0, 300) == pytest.approx(2.0)
+    quotas = Quotas(messages=Quota(1, 10), bytes=Quota(100, 100))
+    assert quotas.pace_s(1, 1.0, 10) == 0
+    assert quotas.pace_s(1, 1.0, 10) == pytest.approx(0.1)
+    assert quotas.pace_s(2, 1.0, 300) == pytest.approx(2.0)
     assert (reading_s(1000), reading_s(16_000_000)) == (30.0, 1000.0)
 
 
@@ -83,23 +83,23 @@ async def test_behind_a_proxy_the_server_uses_the_address_that_the_proxy_names(t
     async with Running(tmp_path) as running:
         running.server._proxied = True
         running.server.quotas = Quotas(requests=Quota(1, 0.1))
-        for address, wanted in (("1.2.3.4", 200), ("9.9.9.9, 1.2.3.4", 429), ("1.2.3.5", 200)):
+        for address, expected in (("1.2.3.4", 200), ("9.9.9.9, 1.2.3.4", 429), ("1.2.3.5", 200)):
             headers = {"Host": "127.0.0.1", "X-Forwarded-For": address}
-            assert (await get(running.port, "/", headers))[0] == wanted
+            assert (await get(running.port, "/", headers))[0] == expected
 
 
 async def test_without_a_proxy_a_request_cannot_choose_its_address(tmp_path):
     async with Running(tmp_path) as running:
         running.server._url = f"http://127.0.0.1:{running.port}"  # the form that `ddlf peers serve` uses
         running.server.quotas = Quotas(requests=Quota(1, 0.1))
-        for address, wanted in (("1.2.3.4", 200), ("1.2.3.5", 429)):
-            assert (await get(running.port, "/", {"X-Forwarded-For": address}))[0] == wanted
+        for address, expected in (("1.2.3.4", 200), ("1.2.3.5", 429)):
+            assert (await get(running.port, "/", {"X-Forwarded-For": address}))[0] == expected
 
 
 def test_a_network_of_ipv6_counts_as_one_address():
-    one = counted_as("2001:db8::1:2:3:4")
-    assert one == counted_as("2001:db8::ffff") == "2001:db8::"
-    assert counted_as("2001:db8:0:1::1") != one
+    network = counted_as("2001:db8::1:2:3:4")
+    assert network == counted_as("2001:db8::ffff") == "2001:db8::"
+    assert counted_as("2001:db8:0:1::1") != network
     assert counted_as("::ffff:1.2.3.4") == counted_as("1.2.3.4") == "1.2.3.4"
     assert counted_as("fe80::1%eth0") == "fe80::"
     assert counted_as("a name") == "a name"
@@ -109,9 +109,9 @@ async def test_connections_beyond_the_quota_of_an_address_are_closed_before_tls(
     monkeypatch.setattr("ddlf.peers.server.is_loopback", lambda address: address == "127.0.0.2")
     async with Running(tmp_path) as running:
         running.server.quotas = Quotas(arrivals=Quota(2, 1e-3), refused_joins=Quota(1, 1e-3))
-        for address, wanted in (("127.0.0.1", 2), ("127.0.0.2", 5), ("127.0.0.3", 2)):
+        for address, accepted in (("127.0.0.1", 2), ("127.0.0.2", 5), ("127.0.0.3", 2)):
             answered = [await answers(running.port, address) for _ in range(5)]
-            assert answered == [True] * wanted + [False] * (5 - wanted)
+            assert answered == [True] * accepted + [False] * (5 - accepted)
         for _ in range(2):
             await running.server._wrong_code(Unfit("wrong"), "127.0.0.4")
         assert not await answers(running.port, "127.0.0.4")

@@ -42,16 +42,16 @@ class Reported:
 
 @pytest.fixture
 def reported():
-    found = Reported()
-    found.post(1, 2.0)
-    found.post(1, 1.0)
-    found.post(2, 3.0)
-    found.take(Validated(at=1.0, set=2, accuracy=0.75, loss=0.5, samples=64, peer=1))
+    training = Reported()
+    training.post(1, 2.0)
+    training.post(1, 1.0)
+    training.post(2, 3.0)
+    training.take(Validated(at=1.0, set=2, accuracy=0.75, loss=0.5, samples=64, peer=1))
     for _ in range(2):
-        found.teller.sent(1000)
-    found.teller.tick(2.0)
-    found.take(Left(at=2.0, peer=2, why="it said goodbye"))
-    return found
+        training.teller.sent(1000)
+    training.teller.tick(2.0)
+    training.take(Left(at=2.0, peer=2, why="it said goodbye"))
+    return training
 
 
 def test_the_board_shows_how_much_of_an_end_in_seconds_has_passed():
@@ -71,7 +71,7 @@ def test_the_board_shows_how_much_of_an_end_in_seconds_has_passed():
 
 def test_posts_between_two_ticks_become_one_record_and_an_event_of_each_peer(reported):
     posted = [event for event in reported.events if isinstance(event, e.PeerPosted)]
-    assert [(one.name, one.posts, one.new, one.batches, one.samples) for one in posted] == [
+    assert [(event.name, event.posts, event.new, event.batches, event.samples) for event in posted] == [
         ("clinic", 2, 2, 40, 400),
         ("peer 2", 1, 1, 20, 200),
     ]
@@ -107,18 +107,18 @@ def test_the_folder_of_a_resumed_run_has_one_report_of_both_parts(tmp_path, repo
         reported.post(1, 0.5)
         reported.teller.tick(4.0)
         reported.teller.end("complete", "the accuracy is reached")
-    found = run_reader.read(tmp_path)
-    assert (found.status.state, found.status.app, found.status.restarts) == ("finished", "peers of digits", 1)
-    assert [record.version for record in found.records] == [3, 4]
-    assert found.setting("batch_size") == 10
-    tables = {table["title"]: table["rows"] for table in report.record_of(found)["tables"]}
+    run = run_reader.read(tmp_path)
+    assert (run.status.state, run.status.app, run.status.restarts) == ("finished", "peers of digits", 1)
+    assert [record.version for record in run.records] == [3, 4]
+    assert run.setting("batch_size") == 10
+    tables = {table["title"]: table["rows"] for table in report.record_of(run)["tables"]}
     assert [row[0] for row in tables["Peers"][1:]] == ["clinic", "peer 2"]
     assert (tmp_path / folder.REPORT).exists()
 
 
 def test_a_line_of_each_second_becomes_rare_in_a_long_run():
     rarely = Rarely(1000.0)
-    said = [second for second in range(3600) if rarely.is_due(1000.0 + second)]
-    assert said[:12] == [*range(11), 12]
-    assert 60 < len(said) < 120
-    assert max(b - a for a, b in pairwise(said)) == 60
+    seconds = [second for second in range(3600) if rarely.is_due(1000.0 + second)]
+    assert seconds[:12] == [*range(11), 12]
+    assert 60 < len(seconds) < 120
+    assert max(b - a for a, b in pairwise(seconds)) == 60

@@ -64,24 +64,24 @@ class Table:
     def send(self, number, message):
         self.follow(self.rounds.received(number, message, self.now))
 
-    def follow(self, made):
-        for one in made:
-            match one:
-                case Tell() if one.peer not in self.silent:
-                    answer = self.peers[one.peer].received(one.message)
-                    if answer is not None and not isinstance(one.message, self.mute.get(one.peer, ())):
-                        self.send(one.peer, answer)
+    def follow(self, instructions):
+        for instruction in instructions:
+            match instruction:
+                case Tell() if instruction.peer not in self.silent:
+                    answer = self.peers[instruction.peer].received(instruction.message)
+                    if answer is not None and not isinstance(instruction.message, self.mute.get(instruction.peer, ())):
+                        self.send(instruction.peer, answer)
                 case Reply():
-                    self.replies.append(one)
-                    if one.set:
-                        self.peers[one.peer].begin(one.set, BASE, b"set")
+                    self.replies.append(instruction)
+                    if instruction.set:
+                        self.peers[instruction.peer].begin(instruction.set, BASE, b"set")
                 case AddUp():
-                    self.work.append(one)
+                    self.work.append(instruction)
                 case Line():
-                    self.lines.append(one.text)
+                    self.lines.append(instruction.text)
 
     def update(self, number):
-        return [np.full_like(one, number / 64) for one in BASE]
+        return [np.full_like(array, number / 64) for array in BASE]
 
     def post(self, *numbers, number=1):
         for peer in numbers:
@@ -108,8 +108,8 @@ class Table:
 def assert_mean(table, work, members):
     assert tuple(work.posts) == members
     step = PLAN.update_limit / LEVELS
-    for one in table.mean(work):
-        np.testing.assert_allclose(one, table.expected(*members), atol=len(members) * step, rtol=0)
+    for array in table.mean(work):
+        np.testing.assert_allclose(array, table.expected(*members), atol=len(members) * step, rtol=0)
 
 
 def test_round_of_eight_peers_gives_fedavg_and_the_next_one_has_new_keys():
@@ -123,7 +123,7 @@ def test_round_of_eight_peers_gives_fedavg_and_the_next_one_has_new_keys():
     assert_mean(table, work, tuple(range(1, 9)))
     table.commit(work)
     assert (table.ledger.base, table.ledger.counts["posts"], table.ledger.sets.keys()) == (2, 8, {2})
-    assert [(one.answer, one.set, one.number) for one in table.replies] == [("replace", 2, 1)] * 8
+    assert [(reply.answer, reply.set, reply.number) for reply in table.replies] == [("replace", 2, 1)] * 8
     assert table.rounds.attempt != first
 
 
@@ -170,7 +170,7 @@ def test_survivors_lost_before_their_signature_or_their_answer_make_the_round_vo
     assert table.lines == [
         "void      the round begins again with new keys: peer 2 has left between its post and the sum"
     ]
-    assert sorted(one.peer for one in table.replies if one.answer == "continue") == list(range(1, 9))
+    assert sorted(reply.peer for reply in table.replies if reply.answer == "continue") == list(range(1, 9))
     assert table.rounds.attempt != first
     table.mute = {}
     table.post(1, 3, 4, 5, 6, 8, number=2)
@@ -213,8 +213,10 @@ def test_round_closes_at_its_deadline_without_a_slow_peer_which_begins_again():
     assert_mean(table, work, (1, 2, 4))
     table.post(3)  # while the server computes the sum
     table.commit(work)
-    late = [one for one in table.replies if one.peer == 3]
-    assert [(one.number, one.answer, one.set, one.reason) for one in late] == [(1, "rejected", 2, secure_rounds.LATE)]
+    late = [reply for reply in table.replies if reply.peer == 3]
+    assert [(reply.number, reply.answer, reply.set, reply.reason) for reply in late] == [
+        (1, "rejected", 2, secure_rounds.LATE)
+    ]
 
 
 def test_round_below_the_least_number_of_survivors_is_void():
@@ -246,13 +248,13 @@ def test_peer_receives_missed_messages_after_a_lost_connection():
     table.step()
     table.silent = {2}
     table.post(1, 3)
-    message = table.peers[2].masked([one - 0.5 for one in BASE], 1, 20)
+    message = table.peers[2].masked([array - 0.5 for array in BASE], 1, 20)
     table.send(2, message)
     table.send(2, message)  # its new connection sends the message again
     assert table.rounds.phase == "signing"
     table.silent = set()
     table.follow(table.rounds.arrived(2, keeps=True))
-    assert [one.base for one in table.work] == [1]
+    assert [work.base for work in table.work] == [1]
 
 
 def test_peer_that_lost_its_keys_is_left_out():
@@ -273,7 +275,7 @@ def test_peer_with_an_older_base_restarts_before_it_offers_a_key():
     table.step()
     [offered] = [table.peers[2].received(Attempt(attempt=table.rounds.attempt, base=1))]
     table.send(2, offered)
-    assert [(one.peer, one.answer, one.set) for one in table.replies] == [(2, "rejected", 1)]
+    assert [(reply.peer, reply.answer, reply.set) for reply in table.replies] == [(2, "rejected", 1)]
     assert table.rounds.phase == "offers"
 
 
@@ -292,7 +294,7 @@ def test_impossible_sum_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"key": "00" * 32}, "not signed"),
         ({"key": "00" * 31}, "a key has 64 hexadecimal digits"),
@@ -301,12 +303,12 @@ def test_impossible_sum_is_refused():
         ({"identity": "ab" * 32}, "not signed"),
     ],
 )
-def test_server_refuses_an_offer(change, why):
+def test_server_refuses_an_offer(change, reason):
     table = Table(3)
     table.mute = {2: Attempt}
     table.step()
     offered = table.peers[2].received(Attempt(attempt=table.rounds.attempt, base=1))
-    with pytest.raises(ProtocolError, match=why):
+    with pytest.raises(ProtocolError, match=reason):
         table.send(2, type(offered)(**(vars(offered) | change)))
     table.send(2, offered)
     assert table.rounds.phase == "posts"
@@ -361,8 +363,8 @@ def test_peer_that_claims_a_billion_samples_counts_as_ten_usual_ones():
     [work] = table.work
     assert work.shares == {1: 0.05, 2: 0.1, 3: 0.15, 4: 1.0}
     expected = -(0.05 * 1 + 0.1 * 2 + 0.15 * 3 + 4) / 64 / 1.3
-    for one in table.mean(work):
-        np.testing.assert_allclose(one, expected, atol=4 * PLAN.update_limit / LEVELS, rtol=0)
+    for array in table.mean(work):
+        np.testing.assert_allclose(array, expected, atol=4 * PLAN.update_limit / LEVELS, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +379,7 @@ def test_peer_that_claims_a_billion_samples_counts_as_ten_usual_ones():
     ],
 )
 def test_server_that_sends_different_terms_to_some_peers_gets_no_mask(plan, samples, text, data):
-    """The server could isolate peer 3 in the sum by sending another scale, model or base to the rest."""
+    """The server could isolate peer 3 in the sum by sending another scale, model or base to the other peers."""
     peers = {}
     for number in (1, 2, 3):
         peers[number] = SecurePeer(
@@ -385,7 +387,7 @@ def test_server_that_sends_different_terms_to_some_peers_gets_no_mask(plan, samp
         )
         peers[number].begin(1, BASE, data if number < 3 else b"set")
     offered = {number: peer.received(Attempt(attempt="a", base=1)) for number, peer in peers.items()}
-    offers = {str(number): one.identity + one.key + one.signature for number, one in offered.items()}
+    offers = {str(number): offer.identity + offer.key + offer.signature for number, offer in offered.items()}
     signatures = {}
     for number, peer in peers.items():
         peer.received(Members(attempt="a", samples=samples if number < 3 else 30, offers=offers))
@@ -412,7 +414,7 @@ def test_summed_post_counts_once():
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"way": "swap", "merge": "weighted"}, "secure aggregation in swaps cannot work"),
         ({"merge": "median"}, "with the merge median"),
@@ -429,10 +431,10 @@ def test_summed_post_counts_once():
         ({"update_limit": 1e30}, r"update_limit = 1e\+30 would round usual updates to 0; use 1000 or less"),
     ],
 )
-def test_plan_refuses_settings_that_contradict_secure_aggregation(change, why):
+def test_plan_refuses_settings_that_contradict_secure_aggregation(change, reason):
     settings = {"way": "rounds", "merge": "mean", "quorum": 3, "secure_aggregation": True}
     Plan(**settings)
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ConfigError, match=reason):
         Plan(**(settings | change))
 
 
@@ -443,7 +445,7 @@ def test_model_with_other_weights_than_float32_is_refused():
 
 
 def test_update_beyond_the_limit_is_refused():
-    live = [np.full_like(one, 8.5) for one in BASE]
+    live = [np.full_like(array, 8.5) for array in BASE]
     with pytest.raises(BadUpdate, match="8 of 8 values"):
         numbers_of(PLAN, BASE, live, 1.0)
     numbers_of(PLAN, BASE, live, 0.5)
@@ -471,13 +473,13 @@ class Trained:
         self.samples, self.step = samples, step
 
     def assign(self, weights):
-        self.live = [np.array(one) for one in weights]
+        self.live = [np.array(array) for array in weights]
 
     def weights(self):
-        return [one.copy() for one in self.live]
+        return [array.copy() for array in self.live]
 
     def batch(self, size):
-        self.live = [one - np.float32(self.step) for one in self.live]
+        self.live = [array - np.float32(self.step) for array in self.live]
 
     def means(self):
         return {"loss": 0.5, "accuracy": 0.5}
@@ -518,16 +520,16 @@ async def test_peers_with_sockets_train_one_model_and_the_journal_has_no_post(tm
         ]
         await running.until(lambda: running.server.ledger.round >= 4)
         await running.server._end_training("enough")
-        for one in peers:
-            await asyncio.to_thread(one.thread.join, PATIENCE_S)
+        for peer in peers:
+            await asyncio.to_thread(peer.thread.join, PATIENCE_S)
     ledger = running.server.ledger
     rounds = ledger.round - 1
     mean = 4 * (10 * 1 + 20 * 2 + 30 * 3) / 60 / 64
-    for one in peers:
-        assert one.error is None
-        [code] = [line for line in one.lines if line.startswith("code")]
+    for peer in peers:
+        assert peer.error is None
+        [code] = [line for line in peer.lines if line.startswith("code")]
         assert code in peers[0].lines
-        np.testing.assert_allclose(one.trained.live[0], -rounds * mean, atol=rounds * 3 * 8 / LEVELS, rtol=0)
+        np.testing.assert_allclose(peer.trained.live[0], -rounds * mean, atol=rounds * 3 * 8 / LEVELS, rtol=0)
     entries = list(history(tmp_path / "run"))
     assert sum(isinstance(entry, Summed) for entry in entries) == rounds
     assert not any(isinstance(entry, Posted) for entry in entries)
@@ -540,11 +542,11 @@ async def test_updates_beyond_the_limit_say_what_to_do_and_do_not_flood_the_term
         peers = [OnThread(running, code, 10, 1 / 64) for code in await running.server.invite(3)]
         await running.until(lambda: running.server.ledger.counts.get("lost", 0) >= 9)
         await running.server._end_training("enough")
-        for one in peers:
-            await asyncio.to_thread(one.thread.join, PATIENCE_S)
+        for peer in peers:
+            await asyncio.to_thread(peer.thread.join, PATIENCE_S)
     assert len([line for line in running.lines if line.startswith("again")]) <= 3
-    for one in peers:
-        [broken] = [line for line in one.lines if line.startswith(("broken", "rejected"))]
+    for peer in peers:
+        [broken] = [line for line in peer.lines if line.startswith(("broken", "rejected"))]
         assert "raise --update-limit of ddlf peers serve" in broken
 
 
@@ -561,11 +563,11 @@ async def test_server_that_was_killed_in_a_round_restarts_the_round(tmp_path, pl
         assert again.server.ledger.base == base
         await again.until(lambda: again.server.ledger.round >= running.server.ledger.round + 2)
         await again.server._end_training("enough")
-        for one in peers:
-            await asyncio.to_thread(one.thread.join, PATIENCE_S)
+        for peer in peers:
+            await asyncio.to_thread(peer.thread.join, PATIENCE_S)
     rounds = again.server.ledger.round - 1
-    updates = sum(one.updates for one in again.server.ledger.members.values()) / 3
-    assert [one.error for one in peers] == [None] * 3
+    updates = sum(member.updates for member in again.server.ledger.members.values()) / 3
+    assert [peer.error for peer in peers] == [None] * 3
     assert rounds >= 3
     np.testing.assert_allclose(peers[0].trained.live[0], -updates / 64, atol=rounds * 3 * 8 / LEVELS, rtol=0)
 

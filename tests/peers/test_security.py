@@ -59,12 +59,12 @@ async def test_no_log_and_no_file_of_the_run_has_a_code_or_a_key(tmp_path, caplo
     async with Running(tmp_path) as running:
         [code] = await running.server.invite()
         lines = []
-        one = peer(f"http://127.0.0.1:{running.port}/#{code}", lines)
-        await asyncio.to_thread(one.run, most_updates=25)
+        client = peer(f"http://127.0.0.1:{running.port}/#{code}", lines)
+        await asyncio.to_thread(client.run, most_updates=25)
         written = "".join(path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir() if path.is_file())
         assert lines
         for text in (caplog.text, "".join(lines), "".join(running.lines), written):
-            assert not any(secret in text for secret in (code, one._connection._own_key.key))
+            assert not any(secret in text for secret in (code, client._connection._own_key.key))
 
 
 async def over_tls(tmp_path, use, protected=None):
@@ -102,14 +102,14 @@ async def test_a_link_beyond_loopback_pins_the_certificate(tmp_path):
 
 @pytest.mark.parametrize("with_tls", [False, True])
 async def test_commands_reach_a_server_on_one_address_also_with_a_given_certificate(tmp_path, with_tls):
-    given = tmp_path / "given.pem" if with_tls else None
-    if given is not None:
-        make_certificate(given)
-    context, pin = protection("127.0.0.2", given, given, "")
+    certificate = tmp_path / "given.pem" if with_tls else None
+    if certificate is not None:
+        make_certificate(certificate)
+    context, pin = protection("127.0.0.2", certificate, certificate, "")
     assert bool(pin) == with_tls
     server = Running(tmp_path).server
     ready, sock = asyncio.Event(), socket.create_server(("127.0.0.2", 0))  # no server listens on 127.0.0.1
-    facts = place_of(sock, given) | {"control": "secret"}
+    facts = place_of(sock, certificate) | {"control": "secret"}
     task = asyncio.ensure_future(server.serve(sock, ready.set, context))
     await asyncio.wait_for(ready.wait(), PATIENCE_S)
     try:

@@ -88,58 +88,58 @@ async def running(tmp_path):
 
 
 async def test_peers_swap_their_sets(running):
-    one, other = await running.peer(), await running.peer()
-    assert value(one.set) == 0.0
-    assert (await one.post(a_set(1.0), accuracy=0.5))["answer"] == "continue"
-    answer = await other.post(a_set(2.0))
-    assert (answer["answer"], answer["trainings"], answer["accuracy"], value(other.set)) == ("merge", 1, 0.5, 1.0)
-    assert (await one.post(a_set(3.0)))["answer"] == "merge"
-    assert value(one.set) == 2.0
+    first, second = await running.peer(), await running.peer()
+    assert value(first.set) == 0.0
+    assert (await first.post(a_set(1.0), accuracy=0.5))["answer"] == "continue"
+    answer = await second.post(a_set(2.0))
+    assert (answer["answer"], answer["trainings"], answer["accuracy"], value(second.set)) == ("merge", 1, 0.5, 1.0)
+    assert (await first.post(a_set(3.0)))["answer"] == "merge"
+    assert value(first.set) == 2.0
     assert running.server.ledger.sets.keys() == running.server.sets.keys()
 
 
 async def test_a_peer_that_reconnects_stays_the_same_peer_and_is_answered_once(running):
-    one, other = await running.peer(), await running.peer()
-    await one.post(a_set(1.0))
-    await other.send_post(a_set(2.0))
+    first, second = await running.peer(), await running.peer()
+    await first.post(a_set(1.0))
+    await second.send_post(a_set(2.0))
     await running.until(lambda: running.server.ledger.members[2].number == 1)
-    await other.socket.close()
-    welcome = await other.connect(keeps=True)
+    await second.socket.close()
+    welcome = await second.connect(keeps=True)
     assert (welcome["peer"], welcome["number"], welcome["set_number"]) == (2, 1, 0)
-    await other.send_again(a_set(2.0))
-    assert ((await other.answer())["answer"], value(other.set)) == ("merge", 1.0)
+    await second.send_again(a_set(2.0))
+    assert ((await second.answer())["answer"], value(second.set)) == ("merge", 1.0)
     assert running.server.ledger.counts["posts"] == 2
 
 
 async def test_a_server_that_was_killed_knows_every_acknowledged_set(tmp_path):
     async with Running(tmp_path) as running:
-        one, other = await running.peer(), await running.peer()
-        await one.post(a_set(1.0))
-        await other.post(a_set(2.0))
+        first, second = await running.peer(), await running.peer()
+        await first.post(a_set(1.0))
+        await second.post(a_set(2.0))
         before, sets = running.server.ledger.state(), dict(running.server.sets)
-        await one.socket.close()
-        await other.socket.close()
+        await first.socket.close()
+        await second.socket.close()
     async with Running(tmp_path) as again:
         assert (again.server.ledger.state(), again.server.sets) == (before, sets)
-        one.port = other.port = again.port
-        again.peers = [one, other]
-        assert (await one.connect(keeps=True))["number"] == 1
-        assert (await one.post(a_set(3.0)))["answer"] == "merge"
-        assert value(one.set) == 2.0
+        first.port = second.port = again.port
+        again.peers = [first, second]
+        assert (await first.connect(keeps=True))["number"] == 1
+        assert (await first.post(a_set(3.0)))["answer"] == "merge"
+        assert value(first.set) == 2.0
 
 
 async def test_a_set_that_is_not_finite_is_rejected_and_the_run_continues(running):
-    one, other = await running.peer(), await running.peer()
-    await one.post(a_set(1.0))
-    answer = await other.post(a_set(float("nan")))
-    assert (answer["answer"], value(other.set)) == ("rejected", 0.0)
+    first, second = await running.peer(), await running.peer()
+    await first.post(a_set(1.0))
+    answer = await second.post(a_set(float("nan")))
+    assert (answer["answer"], value(second.set)) == ("rejected", 0.0)
     assert answer["why"] == "6 of 6 values of 'dense/kernel' are NaN or infinite"
-    assert (await other.post(a_set(2.0)))["answer"] == "merge"
+    assert (await second.post(a_set(2.0)))["answer"] == "merge"
 
 
 async def test_a_far_too_long_set_is_rejected_and_three_strikes_exclude_its_peer(running):
-    one, two, bad = [await running.peer() for _ in range(3)]
-    for peer in (one, two, bad):
+    first, second, bad = [await running.peer() for _ in range(3)]
+    for peer in (first, second, bad):
         await peer.post(a_set(1.0))
     for _ in range(3):
         answer = await bad.post(a_set(1e6))
@@ -148,7 +148,7 @@ async def test_a_far_too_long_set_is_rejected_and_three_strikes_exclude_its_peer
     answer = await bad.post(a_set(1.0))
     assert (answer["answer"], answer["why"][:36]) == ("rejected", "after 3 strikes, posts count again i")
     assert any(line == "out       peer 3 (light): its posts count again in 60 s" for line in running.lines)
-    for peer in (one, two):
+    for peer in (first, second):
         await peer.post(a_set(2.0))
         assert value(peer.set) in (0.0, 1.0, 2.0)
     [listed] = [peer for peer in running.server.overview()["peers"] if peer["peer"] == 3]
@@ -159,15 +159,15 @@ async def test_a_far_too_long_set_is_rejected_and_three_strikes_exclude_its_peer
 
 async def test_a_peer_moves_only_partly_towards_a_distant_set(tmp_path):
     async with Running(tmp_path, longest=2.0) as running:
-        one, two, far = [await running.peer() for _ in range(3)]
-        for peer in (one, two, far):
+        first, second, far = [await running.peer() for _ in range(3)]
+        for peer in (first, second, far):
             await peer.post(a_set(1.0), contains=0)
-        for place in (2.5, 4.0, 5.5, 7.0, 8.5, 10.0, 11.5):
-            await far.post(a_set(place), contains=0)
-        await one.post(a_set(1.5), contains=0)
-        await one.post(a_set(2.0), contains=one.given)
-        await two.post(a_set(1.5), contains=two.given)
-        steps = [peer.set for peer in (one, two)]
+        for distance in (2.5, 4.0, 5.5, 7.0, 8.5, 10.0, 11.5):
+            await far.post(a_set(distance), contains=0)
+        await first.post(a_set(1.5), contains=0)
+        await first.post(a_set(2.0), contains=first.set_number)
+        await second.post(a_set(1.5), contains=second.set_number)
+        steps = [peer.set for peer in (first, second)]
         assert any(2.0 < value(data) < 11.5 for data in steps), [value(data) for data in steps]
 
 
@@ -176,43 +176,43 @@ async def test_a_trial_rejects_a_set_whose_accuracy_is_lower(tmp_path):
     async with Running(
         tmp_path, test=lambda weights: (0.9 if weights[0][0, 0] < 5 else 0.5, 0.1, 100), **plan
     ) as running:
-        one = await running.peer()
+        peer = await running.peer()
         await running.until(lambda: running.server.ledger.validations)
-        assert (await one.post(a_set(1.0)))["answer"] == "continue"
-        answer = await one.post(a_set(9.0))
+        assert (await peer.post(a_set(1.0)))["answer"] == "continue"
+        answer = await peer.post(a_set(9.0))
         assert answer["answer"] == "rejected"
         assert answer["why"] == "its accuracy on the server's data is 0.5000, and that of the last validations 0.9000"
 
 
 async def test_a_peer_restarts_from_the_validated_set_after_a_failed_merge(running):
-    one, other = await running.peer(), await running.peer()
-    await one.post(a_set(1.0))
+    first, second = await running.peer(), await running.peer()
+    await first.post(a_set(1.0))
     await running.validated(2, 0.5)
-    assert (await other.post(a_set(5.0)))["answer"] == "merge"
-    await other.socket.send(frame(BROKEN, {"why": "NaN after a merge"}))
-    assert ((await other.answer())["answer"], value(other.set)) == ("replace", 1.0)
+    assert (await second.post(a_set(5.0)))["answer"] == "merge"
+    await second.socket.send(frame(BROKEN, {"why": "NaN after a merge"}))
+    assert ((await second.answer())["answer"], value(second.set)) == ("replace", 1.0)
     assert any("NaN after a merge" in line for line in running.lines)
 
 
 async def test_after_a_merge_all_peers_get_the_mean_by_trainings(running):
-    one, other = await running.peer(), await running.peer()
+    first, second = await running.peer(), await running.peer()
     for _ in range(3):
-        await one.post(a_set(1.0))
-    await other.post(a_set(5.0))
+        await first.post(a_set(1.0))
+    await second.post(a_set(5.0))
     await running.server._command("merge", "")
     await running.until(lambda: running.server.ledger.base > 1)
-    for peer in (one, other):
+    for peer in (first, second):
         assert (await peer.post(a_set(9.0)))["answer"] == "replace"
         assert value(peer.set) == pytest.approx((3 * 1.0 + 1 * 5.0) / 4)
 
 
 async def test_the_end_gives_all_peers_the_last_set(running):
-    one, other = await running.peer(), await running.peer()
-    await one.post(a_set(1.0))
-    await other.post(a_set(3.0))
+    first, second = await running.peer(), await running.peer()
+    await first.post(a_set(1.0))
+    await second.post(a_set(3.0))
     status, _, _ = await get(running.port, "/control/stop", {"Authorization": "Bearer secret"})
     assert status == 200
-    for peer in (one, other):
+    for peer in (first, second):
         end = await peer.answer()
         assert (end["end"]["over"], value(end["set"])) == (True, 2.0)
     await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_S)
@@ -220,11 +220,11 @@ async def test_the_end_gives_all_peers_the_last_set(running):
 
 async def test_a_round_is_the_mean_of_its_sets_by_samples(tmp_path):
     async with Running(tmp_path, way="rounds", merge="mean") as running:
-        one, other = await running.peer(samples=100), await running.peer(samples=300)
-        await one.send_post(a_set(1.0), base=1)
-        assert (await other.post(a_set(5.0), base=1))["answer"] == "replace"
-        await one.answer()
-        assert value(one.set) == value(other.set) == 0.25 * 1.0 + 0.75 * 5.0
+        first, second = await running.peer(samples=100), await running.peer(samples=300)
+        await first.send_post(a_set(1.0), base=1)
+        assert (await second.post(a_set(5.0), base=1))["answer"] == "replace"
+        await first.answer()
+        assert value(first.set) == value(second.set) == 0.25 * 1.0 + 0.75 * 5.0
         late = await running.peer()
         assert value(late.set) == 4.0
 
@@ -234,18 +234,18 @@ async def test_a_peer_that_claims_a_billion_samples_counts_as_ten_usual_ones(tmp
     """The server cannot verify the number. Without checks, it accepts it."""
     plan = {"way": "rounds", "merge": "mean", "update_policy": "stop", "longest": longest}
     async with Running(tmp_path, **plan) as running:
-        one, other, liar = [await running.peer(samples=samples) for samples in (100, 300, 10**9)]
+        first, second, liar = [await running.peer(samples=samples) for samples in (100, 300, 10**9)]
         for number in range(2):
-            base = one.given or 1
-            await one.send_post(a_set(1.0), base=base)
-            await other.send_post(a_set(1.0 + number), base=base)
+            base = first.set_number or 1
+            await first.send_post(a_set(1.0), base=base)
+            await second.send_post(a_set(1.0 + number), base=base)
             await liar.send_post(a_set(3.0), base=base)
-            for peer in (one, other, liar):
+            for peer in (first, second, liar):
                 await peer.answer()
-        assert value(one.set) == pytest.approx((100 + 300 * 2 + weight * 3) / (400 + weight))
-        said = "peer 3 (light) says that it has 1,000,000,000 samples, and counts with 3,000: 10 times as many"
+        assert value(first.set) == pytest.approx((100 + 300 * 2 + weight * 3) / (400 + weight))
+        sentence = "peer 3 (light) says that it has 1,000,000,000 samples, and counts with 3,000: 10 times as many"
         lines = [line for line in running.lines if line.startswith("capped")]
-        assert lines == [f"capped    {said} as is usual here"] * (longest > 0)
+        assert lines == [f"capped    {sentence} as is usual here"] * (longest > 0)
 
 
 async def rounds_of(folder, plan, *, restarts):
@@ -254,7 +254,7 @@ async def rounds_of(folder, plan, *, restarts):
     await running.__aenter__()
     peer = await running.peer()
     for _ in range(3):
-        await peer.post(a_set(value(peer.set) + 1.0), base=peer.given or 1)
+        await peer.post(a_set(value(peer.set) + 1.0), base=peer.set_number or 1)
         if restarts:
             await running.__aexit__()
             running = Running(folder, **plan)
@@ -268,11 +268,11 @@ async def rounds_of(folder, plan, *, restarts):
 async def test_the_outer_optimizer_keeps_its_state_across_a_restart(tmp_path):
     plan = {"way": "rounds", "merge": "mean", "outer": "nesterov:learning_rate=1,momentum=0.5"}
 
-    found = []
+    bases = []
     for name, restarts in (("one", False), ("other", True)):
         (tmp_path / name).mkdir()
-        found.append(await rounds_of(tmp_path / name, plan, restarts=restarts))
-    assert found[0] == found[1] != 3.0
+        bases.append(await rounds_of(tmp_path / name, plan, restarts=restarts))
+    assert bases[0] == bases[1] != 3.0
 
 
 async def test_a_code_is_used_once_and_expires(running, monkeypatch):
@@ -336,7 +336,7 @@ async def test_the_list_leaves_out_members_that_have_never_arrived(running):
     [code] = await running.server.invite()
     assert (await get(running.port, "/join", {"X-DDLF-Code": code}))[0] == 200
     await running.peer()
-    assert [one["peer"] for one in running.server.overview()["peers"]] == [2]
+    assert [peer["peer"] for peer in running.server.overview()["peers"]] == [2]
 
 
 async def test_a_full_disk_refuses_a_merge_until_there_is_space(tmp_path, monkeypatch):
@@ -397,13 +397,13 @@ async def test_seconds_end_the_training_after_the_first_peer(tmp_path):
 
 async def test_another_peer_validates_if_the_first_one_leaves(tmp_path):
     async with Running(tmp_path, validate_s=0.01) as running:
-        one, other = await running.peer(), await running.peer()
-        assert (await one.post(a_set(1.0)))["answer"] == "validate"
-        await one.socket.send(frame(BYE, {}))
+        first, second = await running.peer(), await running.peer()
+        assert (await first.post(a_set(1.0)))["answer"] == "validate"
+        await first.socket.send(frame(BYE, {}))
         await running.until(lambda: running.server.ledger.present == [2])
         for step in range(2):  # a single peer validates each time
             await running.until(lambda: time.time() - running.server.ledger.asked_at > 0.01)
-            assert (await other.post(a_set(2.0 + step)))["answer"] == "validate"
+            assert (await second.post(a_set(2.0 + step)))["answer"] == "validate"
 
 
 async def test_a_removed_peer_cannot_come_back(running):
@@ -431,13 +431,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("message", "why"), BAD.values(), ids=BAD)
-async def test_bad_frames_are_answered_with_the_reason_and_harm_no_other_peer(running, message, why):
+@pytest.mark.parametrize(("message", "reason"), BAD.values(), ids=BAD)
+async def test_bad_frames_are_answered_with_the_reason_and_harm_no_other_peer(running, message, reason):
     bad, good = await running.peer(), await running.peer()
     await bad.socket.send(message)
     answer = await bad.answer()
-    if why:
-        assert why in answer["end"]["why"]
+    if reason:
+        assert reason in answer["end"]["why"]
         with pytest.raises(ConnectionClosed):
             await bad.socket.recv()
     else:
@@ -478,7 +478,7 @@ async def test_a_silent_peer_is_refused_with_the_reason(running, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("hello", "why"),
+    ("hello", "reason"),
     [
         ({"samples": 0}, "1 to 1,000,000,000 samples"),
         ({"samples": 10**12}, "1 to 1,000,000,000 samples"),
@@ -486,7 +486,7 @@ async def test_a_silent_peer_is_refused_with_the_reason(running, monkeypatch):
         ({"samples": 5, "run": "an older one"}, "another run"),
     ],
 )
-async def test_an_invalid_hello_is_answered_with_the_reason(running, hello, why):
+async def test_an_invalid_hello_is_answered_with_the_reason(running, hello, reason):
     peer = await running.peer()
     await peer.socket.close()
     peer.socket = await connect(
@@ -494,7 +494,7 @@ async def test_an_invalid_hello_is_answered_with_the_reason(running, hello, why)
     )
     peer.sockets.append(peer.socket)
     await peer.socket.send(frame(HELLO, {"name": "x"} | hello))
-    assert why in (await peer.answer())["end"]["why"]
+    assert reason in (await peer.answer())["end"]["why"]
 
 
 async def test_the_number_of_samples_must_not_change_after_the_first_post(running):
@@ -518,7 +518,7 @@ class Added:
         self.live = LAYOUT.decode(a_set(0.0))
 
     def batch(self, size):
-        self.live = [one + 1 for one in self.live]
+        self.live = [array + 1 for array in self.live]
 
     def means(self):
         return {"loss": 1.0}
@@ -578,25 +578,27 @@ async def test_a_second_window_replaces_the_first(running):
 
 
 async def test_a_peer_that_says_goodbye_leaves_nothing_outstanding(running):
-    one, other = await running.peer(), await running.peer()
-    await one.post(a_set(1.0))
-    await other.post(a_set(2.0))
-    await other.socket.send(frame(BYE, {}))
+    first, second = await running.peer(), await running.peer()
+    await first.post(a_set(1.0))
+    await second.post(a_set(2.0))
+    await second.socket.send(frame(BYE, {}))
     await running.until(lambda: "merged" in running.server.ledger.counts)
-    assert [held.state for held in running.server.ledger.sets.values()] == ["base", "waiting"]
+    assert [weight_set.state for weight_set in running.server.ledger.sets.values()] == ["base", "waiting"]
 
 
 async def test_a_peer_that_does_not_answer_pings_is_gone_after_its_lease(running, monkeypatch):
     monkeypatch.setattr(server, "PING_S", 0.05)
-    one, other = await running.peer(), await running.peer()
-    await one.post(a_set(1.0))
-    await other.post(a_set(2.0))
+    first, second = await running.peer(), await running.peer()
+    await first.post(a_set(1.0))
+    await second.post(a_set(2.0))
     running.server.ledger.members[1].interval_s = PATIENCE_S  # so that it keeps its lease on a busy machine
     monkeypatch.setattr(ledger, "LEASE_S", 0.5)
-    other.socket.transport.pause_reading()  # like a machine that has lost its network
+    second.socket.transport.pause_reading()  # like a machine that has lost its network
     await running.until(lambda: not running.server.ledger.members[2].present)
     assert running.server.ledger.present == [1]
-    await running.until(lambda: "outstanding" not in {held.state for held in running.server.ledger.sets.values()})
+    await running.until(
+        lambda: "outstanding" not in {weight_set.state for weight_set in running.server.ledger.sets.values()}
+    )
 
 
 async def test_a_full_disk_acknowledges_nothing_and_the_peer_posts_again(running, monkeypatch):
@@ -638,8 +640,8 @@ async def test_a_server_ends_with_a_full_disk_and_a_later_one_ends_the_training(
         journal.append = no_room
         if how != "seconds":
             status, _, body = await get(running.port, "/control/stop", {"Authorization": "Bearer secret"})
-            said = "the server ends, and its training is not over" if how == "stop" else '{"secure": false}'
-            assert (status, body.strip().partition(", because")[0]) == (507 if how == "stop" else 200, said)
+            message = "the server ends, and its training is not over" if how == "stop" else '{"secure": false}'
+            assert (status, body.strip().partition(", because")[0]) == (507 if how == "stop" else 200, message)
         with pytest.raises(
             CheckpointError, match=r"^the server ends, .* cannot be written: no space: .*--resume last$"
         ):
@@ -649,7 +651,7 @@ async def test_a_server_ends_with_a_full_disk_and_a_later_one_ends_the_training(
     async with Running(tmp_path, end=1.0 if how == "seconds" else 0.0) as again:
         if how == "seconds":  # the end waits for the peer, which has not reconnected yet
             due, looks = again.server.ledger.due, []
-            again.server.ledger.due = lambda now, seen: looks.append(now) or due(now, seen)
+            again.server.ledger.due = lambda now, heard_at: looks.append(now) or due(now, heard_at)
             await again.until(lambda: len(looks) == 2)
             peer.port = again.port
             again.peers = [peer]
@@ -700,23 +702,23 @@ async def test_a_new_peer_is_not_taken_for_lost(tmp_path, monkeypatch):
 async def test_a_peer_that_returns_while_other_leases_expire_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "TICK_S", 0.0)
     async with Running(tmp_path) as running:
-        one, other = await running.peer(), await running.peer()
-        await one.post(a_set(1.0))
+        first, second = await running.peer(), await running.peer()
+        await first.post(a_set(1.0))
         commit, back = running.server.commit, asyncio.Event()
 
         async def slowly(entry, data=b""):
             if isinstance(entry, Left) and not back.is_set():
-                await other.connect(keeps=True)  # the lease of this peer has expired, too
+                await second.connect(keeps=True)  # the lease of this peer has expired, too
                 back.set()
             await commit(entry, data)
 
         monkeypatch.setattr(running.server, "commit", slowly)
-        for peer in (one, other):
+        for peer in (first, second):
             await peer.abort()
         await running.until(lambda: not running.server._lines)
         running.server._last_signs = {1: 0.0, 2: 0.0}
         await running.until(back.is_set)
-        assert (await other.post(a_set(2.0)))["answer"] != "rejected"
+        assert (await second.post(a_set(2.0)))["answer"] != "rejected"
         assert running.server.ledger.present == [2]
 
 
@@ -783,7 +785,7 @@ async def test_a_peer_that_is_disconnected_during_its_restart_asks_again(running
             if self.broke:
                 return self.live
             self.broke = True
-            return [one * np.nan for one in self.live]
+            return [array * np.nan for array in self.live]
 
     monkeypatch.setattr(running.server, "_received", cut_off)
     [code] = await running.server.invite()

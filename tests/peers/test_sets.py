@@ -23,11 +23,11 @@ LAYOUT = layout_of(WEIGHTS)
 
 def test_a_set_is_a_safetensors_file_with_aligned_tensors():
     data = LAYOUT.encode(list(WEIGHTS.values()))
-    found = read(data, Path("a set"))
-    assert found.keys() == WEIGHTS.keys()
+    arrays = read(data, Path("a set"))
+    assert arrays.keys() == WEIGHTS.keys()
     for name, array in WEIGHTS.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(arrays[name], array)
     table = json.loads(LAYOUT.header[8:])
     for name, entry in table.items():
         assert (len(LAYOUT.header) + entry["data_offsets"][0]) % WEIGHTS[name].dtype.itemsize == 0
@@ -37,9 +37,9 @@ def test_a_decoded_set_has_the_bits_of_the_original():
     data = LAYOUT.encode(list(WEIGHTS.values()))
     assert len(data) == LAYOUT.bytes
     assert not LAYOUT.fault(data)
-    for ours, theirs in zip(LAYOUT.decode(data), WEIGHTS.values(), strict=True):
-        assert ours.dtype == theirs.dtype
-        assert ours.tobytes() == theirs.tobytes()
+    for decoded, expected in zip(LAYOUT.decode(data), WEIGHTS.values(), strict=True):
+        assert decoded.dtype == expected.dtype
+        assert decoded.tobytes() == expected.tobytes()
 
 
 def test_a_value_that_is_not_finite_is_named():

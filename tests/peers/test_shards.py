@@ -57,12 +57,12 @@ def test_each_sample_is_in_exactly_one_shard_with_its_label(rule):
 
 def test_the_digest_differs_for_other_data_and_other_divisions():
     other = DATA | {"x_train": DATA["x_train"] + 1}
-    found = {
+    digests = {
         Shards(data, count, "equal", seed).digest
         for data, count, seed in ((DATA, 2, 0), (DATA, 2, 1), (DATA, 3, 0), (other, 2, 0))
     }
-    assert len(found) == 4
-    assert Shards(dict(DATA), 2, "equal", 0).digest in found
+    assert len(digests) == 4
+    assert Shards(dict(DATA), 2, "equal", 0).digest in digests
 
 
 def test_more_shards_than_samples_and_several_inputs_are_refused():
@@ -100,8 +100,8 @@ def test_each_shard_has_at_most_one_peer_and_is_leased_again(kind, acts):
             ledger.apply(Arrived(at=1.0, peer=peer, name="", samples=10 + shard, keeps=False, shard=shard))
         elif act != "arrive" and not member.removed:
             ledger.apply(Left(at=1.0, peer=peer, why="", removed=act == "remove"))
-        held = [one.shard for one in ledger.members.values() if one.present]
-        assert sorted([*held, *ledger.free_shards]) == [1, 2, 3]
+        leased = [member.shard for member in ledger.members.values() if member.present]
+        assert sorted([*leased, *ledger.free_shards]) == [1, 2, 3]
 
 
 def test_a_shard_that_another_peer_has_is_refused():
@@ -130,39 +130,42 @@ async def shard_of(running, peer, number, key=None, range_="bytes=0-"):
 
 async def test_a_server_leases_shards_and_a_later_server_knows_the_leases(tmp_path):
     async with lending(tmp_path) as running:
-        one, other = await running.peer(samples=0), await running.peer(samples=0)
+        first, second = await running.peer(samples=0), await running.peer(samples=0)
         assert [running.server.ledger.members[peer].shard for peer in (1, 2)] == [1, 2]
-        assert (await shard_of(running, one, 1, "wrong"))[0] == 401
-        assert [(await shard_of(running, one, number))[0] for number in (2, 3, "")] == [409] * 3
+        assert (await shard_of(running, first, 1, "wrong"))[0] == 401
+        assert [(await shard_of(running, first, number))[0] for number in (2, 3, "")] == [409] * 3
         late = await running.peer(samples=0)
         assert "each of the 2 shards is with a peer" in (await late.connect())["end"]["why"]
-        await other.socket.send(b"")  # ends the connection, but not the lease
-        await other.socket.wait_closed()
-        await other.connect()
+        await second.socket.send(b"")  # ends the connection, but not the lease
+        await second.socket.wait_closed()
+        await second.connect()
         assert running.server.ledger.members[2].shard == 2
         await running.server.commit(Left(at=1.0, peer=2, why="its lease"))
-        assert (await shard_of(running, other, 2))[0] == 409
+        assert (await shard_of(running, second, 2))[0] == 409
         assert (await late.connect())["shard"] == 2
-        own = await running.peer(samples=5)
-        assert "a part of its data" in (await own.connect())["end"]["why"]
+        with_data = await running.peer(samples=5)
+        assert "a part of its data" in (await with_data.connect())["end"]["why"]
     async with lending(tmp_path) as again:
-        assert {peer: one.shard for peer, one in again.server.ledger.members.items() if one.present} == {1: 1, 3: 2}
-        other.port = again.port
-        assert "each of the 2" in (await other.connect())["end"]["why"]
+        assert {peer: member.shard for peer, member in again.server.ledger.members.items() if member.present} == {
+            1: 1,
+            3: 2,
+        }
+        second.port = again.port
+        assert "each of the 2" in (await second.connect())["end"]["why"]
 
 
 async def test_a_peer_gets_its_shard_in_pieces_one_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(shards_module, "PIECE_BYTES", 100)
     async with lending(tmp_path) as running:
         peer = await running.peer(samples=0)
-        content, found = running.server.model.shards.content(1), b""
-        while len(found) < len(content):
-            status, facts, body = await shard_of(running, peer, 1, range_=f"bytes={len(found)}-")
+        content, received = running.server.model.shards.content(1), b""
+        while len(received) < len(content):
+            status, facts, body = await shard_of(running, peer, 1, range_=f"bytes={len(received)}-")
             assert status == 206
-            assert facts["Content-Range"] == f"bytes {len(found)}-{len(found) + len(body) - 1}/{len(content)}"
+            assert facts["Content-Range"] == f"bytes {len(received)}-{len(received) + len(body) - 1}/{len(content)}"
             assert len(body) <= 100
-            found += body
-        assert found == content
+            received += body
+        assert received == content
         bad = (f"bytes={len(content)}-", "bytes=-5", "bytes=0-9", "bytes=0-,9-", "lines=0-", "bytes=" + "9" * 400 + "-")
         assert [(await shard_of(running, peer, 1, range_=range_))[0] for range_ in bad] == [416] * len(bad)
 
@@ -194,11 +197,11 @@ async def served(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(shards_module, "PIECE_BYTES", 50_000)
     (tmp_path / "d.nnm").write_text(TEXT)
-    found = await asyncio.to_thread(serving.read_model, tmp_path / "d.nnm", "digits", None, 0, shards=1)
-    found.give_out(Plan(shards=2), 0)
-    assert not {"x_train", "y_train"} & found._trained.data.keys()  # the shards have them
-    assert found.can_test
-    return found
+    serving_model = await asyncio.to_thread(serving.read_model, tmp_path / "d.nnm", "digits", None, 0, shards=1)
+    serving_model.give_out(Plan(shards=2), 0)
+    assert not {"x_train", "y_train"} & serving_model._trained.data.keys()  # the shards have them
+    assert serving_model.can_test
+    return serving_model
 
 
 async def test_python_peers_train_on_shards_and_a_new_peer_gets_the_free_one(served, tmp_path):
@@ -212,7 +215,7 @@ async def test_python_peers_train_on_shards_and_a_new_peer_gets_the_free_one(ser
 
         first, second = await asyncio.gather(trained(10), trained(10))
         parts = [opened(served.model.shards.content(number))["x_train"].tobytes() for number in (1, 2)]
-        assert sorted(found.data["x_train"].tobytes() for found in (first, second)) == sorted(parts)
+        assert sorted(trained_peer.data["x_train"].tobytes() for trained_peer in (first, second)) == sorted(parts)
         assert {first.samples, second.samples} == set(served.model.shards.sizes)
         await running.until(lambda: not running.server.ledger.present)
         assert sorted(running.server.ledger.free_shards) == [1, 2]
@@ -220,9 +223,9 @@ async def test_python_peers_train_on_shards_and_a_new_peer_gets_the_free_one(ser
         await trained(5)
         assert running.server.ledger.members[3].shard == waits
         [code] = await running.server.invite()
-        own = peer_of_data(f"http://127.0.0.1:{running.port}/#{code}", {"x": np.zeros((9, 64)), "y": np.zeros(9)})
+        with_data = peer_of_data(f"http://127.0.0.1:{running.port}/#{code}", {"x": np.zeros((9, 64)), "y": np.zeros(9)})
         with pytest.raises(ConfigError, match="a part of its data"):
-            await asyncio.to_thread(own.run)
+            await asyncio.to_thread(with_data.run)
     assert any("samples of the server, shard" in line for line in lines)
 
 

@@ -9,7 +9,7 @@ from ddlf.peers.signals import Stop
 
 @pytest.mark.parametrize("is_printing", [False, True])
 def test_a_signal_asks_the_work_to_end_and_prints_a_message(is_printing, capfd):
-    asked = []
+    requests = []
 
     def say(line):
         if is_printing:
@@ -17,9 +17,9 @@ def test_a_signal_asks_the_work_to_end_and_prints_a_message(is_printing, capfd):
         print(line, flush=True)
 
     stop = Stop("the peer says goodbye", say)
-    stop.gently = lambda: asked.append(True)
+    stop.gently = lambda: requests.append(True)
     with stop.on_signals():
         signal.raise_signal(signal.SIGINT)
-    assert asked == [True]
+    assert requests == [True]
     assert stop.exit_code == 130
     assert "stopping  the peer says goodbye; again ends at once" in capfd.readouterr().out

@@ -42,16 +42,16 @@ async def a_round(running, *peers):
 
 async def test_each_round_is_charged_to_the_peers_with_an_update_in_it(tmp_path):
     async with Running(tmp_path, model=MODEL, **NOISED) as running:
-        one, two = await running.peer(), await running.peer()
-        await a_round(running, one, two)
-        three = await running.peer()
-        await a_round(running, one, two, three)
+        first, second = await running.peer(), await running.peer()
+        await a_round(running, first, second)
+        third = await running.peer()
+        await a_round(running, first, second, third)
         await running.server.commit(Left(at=time.time(), peer=3, why="gone"))
-        await a_round(running, one, two)
+        await a_round(running, first, second)
         spending = running.server._spending
         assert spending.epsilons() == {1: after(3), 2: after(3), 3: after(1)}
         peers = running.server.overview()["peers"]
-    assert [one["epsilon"] for one in peers] == list(spending.epsilons().values())
+    assert [peer["epsilon"] for peer in peers] == list(spending.epsilons().values())
     lines = (tmp_path / RELEASES).read_text().splitlines()
     assert [json.loads(line[9:])["members"] for line in lines[1:]] == [["1", "2"], ["1", "2", "3"], ["1", "2"]]
 
@@ -85,12 +85,12 @@ async def test_release_beyond_the_budget_does_not_change_the_base(tmp_path):
 async def test_each_post_is_charged_to_its_peer_if_no_party_is_trusted(tmp_path):
     """The server sees each post with a share of the noise: z = 1 / sqrt(2), the epsilon of two releases with z = 1."""
     async with Running(tmp_path, model=MODEL, **NOISED, trust="nobody") as running:
-        one, two = await running.peer(), await running.peer()
-        await a_round(running, one, two)
-        await one.send_post(a_set(0.1), base=running.server.ledger.base)  # this round never closes
+        first, second = await running.peer(), await running.peer()
+        await a_round(running, first, second)
+        await first.send_post(a_set(0.1), base=running.server.ledger.base)  # this round never closes
         await running.until(lambda: running.server._spending.account.accountant.releases == 3)
-        found = running.server._spending.epsilons()
-    assert found == {1: after(4), 2: after(2)}
+        epsilons = running.server._spending.epsilons()
+    assert epsilons == {1: after(4), 2: after(2)}
 
 
 ONE_POST = NOISED | {"trust": "nobody", "privacy_budget": 7.5}
@@ -99,12 +99,12 @@ ONE_POST = NOISED | {"trust": "nobody", "privacy_budget": 7.5}
 
 async def test_round_is_released_if_its_posts_use_up_the_budgets(tmp_path):
     async with Running(tmp_path, model=MODEL, **ONE_POST) as running:
-        one, two = await running.peer(), await running.peer()
-        await one.send_post(a_set(0.1), base=1)
+        first, second = await running.peer(), await running.peer()
+        await first.send_post(a_set(0.1), base=1)
         await running.until(lambda: running.server.ledger.posts == 1)
         assert not running.server.ledger.ended
-        end = await two.post(a_set(0.1), base=1)
-        assert end == await one.answer()  # neither peer receives another base
+        end = await second.post(a_set(0.1), base=1)
+        assert end == await first.answer()  # neither peer receives another base
         spent = running.server._spending.epsilons()
     assert spent == {1: after(2), 2: after(2)}
     assert LAYOUT.decode(end["set"])[0] == pytest.approx(0.1)

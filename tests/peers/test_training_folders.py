@@ -126,7 +126,7 @@ def test_files_without_a_model_or_settings_are_refused_by_name(tmp_path, monkeyp
 
 
 def test_logs_give_time_peer_and_action():
-    found = logs(
+    files = logs(
         [
             Began(at=100.0, set=1, run="r"),
             Arrived(at=100.5, peer=1, name="a, b", samples=3, keeps=False),
@@ -134,10 +134,10 @@ def test_logs_give_time_peer_and_action():
             Left(at=102.0, peer=1, why="bye"),
         ]
     )
-    assert found["training.csv"] == "Time,Client,Loss,Accuracy\n1.000,1,2.0,0.25\n"
-    assert [line.split(",")[:3] for line in found["log.csv"].splitlines()[1:]] == [
+    assert files["training.csv"] == "Time,Client,Loss,Accuracy\n1.000,1,2.0,0.25\n"
+    assert [line.split(",")[:3] for line in files["log.csv"].splitlines()[1:]] == [
         ["0.500", "1", "join"],
         ["1.000", "1", "post"],
         ["2.000", "1", "leave"],
     ]
-    assert found["validation.csv"] == "Time,Loss,Accuracy\n"
+    assert files["validation.csv"] == "Time,Loss,Accuracy\n"

@@ -44,19 +44,19 @@ def senders():
 
 
 def reading(senders):
-    return [one.transport.reads for one in senders]
+    return [sender.transport.reads for sender in senders]
 
 
 async def test_senders_wait_until_a_turn_ends_and_continue_in_order(senders):
     turns = Turns(2)
-    for one in senders:
-        turns.begin(one)
+    for sender in senders:
+        turns.begin(sender)
     assert reading(senders) == [True, True, False, False]
-    assert [turns.waits(one) for one in senders] == [False, False, True, True]
+    assert [turns.waits(sender) for sender in senders] == [False, False, True, True]
     turns.begin(senders[3])  # more bytes of its message had arrived
     turns.end(senders[1])
     assert reading(senders) == [True, True, True, False]
-    assert [one.much for one in senders] == [True, False, True, False]
+    assert [sender.much for sender in senders] == [True, False, True, False]
     turns.end(senders[3])  # it has disconnected
     turns.end(senders[0])
     turns.end(senders[2])

@@ -65,9 +65,9 @@ def halves_of(values, codec):
     return np.frombuffer(wire.encode([values])[len(wire.layout.header) :], np.uint16)
 
 
-@pytest.mark.parametrize(("codec", "place"), [("bfloat16", 1), ("float16", 2)])
-def test_codec_rounds_to_the_golden_bits(codec, place):
-    assert list(halves_of(SPECIAL, codec)) == [row[place] for row in GOLDEN]
+@pytest.mark.parametrize(("codec", "column"), [("bfloat16", 1), ("float16", 2)])
+def test_codec_rounds_to_the_golden_bits(codec, column):
+    assert list(halves_of(SPECIAL, codec)) == [row[column] for row in GOLDEN]
 
 
 def test_codec_has_the_bits_of_other_libraries():
@@ -97,15 +97,15 @@ def test_encoded_set_has_half_of_the_bytes_and_keeps_all_other_weights(codec):
     wire = Wire(exact, codec, TRAINED)
     data = wire.encode(list(WEIGHTS.values()))
     assert len(data) == wire.bytes <= exact.bytes - 602 * 2 + 16
-    found = read(data, Path("a set"))
-    assert found.keys() == WEIGHTS.keys()
-    assert {name: array.dtype.name for name, array in found.items()} == {
+    arrays = read(data, Path("a set"))
+    assert arrays.keys() == WEIGHTS.keys()
+    assert {name: array.dtype.name for name, array in arrays.items()} == {
         name: codec if name.startswith("dense") else array.dtype.name for name, array in WEIGHTS.items()
     }
     assert not wire.fault(data)
     for (name, array), back in zip(WEIGHTS.items(), wire.decode(data), strict=True):
         assert back.dtype == array.dtype
-        np.testing.assert_array_equal(back, found[name].astype(array.dtype))
+        np.testing.assert_array_equal(back, arrays[name].astype(array.dtype))
         if not name.startswith("dense"):
             np.testing.assert_array_equal(back, array)
     assert wire.encode(wire.decode(data)) == data  # values are rounded only once
@@ -158,22 +158,22 @@ def coded(number):
 
 
 def values(data):
-    return {float(one) for weight in WIRE.decode(data) for one in weight.reshape(-1)}
+    return {float(value) for weight in WIRE.decode(data) for value in weight.reshape(-1)}
 
 
 async def test_posted_sets_are_unchanged_and_computed_sets_are_exact_after_a_restart(tmp_path):
     async with Running(tmp_path, codec="bfloat16") as running:
-        one, other = await running.peer(), await running.peer()
-        assert one.set == coded(0.0)
-        await one.post(coded(1.0))
-        assert (await other.post(coded(2.0)))["answer"] == "merge"
-        assert other.set == coded(1.0)
-        await one.post(coded(1 + 2**-7))
+        first, second = await running.peer(), await running.peer()
+        assert first.set == coded(0.0)
+        await first.post(coded(1.0))
+        assert (await second.post(coded(2.0)))["answer"] == "merge"
+        assert second.set == coded(1.0)
+        await first.post(coded(1 + 2**-7))
         await running.server._command("merge", "")
         await running.until(lambda: running.server.ledger.base > 1)
-        assert (await one.post(coded(9.0)))["answer"] == "replace"
+        assert (await first.post(coded(9.0)))["answer"] == "replace"
         mean = (1.0 + 2.0 + 2 * (1 + 2**-7)) / 4  # weighted by trainings; the first set is outstanding
-        assert (mean, values(one.set)) == (1.25 + 2**-8, {1.25})
+        assert (mean, values(first.set)) == (1.25 + 2**-8, {1.25})
         sets = dict(running.server.sets)
     async with Running(tmp_path, codec="bfloat16") as again:
         assert again.server.sets == sets
@@ -187,21 +187,21 @@ async def test_posted_sets_are_unchanged_and_computed_sets_are_exact_after_a_res
 def test_mean_of_sets_read_one_by_one_has_the_bits_of_the_mean_by_trainings(trainings):
     chance, shapes = np.random.default_rng(1), [(20, 3), (), (4,)]
     sets = [[chance.normal(size=shape).astype(np.float32) for shape in shapes] for _ in trainings]
-    sets = [[*one, np.array(number), np.array([-0.0], np.float32)] for number, one in enumerate(sets)]
+    sets = [[*arrays, np.array(number), np.array([-0.0], np.float32)] for number, arrays in enumerate(sets)]
     rows = list(zip(sets, trainings, strict=True))
-    parts = [Part(read=partial(list, one), trainings=count, samples=1) for one, count in rows]
-    wanted = mean_by_trainings([WeightSet(weights=one, trainings=count) for one, count in rows])
-    for found, array in zip(mean_of_swaps(parts), wanted.weights, strict=True):
-        assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    parts = [Part(read=partial(list, arrays), trainings=count, samples=1) for arrays, count in rows]
+    expected = mean_by_trainings([WeightSet(weights=arrays, trainings=count) for arrays, count in rows])
+    for actual, array in zip(mean_of_swaps(parts), expected.weights, strict=True):
+        assert (actual.dtype, actual.shape, actual.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
 def test_rounded_base_keeps_its_bits_if_no_peer_has_trained():
     base = [np.full((3, 2), 1 + 2**-10, np.float32), np.zeros(2, np.float32)]
-    given = WIRE.decode(WIRE.encode(base))
-    assert given[0][0, 0] == 1
-    parts = {number: Part(read=partial(list, given), trainings=1, samples=10) for number in (2, 3)}
-    found, _, _ = next_base(Plan(way="rounds", merge="mean"), base, given, parts, [], (True, True))
-    np.testing.assert_array_equal(found[0], base[0])
+    rounded = WIRE.decode(WIRE.encode(base))
+    assert rounded[0][0, 0] == 1
+    parts = {number: Part(read=partial(list, rounded), trainings=1, samples=10) for number in (2, 3)}
+    new_base, _, _ = next_base(Plan(way="rounds", merge="mean"), base, rounded, parts, [], (True, True))
+    np.testing.assert_array_equal(new_base[0], base[0])
 
 
 async def test_unrounded_set_is_refused_if_sets_are_rounded(tmp_path):
@@ -217,7 +217,7 @@ class Steps(Added):
     """A training that adds an eighth of the distance between two bfloat16 numbers above 1 in a batch."""
 
     def batch(self, size):
-        self.live = [one + np.float32(2**-10) for one in self.live]
+        self.live = [array + np.float32(2**-10) for array in self.live]
 
 
 async def test_updates_below_the_precision_of_the_codec_add_up_in_rounds(tmp_path):

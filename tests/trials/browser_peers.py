@@ -215,10 +215,10 @@ def until(process: subprocess.Popen[str], pattern: str) -> str:
 async def paused_buffers(peer: BrowserPeer) -> int:
     """Return the number of the engine's buffers between two batches."""
     await peer.ask("pause")
-    states = await peer.told("state")
+    states = await peer.messages("state")
     while states[-1]["state"] != "paused":
         await asyncio.sleep(0.02)
-        states = await peer.told("state")
+        states = await peer.messages("state")
     found: int = await peer.page.workers[0].evaluate("buffersInUse()")
     await peer.ask("resume")
     return found
@@ -282,8 +282,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         await asyncio.sleep(max(0.0, options.seconds - (time.monotonic() - began)))
         last_memory = renderers_bytes()
         last = [await paused_buffers(peer) for peer in peers]
-        progress = [(await peer.told("progress"))[-1] for peer in peers]
-        lost = [state for peer in peers for state in await peer.told("state") if state["state"] == "lost"]
+        progress = [(await peer.messages("progress"))[-1] for peer in peers]
+        lost = [state for peer in peers for state in await peer.messages("state") if state["state"] == "lost"]
         contents = [content for sent in recorder.sent for content in payloads(bytes(sent))]
         sizes = post_sizes(contents)
         errors = [line for page in pages for line in page.wrong if "404" not in line]

@@ -41,11 +41,11 @@ async def take_part(browser: Any, link: str, x: Any, y: Any, **how: Any) -> dict
         answer = await peer.join(x, y, **how)
         if "error" in answer:
             raise RuntimeError(answer["error"])
-        while not [one for one in await peer.told("state") if one["state"] in LAST]:
-            if failed := await peer.told("failed"):
+        while not [one for one in await peer.messages("state") if one["state"] in LAST]:
+            if failed := await peer.messages("failed"):
                 raise RuntimeError(str(failed))
             await asyncio.sleep(LOOK_S)
-        return (await peer.told("progress"))[-1]
+        return (await peer.messages("progress"))[-1]
 
 
 async def be_a_peer(link: str, file: str, batches: int) -> None:

@@ -27,9 +27,9 @@ def digits_model(seed: int = 0) -> Any:
     keras = importlib.import_module("keras")
     keras.utils.set_random_seed(seed)
     layers = [keras.Input((8, 8, 1)), keras.layers.Conv2D(8, 3, activation="relu"), keras.layers.Flatten()]
-    made = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax")], name="digits")
-    made.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return made
+    model = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax")], name="digits")
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
 
 
 class Alone:
@@ -52,8 +52,8 @@ class Alone:
         from ddlf.peers.sets import layout_of
 
         named = provided("named_weights", "tests")(model)
-        layout = layout_of({name: np.asarray(one) for name, one in named.items()})
-        self.set = bytes(layout.encode([np.array(one) for one in named.values()]))
+        layout = layout_of({name: np.asarray(array) for name, array in named.items()})
+        self.set = bytes(layout.encode([np.array(array) for array in named.values()]))
         self.graph = {"graph": layer_graph(model, named), "plan": {}, "name": model.name, "classes": list(classes)}
         self.graph["visible"] = seen_by(Plan())
         self.codes = {CODE}
@@ -64,14 +64,14 @@ class Alone:
         if path in self.answers:
             return *self.answers[path], "text/plain"
         if path == "/join":
-            known = code in self.codes
+            is_known = code in self.codes
             self.codes.discard(code)
-            return (200, b"{}", "application/json") if known else (403, b"unknown code", "text/plain")
+            return (200, b"{}", "application/json") if is_known else (403, b"unknown code", "text/plain")
         if path == "/graph":
-            known = "key=" in cookie or code in self.codes
-            if code and not known:
+            is_known = "key=" in cookie or code in self.codes
+            if code and not is_known:
                 return 403, b"unknown code", "text/plain"
-            return (200 if known else 401), json.dumps(self.graph if known else {}).encode(), "application/json"
+            return (200 if is_known else 401), json.dumps(self.graph if is_known else {}).encode(), "application/json"
         if path == "/set":
             return 200, self.set, "application/octet-stream"
         if path == "/engine/worker.js":

@@ -46,21 +46,21 @@ class Case:
         """Train the model with Keras, and return how the engine's results differ."""
         if "error" in got:
             return [f"{self.name}: {got['error']}"]
-        found: list[str] = []
+        problems: list[str] = []
 
-        def compare(what: str, here: Any, there: Any) -> None:
-            here, there = np.asarray(here, np.float32), np.asarray(there, np.float32)
-            if here.shape != there.shape:
-                found.append(f"{self.name}: {what} has the shape {there.shape} instead of {here.shape}")
-            elif not np.allclose(here, there, rtol=tolerance, atol=tolerance, equal_nan=True):
-                found.append(f"{self.name}: {what} differs by {np.abs(here - there).max():.2g}")
+        def compare(label: str, expected: Any, actual: Any) -> None:
+            expected, actual = np.asarray(expected, np.float32), np.asarray(actual, np.float32)
+            if expected.shape != actual.shape:
+                problems.append(f"{self.name}: {label} has the shape {actual.shape} instead of {expected.shape}")
+            elif not np.allclose(expected, actual, rtol=tolerance, atol=tolerance, equal_nan=True):
+                problems.append(f"{self.name}: {label} differs by {np.abs(expected - actual).max():.2g}")
 
         batches = [(alone(inputs), alone(labels)) for inputs, labels in self.batches]
         inputs, labels = batches[0]
         outputs = self.model(inputs, training=False)
         outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
-        for number, (here, there) in enumerate(zip(outputs, got["outputs"], strict=True)):
-            compare(f"output {number}", here, unpacked(there["data"]).reshape(there["shape"]))
+        for number, (expected, output) in enumerate(zip(outputs, got["outputs"], strict=True)):
+            compare(f"output {number}", expected, unpacked(output["data"]).reshape(output["shape"]))
         for name, value in self.model.test_on_batch(inputs, labels, return_dict=True).items():
             compare(f"{name} before training", value, got["evaluated"][name])
         for number, (inputs, labels) in enumerate(batches):
@@ -69,7 +69,7 @@ class Case:
                 compare(f"{name} of step {number}", value, got["trained"][number][name])
         for name, value in self.weights.items():
             compare(f"{name} after training", value.numpy(), unpacked(got["weights"][name]).reshape(value.shape))
-        return found
+        return problems
 
 
 def alone(arrays: Arrays) -> Any:

@@ -73,41 +73,41 @@ class BrowserPeer:
         status, body = await self.page.evaluate(SESSION, link.partition("#")[2])
         return status, body
 
-    async def join(self, x: Any, y: Any, **how: Any) -> dict[str, Any]:
+    async def join(self, x: Any, y: Any, **options: Any) -> dict[str, Any]:
         """Begin to train on data, and return the answer of the worker."""
         await self.page.evaluate(BOOT)
-        given = {"data": {"inputs": [packed(x)], "labels": [packed(y)]}, "device": "wasm", "test": None}
-        answer: dict[str, Any] = await self.page.evaluate("joinWith", given | how)
+        settings = {"data": {"inputs": [packed(x)], "labels": [packed(y)]}, "device": "wasm", "test": None}
+        answer: dict[str, Any] = await self.page.evaluate("joinWith", settings | options)
         return answer
 
-    async def ask(self, what: str, **given: Any) -> Any:
+    async def ask(self, action: str, **arguments: Any) -> Any:
         """Send a message to the worker, and return its answer."""
-        return await self.page.evaluate("([what, given]) => ask(what, given)", [what, given])
+        return await self.page.evaluate("([action, options]) => ask(action, options)", [action, arguments])
 
-    async def told(self, kind: str) -> list[dict[str, Any]]:
+    async def messages(self, kind: str) -> list[dict[str, Any]]:
         """Return the messages of one kind that the worker has sent."""
-        found: list[dict[str, Any]] = await self.page.evaluate(
+        received: list[dict[str, Any]] = await self.page.evaluate(
             "(kind) => told.filter(({ told }) => told === kind)", kind
         )
-        return found
+        return received
 
     async def until(self, kind: str, holds: Any) -> dict[str, Any]:
         """Wait until a message of this kind fulfils ``holds``, and return it."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                told = await self.told(kind)
-                if found := [one for one in told if holds(one)]:
-                    return found[0]
-                failed = await self.told("failed") if kind != "failed" else []
+                received = await self.messages(kind)
+                if matching := [message for message in received if holds(message)]:
+                    return matching[0]
+                failed = await self.messages("failed") if kind != "failed" else []
                 assert not failed, failed
                 await asyncio.sleep(0.05)
 
     async def predict(self, x: Any) -> Any:
         """Return the outputs of the live model."""
-        found = await self.page.evaluate("predicted", packed(x))
-        return np.array(found["data"], np.float32).reshape(found["shape"])
+        outputs = await self.page.evaluate("predicted", packed(x))
+        return np.array(outputs["data"], np.float32).reshape(outputs["shape"])
 
     async def set(self) -> bytes:
         """Return the live weights as a set."""
-        found = await self.page.evaluate("async () => [...new Uint8Array((await ask('get')).set)]")
-        return bytes(found)
+        content = await self.page.evaluate("async () => [...new Uint8Array((await ask('get')).set)]")
+        return bytes(content)

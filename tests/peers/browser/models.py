@@ -25,20 +25,20 @@ def of_layer(name: str, shape: tuple[int, ...], *stack: Callable[[Any], Any], in
     """Return a case with weights before and after a layer, so that the test covers the gradients of the layer."""
     rng = np.random.default_rng(len(name))
     keras.utils.set_random_seed(3)
-    given = [keras.Input(shape) for _ in range(inputs)]
-    moved = [layers.Dense(shape[-1], activation="tanh")(one) for one in given]
+    entries = [keras.Input(shape) for _ in range(inputs)]
+    moved = [layers.Dense(shape[-1], activation="tanh")(entry) for entry in entries]
     x: Any = moved if inputs > 1 else moved[0]
-    for one in stack:
-        x = one(x)
+    for layer in stack:
+        x = layer(x)
     x = x[0] if isinstance(x, list | tuple) else x
     if len(x.shape) > 2:
         x = layers.Flatten()(x)
-    model = keras.Model(given if inputs > 1 else given[0], layers.Dense(3)(x))
+    model = keras.Model(entries if inputs > 1 else entries[0], layers.Dense(3)(x))
     model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
     for weight in model.weights:
         weight.assign(weight + np.abs(numbers(rng, *weight.shape)) / 20)
-    data = [[numbers(rng, BATCH, *shape) for _ in given] for _ in range(steps)]
-    return Case(name, model, [(one, [numbers(rng, BATCH, 3)]) for one in data])
+    data = [[numbers(rng, BATCH, *shape) for _ in entries] for _ in range(steps)]
+    return Case(name, model, [(inputs_, [numbers(rng, BATCH, 3)]) for inputs_ in data])
 
 
 def layer_cases() -> Iterator[Case]:
@@ -67,13 +67,13 @@ def layer_cases() -> Iterator[Case]:
     yield of_layer("SeparableConv2D", IMAGE, layers.SeparableConv2D(4, 3, depth_multiplier=2, padding="same"))
     yield of_layer("Conv1DTranspose", SEQUENCE, layers.Conv1DTranspose(4, 3, strides=2))
     for size, stride, padding in ((3, 2, "same"), (2, 3, "valid"), (4, 2, "valid"), (2, 3, "same"), (3, 1, "same")):
-        made = layers.Conv2DTranspose(3, size, strides=stride, padding=padding)
-        yield of_layer(f"Conv2DTranspose {size} {stride} {padding}", IMAGE, made)
+        layer = layers.Conv2DTranspose(3, size, strides=stride, padding=padding)
+        yield of_layer(f"Conv2DTranspose {size} {stride} {padding}", IMAGE, layer)
     for kind in ("MaxPooling", "AveragePooling"):
         for rank, shape in enumerate((SEQUENCE, IMAGE, VOLUME), 1):
             yield of_layer(f"{kind}{rank}D", shape, getattr(layers, f"{kind}{rank}D")(2))
-            made = getattr(layers, f"{kind}{rank}D")(3, strides=2, padding="same")
-            yield of_layer(f"{kind}{rank}D same", shape, layers.ReLU(), made)
+            layer = getattr(layers, f"{kind}{rank}D")(3, strides=2, padding="same")
+            yield of_layer(f"{kind}{rank}D same", shape, layers.ReLU(), layer)
     for kind in ("GlobalMaxPooling", "GlobalAveragePooling"):
         for rank, shape in enumerate((SEQUENCE, IMAGE, VOLUME), 1):
             yield of_layer(f"{kind}{rank}D", shape, getattr(layers, f"{kind}{rank}D")(keepdims=rank == 2))
@@ -125,8 +125,8 @@ def embedding() -> Case:
         [keras.Input((4,), dtype="int32"), layers.Embedding(6, 3), layers.Flatten(), layers.Dense(2)]
     )
     model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
-    given = rng.integers(0, 6, (BATCH, 4)).astype("int32")
-    return Case("Embedding", model, [([given], [numbers(rng, BATCH, 2)])])
+    tokens = rng.integers(0, 6, (BATCH, 4)).astype("int32")
+    return Case("Embedding", model, [([tokens], [numbers(rng, BATCH, 2)])])
 
 
 def activation_cases() -> Iterator[Case]:
@@ -287,9 +287,9 @@ def graph_cases() -> Iterator[Case]:
 
 
 def dropout_model(rate: float) -> Case:
-    """Return a case for dropout: after one step, the kernel is 0 for dropped entries, and a scaled 2 for kept ones."""
-    given = keras.Input((4000,))
-    model = keras.Model(given, layers.Dense(1, use_bias=False, name="dense")(layers.Dropout(rate)(given)))
+    """Return a case for dropout: after one step, the kernel is 0 for dropped entries, and a scaled 2 for the remaining ones."""
+    entry = keras.Input((4000,))
+    model = keras.Model(entry, layers.Dense(1, use_bias=False, name="dense")(layers.Dropout(rate)(entry)))
     model.compile(keras.optimizers.SGD(1.0), "mse", run_eagerly=True)
     model.layers[-1].kernel.assign(np.zeros((4000, 1), "float32"))
     return Case("dropout", model, [([np.ones((1, 4000), "float32")], [np.ones((1, 1), "float32")])])
@@ -317,10 +317,10 @@ def mnist_case(steps: int = 20, batch: int = 64) -> Case:
     """Return steps of the WebNN paper's model on MNIST."""
     from ddlf.data.datasets import load_mnist
 
-    (images, wanted), _ = load_mnist()
+    (images, labels), _ = load_mnist()
     images = images[: steps * batch] + np.float32(0.5)  # black is 0, so that windows have ties
     parts = [slice(n * batch, (n + 1) * batch) for n in range(steps)]
-    return Case("WebNN on MNIST", webnn(), [([images[part]], [wanted[part]]) for part in parts])
+    return Case("WebNN on MNIST", webnn(), [([images[part]], [labels[part]]) for part in parts])
 
 
 def all_cases() -> Iterator[Case]:

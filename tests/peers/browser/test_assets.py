@@ -9,14 +9,16 @@ from ddlf.peers.pages import files
 
 def test_every_import_of_page_and_engine_is_a_file_that_the_server_sends():
     sent = files()
-    own = {path: one.content.decode() for path, one in sent.items() if path.endswith(".js") and "/vendor/" not in path}
-    assert {"engine/worker.js", "engine/model.js", "engine/layers/core.js"} <= set(own)
-    for path, text in own.items():
+    scripts = {
+        path: file.content.decode() for path, file in sent.items() if path.endswith(".js") and "/vendor/" not in path
+    }
+    assert {"engine/worker.js", "engine/model.js", "engine/layers/core.js"} <= set(scripts)
+    for path, text in scripts.items():
         for name in re.findall(r'^(?:import|export) [^;]*?from "([^"]+)";', text, re.MULTILINE):
             assert name.startswith("."), f"{path} imports {name}, which no browser finds"
-            found = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
-            assert found in sent, f"{path} imports {name}"
-            assert not (path.startswith("engine/") and found.startswith("page/")), (
+            imported = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
+            assert imported in sent, f"{path} imports {name}"
+            assert not (path.startswith("engine/") and imported.startswith("page/")), (
                 f"{path} of the engine knows the page"
             )
 

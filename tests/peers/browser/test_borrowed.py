@@ -15,11 +15,11 @@ def test_a_peer_that_loses_the_server_before_its_new_shard_waits_and_asks_again(
     done = subprocess.run(
         ["node", program, ENGINE.as_uri()], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
-    found = json.loads(done.stdout)
-    assert [shard for shard, _ in groupby(found["trained"])] == [1, 2]
-    lines = [one["text"] for one in found["told"] if one["told"] == "line"]
+    output = json.loads(done.stdout)
+    assert [shard for shard, _ in groupby(output["trained"])] == [1, 2]
+    lines = [message["text"] for message in output["told"] if message["told"] == "line"]
     assert sum(line.startswith("waits ") for line in lines) == 2
     assert sum(line.startswith("back ") for line in lines) == 4
-    states = [one["state"] for one in found["told"] if one["told"] == "state"]
+    states = [message["state"] for message in output["told"] if message["told"] == "state"]
     assert states == ["connecting", "training", "lost", "training", "lost"]
-    assert found["told"][-1] == {"told": "failed", "why": "the shard cannot be read", "hint": "tell its owner"}
+    assert output["told"][-1] == {"told": "failed", "why": "the shard cannot be read", "hint": "tell its owner"}

@@ -21,7 +21,7 @@ TEXT = "a:input shape=[{}];\na:output shape=[{}];\na:layers {}Dense(units={}{});
 KERAS = {"SCE": "sparse_categorical_crossentropy", "CCE": "categorical_crossentropy", "MSE": "mean_squared_error"}
 
 
-def asked(*cases):
+def results_of(*cases):
     """Run cases in Node, and return their results."""
     done = subprocess.run(
         ["node", str(Path(__file__).with_name("data.js")), str(BROWSER)],
@@ -53,15 +53,15 @@ def test_the_page_reads_each_kind_of_array_that_numpy_writes(tmp_path):
     }
     for write in (np.savez, np.savez_compressed):
         write(tmp_path / "a.npz", **arrays)
-        (answer,) = asked({"act": "arrays", "path": str(tmp_path / "a.npz")})
+        (answer,) = results_of({"act": "arrays", "path": str(tmp_path / "a.npz")})
         assert list(answer["result"]) == list(arrays)
         for name, array in arrays.items():
-            found = answer["result"][name]
-            assert found["shape"] == list(array.shape), name
+            read = answer["result"][name]
+            assert read["shape"] == list(array.shape), name
             values = array.astype(str) if array.dtype.kind in "SU" else array.astype(np.float64)
             data = [
                 float(value.replace("Infinity", "inf")) if isinstance(value, str) and array.dtype.kind == "f" else value
-                for value in found["data"]
+                for value in read["data"]
             ]
             assert data == values.ravel().tolist(), name
 
@@ -97,18 +97,20 @@ def test_the_page_and_a_python_peer_fit_arrays_alike(tmp_path):
         asks.append(
             {"act": "fitted", "path": str(path), "source": "a.npz", "needs": needs(shape, units, loss, classes)}
         )
-    for name, (data, notes), answer in zip(CASES, expected, asked(*asks), strict=True):
+    for name, (data, notes), answer in zip(CASES, expected, results_of(*asks), strict=True):
         assert answer.get("result"), (name, answer)
-        found = answer["result"]
-        assert found["notes"] == [note for note in notes if "texts" not in note], name
+        fitted = answer["result"]
+        assert fitted["notes"] == [note for note in notes if "texts" not in note], name
         for part in ("train", "test"):
             if f"x_{part}" not in data:
-                assert found[part] is None, name
+                assert fitted[part] is None, name
                 continue
             for letter in "xy":
-                ours, theirs = found[part][letter], data[f"{letter}_{part}"]
-                assert ours["shape"] == list(theirs.shape), (name, part, letter)
-                np.testing.assert_array_equal(np.array(ours["data"], np.float32), theirs.ravel().astype(np.float32))
+                page_array, expected_array = fitted[part][letter], data[f"{letter}_{part}"]
+                assert page_array["shape"] == list(expected_array.shape), (name, part, letter)
+                np.testing.assert_array_equal(
+                    np.array(page_array["data"], np.float32), expected_array.ravel().astype(np.float32)
+                )
 
 
 def test_a_shard_that_arrives_in_pieces_is_read_whole(tmp_path):
@@ -116,18 +118,18 @@ def test_a_shard_that_arrives_in_pieces_is_read_whole(tmp_path):
     np.savez(tmp_path / "shard.npz", x_train=x, y_train=y)
     graph = {"inputs": [{"shape": [6]}], "losses": [{"kind": KERAS["SCE"]}], "output_shapes": [[3]]}
     case = {"act": "lent", "path": str(tmp_path / "shard.npz"), "bytes": 700, "served": {"graph": graph}}
-    (found,) = (answer["result"] for answer in asked(case))
-    np.testing.assert_array_equal(np.array(found["x"]["data"], np.float32), x.ravel())
-    assert found["y"]["data"] == y.tolist()
+    (shard,) = (answer["result"] for answer in results_of(case))
+    np.testing.assert_array_equal(np.array(shard["x"]["data"], np.float32), x.ravel())
+    assert shard["y"]["data"] == y.tolist()
     size = (tmp_path / "shard.npz").stat().st_size
-    assert found["asked"] == [["/shard/3", f"bytes={begin}-"] for begin in range(0, size, 700)]
+    assert shard["asked"] == [["/shard/3", f"bytes={begin}-"] for begin in range(0, size, 700)]
 
 
 def archive(**files):
     target = BytesIO()
-    with zipfile.ZipFile(target, "w") as made:
+    with zipfile.ZipFile(target, "w") as zipped:
         for name, content in files.items():
-            made.writestr(f"{name}.npy", content)
+            zipped.writestr(f"{name}.npy", content)
     return target.getvalue()
 
 
@@ -171,8 +173,8 @@ def test_bad_files_get_one_sentence_each(tmp_path):
     for name, (content, _) in BAD.items():
         (tmp_path / name).write_bytes(content)
         asks.append({"act": "fitted", "path": str(tmp_path / name), "source": "mine.npz", "needs": needs((6,), 3)})
-    for (name, (_, why)), answer in zip(BAD.items(), asked(*asks), strict=True):
-        assert why in answer.get("refused", ""), (name, answer)
+    for (name, (_, reason)), answer in zip(BAD.items(), results_of(*asks), strict=True):
+        assert reason in answer.get("refused", ""), (name, answer)
         assert answer["refused"].startswith("mine.npz"), name
         assert answer["hint"], name
 
@@ -196,7 +198,7 @@ def test_a_python_peer_refuses_the_same_arrays():
 def test_labels_of_folders_follow_the_agreed_names():
     named = needs((8, 8), 2, classes=("cat", "dog"))
     labels = ["dog", "cat", "Dog", "0", None]
-    answers = asked(
+    answers = results_of(
         {"act": "numbers", "labels": labels, "needs": named},
         {"act": "numbers", "labels": ["0", "1", "2", "01", "cat", "-1"], "needs": needs((8, 8), 2)},
     )
@@ -208,10 +210,10 @@ def test_the_page_recognises_models_that_take_pictures():
         (28, 28, 1): (28, 28, 1), (32, 48, 3): (32, 48, 3), (28, 28): (28, 28, 1), (784,): (28, 28, 1), (3072,): (32, 32, 3),
         (6,): None, (100, 2): None, (8, 8, 8): None, (4, 4, 4, 1): None,
     }  # fmt: skip
-    answers = asked(*({"act": "picture", "needs": needs(shape, 2)} for shape in shapes))
+    answers = results_of(*({"act": "picture", "needs": needs(shape, 2)} for shape in shapes))
     for (shape, expected), answer in zip(shapes.items(), answers, strict=True):
-        wanted = None if expected is None else dict(zip(("height", "width", "channels"), expected, strict=True))
-        assert answer["result"] == wanted, shape
+        picture = None if expected is None else dict(zip(("height", "width", "channels"), expected, strict=True))
+        assert answer["result"] == picture, shape
 
 
 def test_the_size_of_a_picture_is_known_before_it_is_decoded():
@@ -222,8 +224,8 @@ def test_the_size_of_a_picture_is_known_before_it_is_decoded():
         for size in sizes:
             Image.new("RGB", size).save(target := BytesIO(), kind)
             asks.append({"act": "size", "bytes": list(target.getvalue())})
-    assert [tuple(answer["result"]) for answer in asked(*asks)] == sizes * 4
-    assert asked({"act": "size", "bytes": []})[0]["result"] is None
+    assert [tuple(answer["result"]) for answer in results_of(*asks)] == sizes * 4
+    assert results_of({"act": "size", "bytes": []})[0]["result"] is None
 
 
 def test_outputs_become_probabilities_for_any_last_layer():
@@ -235,6 +237,6 @@ def test_outputs_become_probabilities_for_any_last_layer():
         ([0.3], 2, [0.7, 0.3]),
         ([-3.0], 2, [0.952574, 0.047426]),
     )
-    answers = asked(*({"act": "probabilities", "values": values, "count": count} for values, count, _ in cases))
+    answers = results_of(*({"act": "probabilities", "values": values, "count": count} for values, count, _ in cases))
     for (_, _, expected), answer in zip(cases, answers, strict=True):
         np.testing.assert_allclose(answer["result"], expected, atol=1e-6)

@@ -41,10 +41,10 @@ def cases():
 
 async def wrong(page, cases):
     """Return the differences between the engine and Keras in all cases."""
-    found = []
+    differences = []
     for case in cases:
-        found += case.wrong(json.loads(await page.evaluate(RUN, json.dumps(case.written))))
-    return found
+        differences += case.wrong(json.loads(await page.evaluate(RUN, json.dumps(case.written))))
+    return differences
 
 
 async def test_engine_has_exactly_the_listed_names(page):

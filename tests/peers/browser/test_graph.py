@@ -36,7 +36,9 @@ def test_graph_of_the_webnn_model_has_its_parameters_by_name_and_its_calls_in_or
     graph = written(models.webnn())
     shapes = {weight["name"]: weight["shape"] for weight in graph["weights"]}
     first, second, last = (layer["name"] for layer in graph["layers"] if layer["weights"])
-    assert list(shapes) == [f"{name}/{own}" for name in (first, second, last) for own in ("kernel", "bias")]
+    assert list(shapes) == [
+        f"{name}/{weight_name}" for name in (first, second, last) for weight_name in ("kernel", "bias")
+    ]
     assert shapes[f"{second}/kernel"] == [5, 5, 8, 16]
     assert graph["inputs"][0]["shape"] == [28, 28, 1]
     assert [call["inputs"] for call in graph["calls"]] == [[n] for n in range(6)]
@@ -58,9 +60,9 @@ def test_a_shared_layer_is_written_once_and_called_twice():
 def test_every_other_layer_of_keras_is_refused_by_name():
     kinds = {name: kind for name, kind in vars(keras.layers).items() if isinstance(kind, type)}
     kinds = {name: kind for name, kind in kinds.items() if issubclass(kind, keras.layers.Layer)}
-    others = {name: kind for name, kind in kinds.items() if kind.__name__ not in supported.LAYERS}
-    assert len(others) > 60
-    for kind in others.values():
+    unlisted = {name: kind for name, kind in kinds.items() if kind.__name__ not in supported.LAYERS}
+    assert len(unlisted) > 60
+    for kind in unlisted.values():
         with pytest.raises(ConfigError, match=f"browsers cannot train the layer 'x' \\({kind.__name__}\\)"):
             _row(object.__new__(kind), supported.LAYERS, keras.layers, "the layer 'x'")
 
@@ -80,8 +82,8 @@ def test_parts_that_the_engine_cannot_compute_exactly_are_refused_by_name():
     def own_rate():
         return 0.1
 
-    given = keras.Input((4,))
-    operation = keras.Model(given, keras.ops.sin(given))
+    entry = keras.Input((4,))
+    operation = keras.Model(entry, keras.ops.sin(entry))
     operation.compile("sgd", "mse")
     bare = keras.Sequential([keras.Input((4,)), dense(2)])
     kinds = keras.optimizers

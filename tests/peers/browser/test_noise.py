@@ -16,14 +16,14 @@ from tests.privacy.test_release import is_normal
 
 def test_a_browser_clips_and_adds_noise_as_python_does(monkeypatch):
     chance = np.random.default_rng(1)
-    given = {"w": chance.normal(size=(2, 40)), "kept": chance.normal(size=3), "b": chance.normal(size=5)}
-    given = {name: one.astype(np.float32) for name, one in given.items()}
-    weights = {name: (one + chance.normal(size=one.shape)).astype(np.float32) for name, one in given.items()}
+    base = {"w": chance.normal(size=(2, 40)), "kept": chance.normal(size=3), "b": chance.normal(size=5)}
+    base = {name: array.astype(np.float32) for name, array in base.items()}
+    weights = {name: (array + chance.normal(size=array.shape)).astype(np.float32) for name, array in base.items()}
     trained, data = (True, False, True), chance.bytes(1600)
     plan = {"clip": 0.7, "noise": 1.5, "quorum": 3}
     case = {"bytes": list(data), "count": 77, "std": 2.0, "trained": ["w", "b"], "plan": plan, "many": 200_001}
-    case |= {"given": {name: one.ravel().tolist() for name, one in given.items()}}
-    case |= {"weights": {name: one.ravel().tolist() for name, one in weights.items()}}
+    case |= {"given": {name: array.ravel().tolist() for name, array in base.items()}}
+    case |= {"weights": {name: array.ravel().tolist() for name, array in weights.items()}}
     program = Path(__file__).with_name("noise.js")
     done = subprocess.run(
         ["node", program, ENGINE.as_uri()],
@@ -33,20 +33,22 @@ def test_a_browser_clips_and_adds_noise_as_python_does(monkeypatch):
         timeout=PATIENCE_S,
         check=True,
     )
-    found = json.loads(done.stdout)
+    output = json.loads(done.stdout)
 
     def fixed(count):
         return (data * (1 + count // len(data)))[:count]
 
-    np.testing.assert_allclose(found["fixed"], gaussian(77, 2.0, fixed), rtol=1e-9, atol=1e-12)
-    monkeypatch.setattr(release, "gaussian_like", lambda one, std: gaussian(one.size, std, fixed).reshape(one.shape))
+    np.testing.assert_allclose(output["fixed"], gaussian(77, 2.0, fixed), rtol=1e-9, atol=1e-12)
+    monkeypatch.setattr(
+        release, "gaussian_like", lambda array, std: gaussian(array.size, std, fixed).reshape(array.shape)
+    )
     mechanism = Mechanism(clip=0.7, noise=1.5, divisor=3, least=3, trust="nobody")
-    update = mechanism.protected([given[name] - weights[name] for name in given], trained)
-    for (name, before), step in zip(given.items(), update, strict=True):
-        wanted = (before - step).ravel()
-        np.testing.assert_allclose(found["hidden"][name], wanted, atol=3e-7, err_msg=name)
-    np.testing.assert_array_equal(np.float32(found["hidden"]["kept"]), given["kept"])
-    first, second = np.array(found["many"])
+    update = mechanism.protected([base[name] - weights[name] for name in base], trained)
+    for (name, before), step in zip(base.items(), update, strict=True):
+        expected = (before - step).ravel()
+        np.testing.assert_allclose(output["hidden"][name], expected, atol=3e-7, err_msg=name)
+    np.testing.assert_array_equal(np.float32(output["hidden"]["kept"]), base["kept"])
+    first, second = np.array(output["many"])
     assert first.std() == pytest.approx(2.0, rel=0.01)
     assert is_normal(first / 2.0, second / 2.0)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.02  # 8 standard deviations
@@ -58,14 +60,14 @@ def test_a_peer_in_a_browser_that_trusts_nobody_posts_only_hidden_updates():
     done = subprocess.run(
         ["node", program, ENGINE.as_uri()], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
-    found = json.loads(done.stdout)
-    assert found["sent"] == ["hello", "post", "post", "bye"]  # no score, because a metric has no noise
+    output = json.loads(done.stdout)
+    assert output["sent"] == ["hello", "post", "post", "bye"]  # no score, because a metric has no noise
     # training subtracts 1 from each weight, and clipping reduces this update to the norm 2
     step = 2.0 / np.sqrt(20_000)
-    for post, base, kept in zip(found["posts"], (0.0, 0.5), (0.0, 7.0), strict=True):
+    for post, base, untrained in zip(output["posts"], (0.0, 0.5), (0.0, 7.0), strict=True):
         assert post["std"] == pytest.approx(3.0 * 2.0 / 2, rel=0.03)  # the share of the noise for a quorum of 4
         assert abs(post["mean"] - (base - step)) < 6 * 3.0 / np.sqrt(20_000)
-        assert (post["kept"], post["accuracy"], post["loss"]) == ([kept, kept], -1, -1)
-    assert 1 in found["epsilons"]  # from the answer to the first post
-    # The first answer replaces all weights, so neither the rest of the update nor the noise stays.
-    assert found["loaded"][:2] == [[0.0, 0.0, 0.0], [0.5, 0.5, 7.0]]
+        assert (post["kept"], post["accuracy"], post["loss"]) == ([untrained, untrained], -1, -1)
+    assert 1 in output["epsilons"]  # from the answer to the first post
+    # The first answer replaces all weights, so neither the remaining update nor the noise stays.
+    assert output["loaded"][:2] == [[0.0, 0.0, 0.0], [0.5, 0.5, 7.0]]

@@ -109,7 +109,7 @@ async def test_a_person_with_a_keyboard_and_a_phone_trains_a_model(scheme):
         async with page.expect_download() as download:
             await page.locator("#save").press("Enter")
         weights = load((await (await download.value).path()).read_bytes())
-        assert (288, 10) in {one.shape for one in weights.values()}
+        assert (288, 10) in {array.shape for array in weights.values()}
         await page.locator("#pause").press("Enter")
         await page.locator("#state[data-state=training]").wait_for()
 
@@ -124,10 +124,10 @@ async def test_a_person_with_a_keyboard_and_a_phone_trains_a_model(scheme):
 
 async def test_pictures_in_folders_are_read_drawn_and_counted_and_bad_ones_named(tmp_path):
     keras = importlib.import_module("keras")
-    made = keras.Sequential(
+    model = keras.Sequential(
         [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(2, activation="softmax")], name="pets"
     )
-    made.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
+    model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
     for folder, color in (("cat", (255, 0, 0)), ("dog", (0, 0, 255)), ("cow", (0, 255, 0))):
         (tmp_path / "pets" / folder).mkdir(parents=True)
         for n in range(6):
@@ -136,7 +136,7 @@ async def test_pictures_in_folders_are_read_drawn_and_counted_and_bad_ones_named
     for name, content in bad.items():
         (tmp_path / "pets" / "cat" / name).write_bytes(content)
     (tmp_path / "pets" / "cat" / "notes.txt").write_text("hello")
-    async with joined(Alone(made, ("cat", "dog"))) as page:
+    async with joined(Alone(model, ("cat", "dog"))) as page:
         await page.locator("#choose").wait_for()
         await page.locator("#folder").set_input_files(tmp_path / "pets")
         await page.locator("#seen").wait_for()
@@ -157,7 +157,7 @@ async def test_pictures_in_folders_are_read_drawn_and_counted_and_bad_ones_named
             """[...document.querySelectorAll("#samples li")].map((item) =>
                  [item.textContent, ...item.querySelector("canvas").getContext("2d").getImageData(3, 3, 1, 1).data])"""
         )
-        assert {tuple(one) for one in colors} == {("cat", 255, 0, 0, 255), ("dog", 0, 0, 255, 255)}
+        assert {tuple(item) for item in colors} == {("cat", 255, 0, 0, 255), ("dog", 0, 0, 255, 255)}
         await is_sound(page)
 
         await page.locator("#forget").click()
@@ -192,7 +192,7 @@ def huge():
 
 
 @pytest.mark.parametrize(
-    ("answers", "code", "why", "hint"),
+    ("answers", "code", "reason", "hint"),
     [
         ({}, "wrong", "This link was used already, or it has expired.", "invite"),
         ({}, "", "This browser has no place in this training.", "the whole link"),
@@ -206,12 +206,12 @@ def huge():
         ({"/graph": (404, b"")}, CODE, "no model for this page", "build"),
     ],
 )
-async def test_a_person_who_cannot_join_reads_one_sentence_and_what_to_do(answers, code, why, hint):
+async def test_a_person_who_cannot_join_reads_one_sentence_and_what_to_do(answers, code, reason, hint):
     alone = Alone(digits_model())
     alone.answers = answers
     async with joined(alone, code=code) as page:
         await page.locator("#problem").wait_for()
-        assert why in await page.locator("#why").inner_text()
+        assert reason in await page.locator("#why").inner_text()
         assert hint in await page.locator("#hint").inner_text()
         assert not await page.locator("#choose").is_visible()
         assert [line for line in page.wrong if "the server responded with a status" not in line] == []
@@ -234,10 +234,10 @@ async def test_a_reload_continues_the_training_and_other_tabs_are_warned():
         await other.goto(page.url)
         await other.get_by_text("Another tab of this browser trains already").wait_for()
         assert await other.locator("#state").inner_text() == "ready"
-        asked = []
+        dialogs = []
 
         async def answer(dialog):
-            asked.append(dialog.type)
+            dialogs.append(dialog.type)
             await dialog.accept()
 
         page.on("dialog", answer)
@@ -251,7 +251,7 @@ async def test_a_reload_continues_the_training_and_other_tabs_are_warned():
         await page.locator("#state[data-state=paused]").wait_for()
         await page.reload()  # while it is paused
         await page.locator("#state[data-state=paused]").wait_for()
-        assert asked == ["beforeunload"] * 2
+        assert dialogs == ["beforeunload"] * 2
 
         await other.reload()  # another tab waits for a click, and then uses the stored data
         await other.locator("#again").click()
@@ -260,11 +260,11 @@ async def test_a_reload_continues_the_training_and_other_tabs_are_warned():
         await page.locator("#stop").click()
         await page.locator("#leave button[value=leave]").click()
         await page.locator("#state[data-state=ended]").wait_for()
-        for one in (page, other):  # the stored copy is gone
-            await one.reload()
-            await one.locator("#choose").wait_for()
-            assert not await one.locator("#again").is_visible()
-            assert await one.locator("#state").inner_text() == "ready"
+        for tab in (page, other):  # the stored copy is gone
+            await tab.reload()
+            await tab.locator("#choose").wait_for()
+            assert not await tab.locator("#again").is_visible()
+            assert await tab.locator("#state").inner_text() == "ready"
             assert page.wrong == []
 
 
@@ -277,30 +277,30 @@ NAME = """() => {
 
 async def reached(page, name):
     """Press Tab until an element with this name has the focus."""
-    seen = []
+    focused = []
     for _ in range(40):
         await page.keyboard.press("Tab")
-        seen.append(await page.evaluate(NAME))
-        if seen[-1].startswith(name):
+        focused.append(await page.evaluate(NAME))
+        if focused[-1].startswith(name):
             box = await page.evaluate("document.activeElement.getBoundingClientRect().toJSON()")
             assert box["width"] > 0, name
             return
-    raise AssertionError(f"Tab does not reach {name!r}, only {seen}")
+    raise AssertionError(f"Tab does not reach {name!r}, only {focused}")
 
 
 async def heard(page):
     """Return role and name of each element in Chromium's accessibility tree, which screen readers use."""
     devtools = await page.context.new_cdp_session(page)
     nodes = (await devtools.send("Accessibility.getFullAXTree"))["nodes"]
-    found = []
+    elements = []
     for node in nodes:
         if node.get("ignored"):
             continue
-        facts = {one["name"]: one["value"].get("value") for one in node.get("properties", [])}
+        facts = {entry["name"]: entry["value"].get("value") for entry in node.get("properties", [])}
         name = node.get("name", {}).get("value", "")
-        found.append((node["role"]["value"], name))
+        elements.append((node["role"]["value"], name))
         assert name or not facts.get("focusable") or node["role"]["value"] in ("main", "RootWebArea"), node
-    return set(found)
+    return set(elements)
 
 
 async def chosen(choosers):
@@ -374,8 +374,8 @@ async def test_the_first_screen_explains_the_privacy_without_scrolling(width, he
             alone.graph |= {"plan": asdict(plan), "visible": seen_by(plan)}
             await page.reload()
             await page.locator("#choose").wait_for()
-            who, choose = await page.evaluate(TOPS, ["#who", "#choose"])
-            assert 0 < who < choose <= height, plan
+            explanation, choose = await page.evaluate(TOPS, ["#who", "#choose"])
+            assert 0 < explanation < choose <= height, plan
             await is_sound(page)
 
 
@@ -408,8 +408,8 @@ async def test_the_screen_explains_who_sees_updates_and_samples():
         assert "how many samples you have (160)" in sent
         assert "the loss and the accuracy" not in sent
         assert await page.locator("#who-rows tr").count() == len(rows)
-        train, who = await page.evaluate(TOPS, ["#train", "#who"])
-        assert train < who
+        train, explanation = await page.evaluate(TOPS, ["#train", "#who"])
+        assert train < explanation
         await is_sound(page)
 
 

@@ -84,26 +84,32 @@ async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_trai
             opened(browser, url) as other,
             opened(doomed, url) as killed,
         ):
-            low, high, gone = BrowserPeer(page), BrowserPeer(other), BrowserPeer(killed)
-            for one, link, half in ((low, links[0], "low"), (high, links[1], "high"), (gone, links[2], "low")):
-                assert (await one.session(link))[0] == 200
-                joined = await one.join(*halves.train[half], name=half)
+            low, high, doomed_peer = BrowserPeer(page), BrowserPeer(other), BrowserPeer(killed)
+            for member, link, half in (
+                (low, links[0], "low"),
+                (high, links[1], "high"),
+                (doomed_peer, links[2], "low"),
+            ):
+                assert (await member.session(link))[0] == 200
+                joined = await member.join(*halves.train[half], name=half)
                 assert (joined["device"], joined["parameters"]) == ("wasm", 64 * 32 + 32 + 32 * 10 + 10)
                 assert joined["speeds"]["wasm"] > 0
             with Command(halves.folder, "join", links[3], "--data", "all.npz") as python:
                 await asyncio.to_thread(python.until_post, 3)
-                for one in (low, high, gone):
-                    await one.until("progress", lambda message: message["posts"] >= 5 and message["merges"] >= 1)
-                progress = await high.told("progress")
+                for member in (low, high, doomed_peer):
+                    await member.until("progress", lambda message: message["posts"] >= 5 and message["merges"] >= 1)
+                progress = await high.messages("progress")
                 before = progress[-1]
-                kept = [one for one in progress if one["posts"] < before["posts"]][-1]  # before its stored post
+                stored = [message for message in progress if message["posts"] < before["posts"]][
+                    -1
+                ]  # before its stored post
                 await high.page.reload()
                 again = await high.join(*halves.train["high"], name="high")
                 assert again["peer"] == 2
-                assert any("has kept" in line["text"] for line in await high.told("line"))
+                assert any("has kept" in line["text"] for line in await high.messages("line"))
                 later = await high.until("progress", lambda message, posts=before["posts"]: message["posts"] > posts)
                 for total in ("batches", "samples", "bytesUp"):
-                    assert later[total] > kept[total], total
+                    assert later[total] > stored[total], total
 
                 before, after = await low.page.evaluate(
                     """async () => {
@@ -118,34 +124,34 @@ async def test_two_browsers_with_half_of_the_classes_each_and_a_python_peer_trai
 
                 server.process.send_signal(signal.SIGKILL)
                 server.end()
-                for one in (low, high):
-                    await one.until("state", lambda message: message["state"] == "lost")
+                for member in (low, high):
+                    await member.until("state", lambda message: message["state"] == "lost")
                 await doomed.close()
                 with Command(halves.folder, "serve", "--resume", "last", "--data", "digits", "--port", port) as resumed:
                     await asyncio.to_thread(resumed.until, r"left      peer 3 \(low\)")
-                    for one in (low, high):
-                        count = (await one.told("progress"))[-1]["posts"]
-                        await one.until("progress", lambda message, count=count: message["posts"] > count + 40)
+                    for member in (low, high):
+                        count = (await member.messages("progress"))[-1]["posts"]
+                        await member.until("progress", lambda message, count=count: message["posts"] > count + 40)
                     await asyncio.to_thread(peers_command, "stop", "--port", port)
-                    for one in (low, high):
-                        await one.until("state", lambda message: message["state"] == "over")
+                    for member in (low, high):
+                        await member.until("state", lambda message: message["state"] == "over")
                     assert await asyncio.to_thread(python.end) == 0
                     assert await asyncio.to_thread(resumed.end) == 0
             models = []
-            for one in (low, high):
+            for member in (low, high):
                 for half in ("low", "high"):
                     x, y = halves.test[half]
-                    found = np.argmax(await one.predict(x), axis=1)
-                    assert np.mean(found == y) >= 0.8, half
-                models.append(await one.predict(halves.test["low"][0]))
+                    predicted = np.argmax(await member.predict(x), axis=1)
+                    assert np.mean(predicted == y) >= 0.8, half
+                models.append(await member.predict(halves.test["low"][0]))
             np.testing.assert_array_equal(*models)  # both have the last set
-            last = (await low.told("progress"))[-1]
+            last = (await low.messages("progress"))[-1]
             parameters = 64 * 32 + 32 + 32 * 10 + 10
             assert last["posts"] > 40
             assert last["bytesUp"] < (last["posts"] + 1) * (2 * parameters + 2000)
-            for one in (page, other):
-                assert one.hosts == {origin.partition("//")[2]}
-                assert unexpected(one) == []
+            for tab in (page, other):
+                assert tab.hosts == {origin.partition("//")[2]}
+                assert unexpected(tab) == []
     [folder] = (halves.folder / "runs").glob("*-peers-digits")
     entries = list(history(folder))
     assert not [entry for entry in entries if isinstance(entry, Rejected) and entry.strike != "no"]
@@ -186,11 +192,11 @@ async def test_bad_pages_and_bad_numbers_harm_only_themselves(halves):
             await good.ask("pause")
             await good.until("state", lambda message: message["state"] == "paused")
             assert np.isfinite(await good.predict(x[:5])).all()
-            at_rest = (await good.told("progress"))[-1]["batches"]  # the answer came after the last message
-            held = safetensors.numpy.load(await good.set())
-            assert held["dense/kernel"].shape == (64, 32)
-            assert all(np.isfinite(one).all() for one in held.values())
-            assert (await good.told("progress"))[-1]["batches"] == at_rest
+            at_rest = (await good.messages("progress"))[-1]["batches"]  # the answer came after the last message
+            weights = safetensors.numpy.load(await good.set())
+            assert weights["dense/kernel"].shape == (64, 32)
+            assert all(np.isfinite(array).all() for array in weights.values())
+            assert (await good.messages("progress"))[-1]["batches"] == at_rest
             await good.ask("resume")
             await good.until("progress", lambda message: message["batches"] > at_rest)
 
@@ -245,7 +251,7 @@ async def trains(peer, way, posts=2**30):
     """Post the last set of a light peer again and again, until the training is over."""
     with contextlib.suppress(ConnectionClosed):  # the last message may be the end
         for _ in range(posts):
-            base = (peer.given or peer.base) if way == "rounds" else 0
+            base = (peer.set_number or peer.base) if way == "rounds" else 0
             if "end" in await peer.post(peer.set, base=base, accuracy=0.5, loss=1.0):
                 return
 
@@ -266,7 +272,9 @@ async def test_a_killed_browser_is_noticed_and_neither_its_sets_nor_its_shard_ar
             assert (await first.join(links[1].partition("#")[2]))["shard"] == 2
             await trains(first, way, 3)
             training = asyncio.ensure_future(trains(first, way))
-            processes = [(one.pid, " ".join(one.cmdline())) for one in psutil.Process().children(recursive=True)]
+            processes = [
+                (process.pid, " ".join(process.cmdline())) for process in psutil.Process().children(recursive=True)
+            ]
             [pid] = [pid for pid, line in processes if "--headless" in line and "--type=" not in line]
             killed_at = time.time()
             os.kill(pid, signal.SIGKILL)
@@ -285,8 +293,8 @@ async def test_a_killed_browser_is_noticed_and_neither_its_sets_nor_its_shard_ar
         if isinstance(entry, Left) and entry.peer == 1:
             left, lease_s = entry, ledger.members[1].lease_s
         with contextlib.suppress(Unfit):
-            made = ledger.apply(entry)
-            fates.update(one.set for one in made if isinstance(one, Fate))
+            instructions = ledger.apply(entry)
+            fates.update(item.set for item in instructions if isinstance(item, Fate))
             acknowledged |= {entry.set} if isinstance(entry, Posted) else set()
         if isinstance(entry, Posted):
             last = entry
@@ -294,14 +302,14 @@ async def test_a_killed_browser_is_noticed_and_neither_its_sets_nor_its_shard_ar
     assert last.at > left.at
     assert ledger.members[1].number >= 1
     # each set is in the ledger, or has one fate
-    assert {fates[one] + (one in ledger.sets) for one in acknowledged} == {1}
+    assert {fates[number] + (number in ledger.sets) for number in acknowledged} == {1}
 
 
 async def test_a_page_whose_connection_breaks_at_the_end_comes_back_for_the_last_set(halves):
     served = await asyncio.to_thread(serving.read_model, halves.folder / "digits.nnm", None, None, 0)
     async with Running(halves.folder, model=served.model, updates=5) as running:
 
-        async def cut(why):
+        async def cut(reason):
             running.server._lines[1].socket.transport.abort()
             running.server._over.set()
             running.server.done.set()
@@ -309,13 +317,13 @@ async def test_a_page_whose_connection_breaks_at_the_end_comes_back_for_the_last
         running.server._end = cut
         url = f"http://127.0.0.1:{running.port}"
         async with chromium() as browser, opened(browser, f"{url}{DOCUMENT}") as page:
-            one = BrowserPeer(page)
+            peer = BrowserPeer(page)
             [code] = await running.server.invite()
-            await one.session(f"{url}/#{code}")
-            await one.join(*halves.train["low"])
+            await peer.session(f"{url}/#{code}")
+            await peer.join(*halves.train["low"])
             await running.until(lambda: running.server.ledger.counts.get("posts", 0) > 0)
             await running.server._command("stop", "")
-            over = await one.until("state", lambda message: message["state"] == "over")
+            over = await peer.until("state", lambda message: message["state"] == "over")
             assert over["why"] == "stopped by ddlf peers stop"
             await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_S)
-            assert await one.set() == await running.server.last_set()
+            assert await peer.set() == await running.server.last_set()

@@ -46,13 +46,13 @@ class Node:
         self.process.wait()
         self.process.stdout.close()
 
-    def ask(self, what, **given):
-        self.process.stdin.write(json.dumps({"do": what, **given}) + "\n")
+    def ask(self, action, **arguments):
+        self.process.stdin.write(json.dumps({"do": action, **arguments}) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def result(self, what, **given):
-        answer = self.ask(what, **given)
+    def result(self, action, **arguments):
+        answer = self.ask(action, **arguments)
         assert "error" not in answer, answer
         return answer["result"]
 
@@ -65,8 +65,8 @@ def node():
 
 def test_engine_makes_the_bytes_of_published_vectors_and_of_python(node):
     alice = X25519PrivateKey.from_private_bytes(ALICE)
-    found = node.result("pair", key=ALICE.hex(), theirs=BOB_PUBLIC.hex(), context="a context")
-    assert found == pair_secret(alice, BOB_PUBLIC, "a context").hex()
+    secret = node.result("pair", key=ALICE.hex(), theirs=BOB_PUBLIC.hex(), context="a context")
+    assert secret == pair_secret(alice, BOB_PUBLIC, "a context").hex()
     assert node.result("sign", key=ED25519["private"].hex(), text="r") == ED25519["signature of 72"].hex()
     size = 2**20 + 7  # one whole block of the loop, and a part of a block
     for sign in (1, -1):
@@ -75,7 +75,7 @@ def test_engine_makes_the_bytes_of_published_vectors_and_of_python(node):
         assert node.result("mask", secret=AES_KEY.hex(), size=size, sign=sign) == total.astype("<u4").tobytes().hex()
     assert node.result("mask", secret=AES_KEY.hex(), size=4, sign=1) == AES_OF_ZERO.hex()
     identities = [Identity().public for _ in range(5)]
-    assert node.result("code", identities=[one.hex() for one in identities]) == code_of(identities)
+    assert node.result("code", identities=[identity.hex() for identity in identities]) == code_of(identities)
 
 
 @pytest.mark.parametrize("key", KNOWN_SECRETS)
@@ -88,9 +88,9 @@ def test_engine_rounds_to_the_same_numbers(node):
     base, live = (random.normal(0, 1, 20_000).astype(np.float32) for _ in range(2))
     live[:4] = base[:4] - np.float32(2.0**-23) * np.array([0.5, 1.5, 2.5, -0.5], np.float32)
     for share, limit in ((1.0, 8.0), (1 / 3, 8.0), (0.37, 5.5)):
-        found = node.result("numbers", base={"w": base.tolist()}, live={"w": live.tolist()}, share=share, limit=limit)
+        numbers = node.result("numbers", base={"w": base.tolist()}, live={"w": live.tolist()}, share=share, limit=limit)
         expected = FixedPoint(limit).numbers(np.subtract(base, live, dtype=np.float64), share)
-        assert found == expected.astype("<u4").tobytes().hex()
+        assert numbers == expected.astype("<u4").tobytes().hex()
     error = node.ask("numbers", base={"w": [9.0, 0.0]}, live={"w": [0.0, 0.0]}, share=1, limit=8)["error"]
     assert error == "1 of 2 values of the update are beyond the limit of 8, or not finite"
 
@@ -102,7 +102,7 @@ def test_page_without_web_crypto_has_an_error_of_one_sentence(node):
 
 
 def record(arrays):
-    return {name: one.ravel().tolist() for name, one in zip(NAMES, arrays, strict=True)}
+    return {name: array.ravel().tolist() for name, array in zip(NAMES, arrays, strict=True)}
 
 
 class InNode:
@@ -118,21 +118,21 @@ class InNode:
         fields = {name: getattr(message, name) for name in frames.FIELDS[type(message)]}
         answer = self.node.ask("received", message={"is": type(message).__name__.lower(), **fields})
         assert "error" not in answer, answer
-        return made(answer["result"])
+        return message_of(answer["result"])
 
     def masked(self, live, number, updates):
-        found = self.node.result("masked", live=record(live), number=number, updates=updates)
-        return made(found, set=bytes.fromhex(found.pop("set")))
+        row = self.node.result("masked", live=record(live), number=number, updates=updates)
+        return message_of(row, set=bytes.fromhex(row.pop("set")))
 
     def begin(self, base, weights, set):
         pass
 
 
-def made(found, **more):
-    if found is None:
+def message_of(row, **more):
+    if row is None:
         return None
     kinds = {kind.__name__.lower(): kind for kind in frames.FROM_PEER}
-    return kinds[found.pop("is")](**found, **more)
+    return kinds[row.pop("is")](**row, **more)
 
 
 @pytest.mark.parametrize("lost", [(), (2, 5)])
@@ -140,9 +140,9 @@ def test_peer_in_node_and_python_peers_make_one_sum(node, lost):
     table = Table(5)
     table.peers[3] = InNode(node, 3, 30)
     table.step()
-    for one in lost:
-        table.leave(one)
-    members = tuple(one for one in range(1, 6) if one not in lost)
+    for member in lost:
+        table.leave(member)
+    members = tuple(member for member in range(1, 6) if member not in lost)
     table.post(*members)
     assert_mean(table, table.work[0], members)
     [line] = node.result("lines")
@@ -161,7 +161,7 @@ def posted(node):
 
 
 @pytest.mark.parametrize(
-    ("named", "why"),
+    ("named", "reason"),
     [
         ("1,3", "needs 3 survivors"),
         ("1,2,3,9", "peer 9 as a survivor"),
@@ -169,9 +169,9 @@ def posted(node):
         ("1,2,4", "it counts as lost"),
     ],
 )
-def test_peer_in_node_refuses_a_list_of_survivors(node, named, why):
+def test_peer_in_node_refuses_a_list_of_survivors(node, named, reason):
     message = {"is": "survivors", "attempt": posted(node), "members": named}
-    assert why in node.ask("received", message=message)["error"]
+    assert reason in node.ask("received", message=message)["error"]
 
 
 def test_peer_in_node_signs_only_one_list(node):
@@ -194,15 +194,20 @@ def test_peer_in_node_refuses_offers(node):
     table = Table(3)
     table.peers[3] = InNode(node, 3, 30)
     table.mute = dict.fromkeys((1, 2, 3), Members)
-    found = []
-    table.peers[3].received = lambda message: found.append(message)  # this peer gets no messages; the test keeps them
+    messages = []
+    table.peers[3].received = lambda message: messages.append(
+        message
+    )  # this peer gets no messages; the test keeps them
     table.rounds._least = 3
     table.step()
     attempt = table.rounds.attempt
-    own = node.result("received", message={"is": "attempt", "attempt": attempt, "base": 1})
-    rows = {str(one.member): (one.identity + one.key + one.signature).hex() for one in table.rounds._roster}
-    rows["3"] = own["identity"] + own["key"] + own["signature"]
-    for change, samples, why in (
+    offer = node.result("received", message={"is": "attempt", "attempt": attempt, "base": 1})
+    rows = {
+        str(offered.member): (offered.identity + offered.key + offered.signature).hex()
+        for offered in table.rounds._roster
+    }
+    rows["3"] = offer["identity"] + offer["key"] + offer["signature"]
+    for change, samples, reason in (
         ({"2": rows["1"]}, 30, "have the same key"),
         ({"3": rows["1"]}, 30, "another key than this peer's own"),
         ({"2": rows["2"][:-2] + "ff"}, 30, "peer 2 is not signed"),
@@ -210,7 +215,7 @@ def test_peer_in_node_refuses_offers(node):
         ({}, 0, "a whole share has 0 samples"),
     ):
         message = {"is": "members", "attempt": attempt, "samples": samples, "offers": rows | change}
-        assert why in node.ask("received", message=message)["error"], why
+        assert reason in node.ask("received", message=message)["error"], reason
     message = {"is": "members", "attempt": attempt, "samples": 30, "offers": {key: rows[key] for key in ("1", "3")}}
     assert "3 to 50 members" in node.ask("received", message=message)["error"]
 
@@ -260,13 +265,13 @@ async def test_eight_peers_two_of_them_in_chromium_train_under_masks(tmp_path, m
             opened(browser, url) as page,
             opened(doomed, url) as other,
         ):
-            one, gone = BrowserPeer(page), BrowserPeer(other)
-            for each, link in ((one, links[0]), (gone, links[1])):
-                await each.session(link)
-                await each.join(x, y)
-            both = (await one.until("line", lambda message: "the other 7 peers" in message["text"]))["text"]
-            await gone.until("line", lambda message: message["text"] == both)
-            found = await one.until("progress", lambda message: message["code"] and message["code"] in both)
+            survivor, doomed_peer = BrowserPeer(page), BrowserPeer(other)
+            for member, link in ((survivor, links[0]), (doomed_peer, links[1])):
+                await member.session(link)
+                await member.join(x, y)
+            both = (await survivor.until("line", lambda message: "the other 7 peers" in message["text"]))["text"]
+            await doomed_peer.until("line", lambda message: message["text"] == both)
+            progress = await survivor.until("progress", lambda message: message["code"] and message["code"] in both)
             async with asyncio.timeout(PATIENCE_S):
                 while lines.count(both) < 6:  # noqa: ASYNC110  threads write these lines
                     await asyncio.sleep(0.05)
@@ -274,16 +279,16 @@ async def test_eight_peers_two_of_them_in_chromium_train_under_masks(tmp_path, m
             server.process.send_signal(signal.SIGKILL)
             server.end()
             with Command(tmp_path, "serve", "--resume", "last", "--port", port) as resumed:
-                await one.until("progress", lambda message: message["posts"] > found["posts"] + 3)
+                await survivor.until("progress", lambda message: message["posts"] > progress["posts"] + 3)
                 await asyncio.to_thread(peers_command, "stop", "--port", port)
-                await one.until("state", lambda message: message["state"] == "over")
+                await survivor.until("state", lambda message: message["state"] == "over")
                 assert await asyncio.to_thread(resumed.end) == 0
             for thread in threads:
                 await asyncio.to_thread(thread.join, PATIENCE_S)
-            last = (await one.told("progress"))[-1]
+            last = (await survivor.messages("progress"))[-1]
             parameters = 64 * 32 + 32 + 32 * 10 + 10
             assert last["bytesUp"] < (last["posts"] + 2) * 4 * parameters * 1.2 + 10_000
-            weights = safetensors.numpy.load(await one.set())
+            weights = safetensors.numpy.load(await survivor.set())
     [folder] = (tmp_path / "runs").glob("*-peers-digits")
     saved = safetensors.numpy.load_file(folder / "model.safetensors")
     for name, array in saved.items():

@@ -68,15 +68,15 @@ def b64(data):
 
 def fields(message):
     """Return the kind and the fields of a message as the engine names them."""
-    given = {name: getattr(message, name) for name in frames.FIELDS[type(message)]}
-    return {"is": type(message).__name__.lower(), **given, "set": b64(getattr(message, "set", b"")) or None}
+    values = {name: getattr(message, name) for name in frames.FIELDS[type(message)]}
+    return {"is": type(message).__name__.lower(), **values, "set": b64(getattr(message, "set", b"")) or None}
 
 
 def test_engine_writes_every_frame_that_python_reads_and_the_reverse():
-    written = in_node(*({"do": "encode", "message": fields(one)} for one in FROM_PEER))
+    written = in_node(*({"do": "encode", "message": fields(message)} for message in FROM_PEER))
     assert [frames.decode(base64.b64decode(row["result"]), frames.FROM_PEER, 24) for row in written] == FROM_PEER
-    read = in_node(*({"do": "decode", "frame": b64(frames.encode(one)), "setBytes": 24} for one in FROM_SERVER))
-    assert [row["result"] for row in read] == [fields(one) for one in FROM_SERVER]
+    read = in_node(*({"do": "decode", "frame": b64(frames.encode(message)), "setBytes": 24} for message in FROM_SERVER))
+    assert [row["result"] for row in read] == [fields(message) for message in FROM_SERVER]
 
 
 def test_engine_writes_the_bytes_of_the_protocols_page():
@@ -120,8 +120,8 @@ def test_engine_refuses_frames_that_a_server_does_not_send(good):
         "number of answer is 1.5": with_text(b'{"number": 1.5, "answer": "merge"}'),
         "answer of answer is 5": with_text(b'{"number": 1, "answer": 5}'),
     }
-    found = in_node(*({"do": "decode", "frame": b64(data), "setBytes": 24} for data in bad.values()))
-    for sentence, row in zip(bad, found, strict=True):
+    rows = in_node(*({"do": "decode", "frame": b64(data), "setBytes": 24} for data in bad.values()))
+    for sentence, row in zip(bad, rows, strict=True):
         assert sentence in row.get("error", "accepted")
 
 
@@ -135,12 +135,12 @@ def test_engine_makes_the_bytes_of_pythons_sets(codec):
     scaled = chance.normal(size=3000) * 2.0 ** chance.integers(-30, 17, 3000)
     weights = {"special": SPECIAL, "any": scaled.astype(np.float32).reshape(60, 50), "norm/mean": SPECIAL[:5]}
     wire = Wire(layout_of(weights), codec, (True, True, False))
-    wanted = wire.encode(list(weights.values()))
-    [row] = in_node({"do": "set", "like": b64(wanted), "weights": as_text(weights)})
-    assert base64.b64decode(row["result"]["set"]) == wanted
-    for name, array in zip(weights, wire.decode(wanted), strict=True):
-        found = base64.b64decode(row["result"]["decoded"][name])
-        np.testing.assert_array_equal(np.frombuffer(found, "<f4"), array.reshape(-1))
+    expected = wire.encode(list(weights.values()))
+    [row] = in_node({"do": "set", "like": b64(expected), "weights": as_text(weights)})
+    assert base64.b64decode(row["result"]["set"]) == expected
+    for name, array in zip(weights, wire.decode(expected), strict=True):
+        decoded = base64.b64decode(row["result"]["decoded"][name])
+        np.testing.assert_array_equal(np.frombuffer(decoded, "<f4"), array.reshape(-1))
     file = read(base64.b64decode(row["result"]["file"]), Path("a file"))
     assert {name: array.tobytes() for name, array in file.items()} == {
         name: array.tobytes() for name, array in weights.items()
@@ -149,14 +149,14 @@ def test_engine_makes_the_bytes_of_pythons_sets(codec):
 
 def test_engine_names_values_that_a_codec_makes_infinite():
     weights = {"small": np.array([65519.9, np.inf], np.float32), "large": np.array([0, -65520], np.float32)}
-    found = in_node(
+    rows = in_node(
         *(
             {"do": "set", "like": b64(Wire(layout_of(weights), codec, (True, True)).encode(list(weights.values())))}
             | {"weights": as_text(weights)}
             for codec in ("float16", "bfloat16", "float32")
         )
     )
-    assert [row["result"]["beyond"] for row in found] == [
+    assert [row["result"]["beyond"] for row in rows] == [
         "large has values of 65520 or more, which float16 makes infinite",
         "",
         "",
@@ -185,13 +185,13 @@ GOLDEN = [
 
 
 def test_merges_have_the_golden_values():
-    found = in_node(
+    rows = in_node(
         *(
             {"do": "merge", "rule": rule, "mine": a_set([1, 2], s), "theirs": a_set([5, 6], q)}
             for rule, s, q, _ in GOLDEN
         )
     )
-    for (rule, s, q, weights), row in zip(GOLDEN, found, strict=True):
+    for (rule, s, q, weights), row in zip(GOLDEN, rows, strict=True):
         assert row["result"]["weights"] == pytest.approx(weights, abs=1e-6), (rule, s, q)
         assert row["result"]["trainings"] == (max(s, q) if rule in ("weighted", "mimic") else s), rule
 
@@ -200,24 +200,24 @@ def test_merges_have_the_bits_of_python():
     random = np.random.default_rng(7)
     cases = []
     for rule in ("average", "weighted", "mimic", "copy", "elastic:0.3"):
-        for s, q, mine, theirs in ((3, 1, 0.5, 0.75), (1, 9, 0.75, 0.5), (4, 4, 0.5, 0.5)):
+        for s, q, own_accuracy, peer_accuracy in ((3, 1, 0.5, 0.75), (1, 9, 0.75, 0.5), (4, 4, 0.5, 0.5)):
             w, p = (random.normal(size=50).astype(np.float32) for _ in range(2))
-            cases.append((rule, WeightSet(weights=[w], trainings=s, accuracy=mine), (p, q, theirs)))
-    found = in_node(
+            cases.append((rule, WeightSet(weights=[w], trainings=s, accuracy=own_accuracy), (p, q, peer_accuracy)))
+    rows = in_node(
         *(
             {
                 "do": "merge",
                 "rule": rule,
-                "mine": a_set(mine.weights[0].tolist(), mine.trainings, mine.accuracy),
+                "mine": a_set(own_set.weights[0].tolist(), own_set.trainings, own_set.accuracy),
                 "theirs": a_set(p.tolist(), q, accuracy),
             }
-            for rule, mine, (p, q, accuracy) in cases
+            for rule, own_set, (p, q, accuracy) in cases
         )
     )
-    for (rule, mine, (p, q, accuracy)), row in zip(cases, found, strict=True):
-        wanted = SET_MERGE.read(rule).merge(mine, WeightSet(weights=[p], trainings=q, accuracy=accuracy))
-        np.testing.assert_array_equal(np.float32(row["result"]["weights"]), wanted.weights[0], err_msg=rule)
-        assert (row["result"]["trainings"], row["result"]["accuracy"]) == (wanted.trainings, wanted.accuracy)
+    for (rule, own_set, (p, q, accuracy)), row in zip(cases, rows, strict=True):
+        expected = SET_MERGE.read(rule).merge(own_set, WeightSet(weights=[p], trainings=q, accuracy=accuracy))
+        np.testing.assert_array_equal(np.float32(row["result"]["weights"]), expected.weights[0], err_msg=rule)
+        assert (row["result"]["trainings"], row["result"]["accuracy"]) == (expected.trainings, expected.accuracy)
 
 
 def test_merges_refuse_unknown_rules_and_copy_no_set_without_accuracy():
