@@ -83,19 +83,19 @@ class Workers:
     def start(self, arrival: Arrival) -> None:
         """Start a worker."""
         fd = self._template.fileno()
-        own = {} if arrival.cores is None else {CORES_VARIABLE: str(arrival.cores)}
+        cores_variable = {} if arrival.cores is None else {CORES_VARIABLE: str(arrival.cores)}
         self.processes[arrival.place] = subprocess.Popen(
             [*self._command, "--place", str(arrival.place), f"--template-fd={fd}"],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(fd,),
-            env={**os.environ, **own},
+            env={**os.environ, **cores_variable},
         )
 
     async def come(self, arrivals: Sequence[Arrival]) -> None:
         """Start workers, each after its pause."""
         begin = time.monotonic()
-        for arrival in sorted(arrivals, key=lambda one: one.after_s):
+        for arrival in sorted(arrivals, key=lambda item: item.after_s):
             await asyncio.sleep(max(0.0, begin + arrival.after_s - time.monotonic()))
             self.start(arrival)
 
@@ -163,12 +163,12 @@ async def _until_joined(cluster: Cluster, late: Arrival) -> list[str]:
 
 async def _wrong_numbers(cluster: Cluster, workers: Workers) -> list[str]:
     """Return a sentence for each worker whose number is not its place + 1."""
-    known = {process.pid: place for place, process in workers.processes.items()}
-    found = {worker.id: await worker.status() for worker in cluster.workers}
+    place_by_pid = {process.pid: place for place, process in workers.processes.items()}
+    statuses = {worker.id: await worker.status() for worker in cluster.workers}
     return [
-        f"worker {number} is at place {known.get(about['pid'])}"
-        for number, about in found.items()
-        if known.get(about["pid"]) != number - 1
+        f"worker {number} is at place {place_by_pid.get(about['pid'])}"
+        for number, about in statuses.items()
+        if place_by_pid.get(about["pid"]) != number - 1
     ]
 
 
@@ -178,8 +178,8 @@ def orders(count: int, most: int, chance: random.Random) -> Iterator[tuple[str, 
         places = list(range(chance.randint(2, most)))
         chance.shuffle(places)
         arrivals = [Arrival(place, chance.uniform(0, LATEST_S)) for place in places]
-        first_to_last = sorted(arrivals, key=lambda one: one.after_s)
-        yield f"order {number}: places {' '.join(str(one.place) for one in first_to_last)}", arrivals
+        first_to_last = sorted(arrivals, key=lambda item: item.after_s)
+        yield f"order {number}: places {' '.join(str(item.place) for item in first_to_last)}", arrivals
 
 
 async def run(orders_: int, most: int, rounds: int, seed: int, counts: Sequence[int] = COUNTS) -> int:

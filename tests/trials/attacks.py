@@ -52,15 +52,15 @@ def changed(begin: Weights, end: Weights, times: float) -> Weights:
 
 def norm(weights: Sequence[Array]) -> float:
     """Return the norm of all weights as one vector."""
-    return float(np.sqrt(sum(float(np.sum(np.square(one, dtype=np.float64))) for one in weights)))
+    return float(np.sqrt(sum(float(np.sum(np.square(array, dtype=np.float64))) for array in weights)))
 
 
 def noisy(peer: Learner, begin: Weights, end: Weights, times: float, *, added: bool = True) -> Weights:
     """Return weights with noise added to the training, or instead of it. Its norm is ``times`` the norm of the training."""
-    drawn = [peer.random.normal(size=one.shape) for one in end]
+    drawn = [peer.random.normal(size=array.shape) for array in end]
     scale = times * norm([e - b for b, e in zip(begin, end, strict=True)]) / norm(drawn)
     on = end if added else begin
-    return [(one + scale * noise).astype(np.float32) for one, noise in zip(on, drawn, strict=True)]
+    return [(array + scale * noise).astype(np.float32) for array, noise in zip(on, drawn, strict=True)]
 
 
 def replayed(peer: Learner, begin: Weights, end: Weights) -> tuple[Weights, int]:
@@ -75,7 +75,7 @@ def trapped(peer: Learner, begin: Weights, end: Weights) -> tuple[Weights, int]:
 
 
 FOUND: dict[str, Bad] = {
-    "NaN": lambda peer, begin, end: ([np.full_like(one, np.nan) for one in end], UPDATES),
+    "NaN": lambda peer, begin, end: ([np.full_like(array, np.nan) for array in end], UPDATES),
     "x1000": lambda peer, begin, end: (changed(begin, end, 1000.0), UPDATES),
     "flipped x10": lambda peer, begin, end: (changed(begin, end, -10.0), UPDATES),
     "noise x10": lambda peer, begin, end: (noisy(peer, begin, end, 10.0), UPDATES),
@@ -155,7 +155,7 @@ class Table:
 
     def __post_init__(self) -> None:
         self.ledger = (SwapLedger if self.plan.way == "swap" else RoundLedger)(self.plan)
-        self.layout = layout_of({str(number): one for number, one in enumerate(self.first)})
+        self.layout = layout_of({str(number): array for number, array in enumerate(self.first)})
         trainable = [True] * len(self.first)
         self._sketcher = Sketcher(Wire(self.layout, "float32", trainable), trainable, 7)
         self.check = SetCheck(self.plan)
@@ -183,18 +183,23 @@ class Table:
         self.apply(Arrived(at=self.now, peer=peer, name="", samples=samples, keeps=False))
         self.check.arrived(peer, start, self.ledger.members[peer].trainings)
 
-    def post(self, peer: int, one: Learner, weights: Weights, updates: int) -> list[tuple[Reply, Weights]]:
+    def post(self, peer: int, learner: Learner, weights: Weights, updates: int) -> list[tuple[Reply, Weights]]:
         """Judge a post like the server, and return the answers with their sets."""
-        one.number += 1
+        learner.number += 1
         if self.ledger.out_s(peer, self.now):
-            found = Finding(why="out")
+            judgement = Finding(why="out")
         else:
             sketch = self._sketcher.sketch(self.layout.encode(weights))
-            found = self.check.judge(peer, sketch, updates, one.contains, one.base)
-        if found.why:
-            self.rejected.setdefault(peer, []).append(found.why)
+            judgement = self.check.judge(peer, sketch, updates, learner.contains, learner.base)
+        if judgement.why:
+            self.rejected.setdefault(peer, []).append(judgement.why)
             entry: Entry = Rejected(
-                at=self.now, peer=peer, number=one.number, contains=one.contains, why=found.why, strike=found.strike
+                at=self.now,
+                peer=peer,
+                number=learner.number,
+                contains=learner.contains,
+                why=judgement.why,
+                strike=judgement.strike,
             )
         else:
             number = self.number()
@@ -202,57 +207,61 @@ class Table:
             entry = Posted(
                 at=self.now,
                 peer=peer,
-                number=one.number,
+                number=learner.number,
                 set=number,
-                contains=one.contains,
+                contains=learner.contains,
                 updates=updates,
-                base=one.base,
-                length=found.length,
-                moved=found.moved,
-                share=found.share,
+                base=learner.base,
+                length=judgement.length,
+                moved=judgement.moved,
+                share=judgement.share,
             )
-            self.scaled[peer] = self.scaled.get(peer, 0) + (found.share < 1)
-            self.longest = max(self.longest, 1 / found.share if peer not in self.bad else 1.0)
-        made = self.apply(entry)
+            self.scaled[peer] = self.scaled.get(peer, 0) + (judgement.share < 1)
+            self.longest = max(self.longest, 1 / judgement.share if peer not in self.bad else 1.0)
+        answers = self.apply(entry)
         member = self.ledger.members[peer]
         self.strikes[peer] = max(self.strikes.get(peer, 0), member.strikes + member.outs)
-        return made
+        return answers
 
     def apply(self, entry: Entry) -> list[tuple[Reply, Weights]]:
         """Apply an entry to the ledger, carry out the results, and return the answers with their sets."""
-        made, answers = self.ledger.apply(entry), []
-        if isinstance(entry, Posted) and (held := self.ledger.sets.get(entry.set)) is not None:
-            self.check.accepted(entry, held.trainings)
-        for one in made:
-            match one:
+        instructions, answers = self.ledger.apply(entry), []
+        if isinstance(entry, Posted) and (weight_set := self.ledger.sets.get(entry.set)) is not None:
+            self.check.accepted(entry, weight_set.trainings)
+        for instruction in instructions:
+            match instruction:
                 case Reply():
-                    answers.append((one, self._answer(one)))
+                    answers.append((instruction, self._answer(instruction)))
                 case Mean():
-                    answers += self._merge(one)
+                    answers += self._merge(instruction)
                 case Fate():
-                    if not self.ledger.needs(one.set):
-                        self.sets.pop(one.set, None)
-                        self.check.drop(one.set)
+                    if not self.ledger.needs(instruction.set):
+                        self.sets.pop(instruction.set, None)
+                        self.check.drop(instruction.set)
         return answers
 
     def _answer(self, reply: Reply) -> Weights:
         if reply.answer == "merge":
-            held = self.ledger.sets[reply.set]
+            weight_set = self.ledger.sets[reply.set]
             validated = reply.set == self.ledger.validated
-            share = self.check.step(reply.peer, reply.set, held, validated=validated)
+            share = self.check.step(reply.peer, reply.set, weight_set, validated=validated)
             self.merges += 1
             if share < 1:
                 self.bounded += 1
-                own = [n for n, one in self.ledger.sets.items() if one.peer == reply.peer and one.state == "waiting"]
-                return towards(self.sets[max(own, default=self.ledger.validated)], self.sets[reply.set], share)
+                waiting = [
+                    n for n, entry in self.ledger.sets.items() if entry.peer == reply.peer and entry.state == "waiting"
+                ]
+                return towards(self.sets[max(waiting, default=self.ledger.validated)], self.sets[reply.set], share)
         elif reply.set and reply.answer != "validate":
             self.check.replaced(reply.peer, reply.set)
         return self.sets.get(reply.set, [])
 
     def part(self, number: int) -> Part:
         """Return a set as a part of a mean."""
-        held = self.ledger.sets[number]
-        return Part(read=partial(self.sets.__getitem__, number), trainings=held.trainings, samples=held.samples)
+        weight_set = self.ledger.sets[number]
+        return Part(
+            read=partial(self.sets.__getitem__, number), trainings=weight_set.trainings, samples=weight_set.samples
+        )
 
     def counted(self, number: int, base: Weights, usual_samples: int) -> Part:
         """Return a set as a part of a round, with the counted share of its training."""
@@ -264,13 +273,13 @@ class Table:
         left_out: tuple[int, ...] = ()
         number = self.number()
         if mean.base == NO_SET:
-            found = tuple(one for one in mean.of if self.check.is_long(self.ledger.sets[one]))
-            left_out = found if len(found) < len(mean.of) else ()
-            weights = mean_of_swaps([self.part(one) for one in mean.of if one not in left_out])
+            long_sets = tuple(set_number for set_number in mean.of if self.check.is_long(self.ledger.sets[set_number]))
+            left_out = long_sets if len(long_sets) < len(mean.of) else ()
+            weights = mean_of_swaps([self.part(set_number) for set_number in mean.of if set_number not in left_out])
         else:
             base = self.sets[mean.base]
-            samples = median_low(self.ledger.sets[one].samples for one in mean.of)
-            parts = {one: self.counted(one, base, samples) for one in mean.of}
+            samples = median_low(self.ledger.sets[set_number].samples for set_number in mean.of)
+            parts = {set_number: self.counted(set_number, base, samples) for set_number in mean.of}
             weights = next_base(self.plan, base, base, parts, [], [True] * len(base))[0]
         self.keep(number, weights)
         return self.apply(Merged(at=self.now, set=number, of=mean.of, left_out=left_out))
@@ -278,8 +287,10 @@ class Table:
     def last(self) -> Weights:
         """Return the weights that a merge of all sets would give."""
         of = self.ledger.all_sets()
-        left_out = [one for one in of if self.check.is_long(self.ledger.sets[one])]
-        return mean_of_swaps([self.part(one) for one in of if one not in left_out or len(left_out) == len(of)])
+        left_out = [set_number for set_number in of if self.check.is_long(self.ledger.sets[set_number])]
+        return mean_of_swaps(
+            [self.part(set_number) for set_number in of if set_number not in left_out or len(left_out) == len(of)]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +336,7 @@ def train(
         plan: Fields that replace the fields of the plan.
     """
     (x, y), (x_test, y_test) = datasets.with_classes("digits")
-    x, x_test = (one.reshape(len(one), -1).astype(np.float32) for one in (x, x_test))
+    x, x_test = (array.reshape(len(array), -1).astype(np.float32) for array in (x, x_test))
     random = np.random.default_rng(seed)
     first = first_weights(seed)
     usual: dict[str, Any] = {"way": way, "merge": "weighted" if way == "swap" else "mean", "validate_s": 1.0}
@@ -366,32 +377,34 @@ def train(
 
 def turn(server: Table, learners: dict[int, Learner], peer: int) -> None:
     """Let a peer train and post, and let all peers process the answers."""
-    one = learners[peer]
-    begun = one.weights
-    one.train(UPDATES)
-    sent, updates = one.bad(one, begun, one.weights) if one.bad is not None else (one.weights, UPDATES)
-    one.posted = one.weights
-    one.trainings += 1
-    answers = server.post(peer, one, sent, updates)
+    learner = learners[peer]
+    begun = learner.weights
+    learner.train(UPDATES)
+    sent, updates = (
+        learner.bad(learner, begun, learner.weights) if learner.bad is not None else (learner.weights, UPDATES)
+    )
+    learner.posted = learner.weights
+    learner.trainings += 1
+    answers = server.post(peer, learner, sent, updates)
     if server.plan.way == "swap":
-        one.train(DELAY)
+        learner.train(DELAY)
     for reply, weights in answers:
         take(server, learners[reply.peer], reply, weights)
 
 
-def take(server: Table, one: Learner, reply: Reply, weights: Weights) -> None:
+def take(server: Table, learner: Learner, reply: Reply, weights: Weights) -> None:
     """Let a peer process an answer."""
     if reply.answer == "merge":
-        mine = WeightSet(weights=one.weights, trainings=one.trainings)
-        held = server.ledger.sets.get(reply.set)
-        theirs = WeightSet(weights=weights, trainings=held.trainings if held is not None else 0)
-        merged = SET_MERGE.read(server.plan.merge).merge(mine, theirs)
-        one.weights, one.trainings, one.contains = merged.weights, merged.trainings, reply.set
+        own_set = WeightSet(weights=learner.weights, trainings=learner.trainings)
+        weight_set = server.ledger.sets.get(reply.set)
+        received_set = WeightSet(weights=weights, trainings=weight_set.trainings if weight_set is not None else 0)
+        merged = SET_MERGE.read(server.plan.merge).merge(own_set, received_set)
+        learner.weights, learner.trainings, learner.contains = merged.weights, merged.trainings, reply.set
     elif reply.answer in ("replace", "rejected"):
-        one.weights, one.contains, one.base = weights, reply.set, reply.set
-        one.trainings = server.ledger.members[reply.peer].trainings
+        learner.weights, learner.contains, learner.base = weights, reply.set, reply.set
+        learner.trainings = server.ledger.members[reply.peer].trainings
     elif reply.answer == "validate":
-        accuracy = 1.0 if one.bad is not None else one.accuracy(one.posted)
+        accuracy = 1.0 if learner.bad is not None else learner.accuracy(learner.posted)
         loss = 1.0 - accuracy
         server.apply(Validated(at=server.now, set=reply.set, accuracy=accuracy, loss=loss, samples=64, peer=reply.peer))
 
@@ -442,14 +455,14 @@ HEAD = [
 def main(seeds: int, attacks: Sequence[str]) -> int:
     """Print the tables, and return the exit status."""
     begun = time.process_time()
-    found = list(rows(seeds, attacks))
-    print(table([HEAD, *found]))
+    table_rows = list(rows(seeds, attacks))
+    print(table([HEAD, *table_rows]))
     struck = []
     for way in ("swap", "rounds"):
         for peers, halves in ((4, 2), (4, 1), (8, 2)):
             runs = [train(way, peers, 0, "", seed, halves=halves) for seed in range(20)]
             struck += [run.struck for run in runs]
-            reasons = sum(len(why) for run in runs for why in run.table.rejected.values())
+            reasons = sum(len(reason) for run in runs for reason in run.table.rejected.values())
             print(
                 f"{way}, {halves} of {peers} honest peers have 5-9, the others 0-4: struck in "
                 f"{sum(run.struck > 0 for run in runs)} of 20 runs, {reasons} posts rejected, "
@@ -457,7 +470,7 @@ def main(seeds: int, attacks: Sequence[str]) -> int:
                 f"accuracy {np.mean([run.accuracy for run in runs]):.1%}"
             )
     print(f"{time.process_time() - begun:.0f} s of processor time")
-    return int(any(row[-1] == "HARM" for row in found) or any(struck))
+    return int(any(row[-1] == "HARM" for row in table_rows) or any(struck))
 
 
 if __name__ == "__main__":

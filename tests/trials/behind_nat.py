@@ -75,15 +75,20 @@ async def compare(repeats: int, folder: Path) -> None:
         async with Cluster(joined) as behind_nat, hosts:
             clusters = {"behind NAT": behind_nat, "dialled": hosts}
             for name, (value, calls) in CASES.items():
-                found: dict[str, list[float]] = {kind: [] for kind in clusters}
+                seconds_by_kind: dict[str, list[float]] = {kind: [] for kind in clusters}
                 for cluster in clusters.values():
                     await seconds(cluster, value, calls)
                 for _, kind in turns(list(clusters), repeats):
-                    found[kind].append(await seconds(clusters[kind], value, calls))
-                for kind, times in found.items():
-                    low, middle, high = (1e3 * one for one in (min(times), statistics.median(times), max(times)))
+                    seconds_by_kind[kind].append(await seconds(clusters[kind], value, calls))
+                for kind, times in seconds_by_kind.items():
+                    low, middle, high = (
+                        1e3 * duration for duration in (min(times), statistics.median(times), max(times))
+                    )
                     print(f"{name:14} {kind:11} {middle:8.3f} ms  [{low:.3f}, {high:.3f}]")
-                ratios = [one / other for one, other in zip(found["behind NAT"], found["dialled"], strict=True)]
+                ratios = [
+                    nat_s / dialled_s
+                    for nat_s, dialled_s in zip(seconds_by_kind["behind NAT"], seconds_by_kind["dialled"], strict=True)
+                ]
                 print(f"{name:14} ratio       {statistics.median(ratios):8.3f}", flush=True)
 
 

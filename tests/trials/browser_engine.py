@@ -41,9 +41,9 @@ def random_case(seed: int, steps: int) -> Case:
     rng = np.random.default_rng(seed)
     keras.utils.set_random_seed(seed)
     shapes = [(VECTOR, SEQUENCE, IMAGE)[rng.integers(3)] for _ in range(rng.integers(1, 3))]
-    given = [keras.Input(shape) for shape in shapes]
+    entries = [keras.Input(shape) for shape in shapes]
     branches = []
-    for x in given:
+    for x in entries:
         for _ in range(rng.integers(1, 5)):
             x = _some(rng, x)
         branches.append(x if len(x.shape) == 2 else layers.Flatten()(x))
@@ -54,15 +54,15 @@ def random_case(seed: int, steps: int) -> Case:
     )
     classes = bool(rng.integers(2))
     model = keras.Model(
-        given if len(given) > 1 else given[0], layers.Dense(3, activation="softmax" if classes else None)(joined)
+        entries if len(entries) > 1 else entries[0], layers.Dense(3, activation="softmax" if classes else None)(joined)
     )
     kinds = keras.optimizers
     optimizer = (kinds.SGD(0.05), kinds.SGD(0.05, momentum=0.9, nesterov=True), kinds.Adagrad(0.02))[rng.integers(3)]
     model.compile(optimizer, "categorical_crossentropy" if classes else "huber", run_eagerly=True)
     batches = []
     for _ in range(steps):
-        wanted = np.eye(3, dtype="float32")[rng.integers(0, 3, BATCH)] if classes else numbers(rng, BATCH, 3)
-        batches.append(([numbers(rng, BATCH, *shape) for shape in shapes], [wanted]))
+        labels = np.eye(3, dtype="float32")[rng.integers(0, 3, BATCH)] if classes else numbers(rng, BATCH, 3)
+        batches.append(([numbers(rng, BATCH, *shape) for shape in shapes], [labels]))
     return Case(f"graph {seed}", model, batches)
 
 
@@ -144,11 +144,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     wrong = 0
     for where in options.only:
-        found = differences(where, options.graphs, options.steps)
+        differing = differences(where, options.graphs, options.steps)
         print(
-            f"{where}: {options.graphs} graphs, {len(found)} differences above {TOLERANCES[where]:g}", *found, sep="\n"
+            f"{where}: {options.graphs} graphs, {len(differing)} differences above {TOLERANCES[where]:g}",
+            *differing,
+            sep="\n",
         )
-        wrong += len(found)
+        wrong += len(differing)
     return 1 if wrong else 0
 
 

@@ -79,15 +79,15 @@ class Recorder:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         record = bytearray(await reader.read(2**16))
-        if wanted := re.match(rb"GET /block\?(\d+)", record):
-            await asyncio.sleep(int(wanted[1]) / 1000)
+        if request := re.match(rb"GET /block\?(\d+)", record):
+            await asyncio.sleep(int(request[1]) / 1000)
             writer.write(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             writer.close()
             return
         self.sent.append(record)
-        there, to = await asyncio.open_connection("127.0.0.1", self.to)
-        to.write(record)
-        await asyncio.gather(_pumped(reader, to, record), _pumped(there, writer, None))
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.to)
+        server_writer.write(record)
+        await asyncio.gather(_pumped(reader, server_writer, record), _pumped(server_reader, writer, None))
 
 
 async def _pumped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: bytearray | None) -> None:
@@ -103,10 +103,10 @@ async def _pumped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, re
 def payloads(sent: bytes) -> Iterator[bytes]:
     """Yield the requests of one connection of a client, and the unmasked content of each of its messages."""
     while sent:
-        head, found, rest = sent.partition(b"\r\n\r\n")
+        head, separator, following = sent.partition(b"\r\n\r\n")
         yield head
-        sent = rest
-        if not found or b"upgrade: websocket" not in head.lower():
+        sent = following
+        if not separator or b"upgrade: websocket" not in head.lower():
             continue
         while len(sent) >= 6:
             length, at = sent[1] & 127, 2
@@ -135,33 +135,33 @@ def forms_of(mark: Any) -> dict[str, bytes]:
 
 def inflated(data: bytes) -> Iterator[bytes]:
     """Yield all data that zlib can inflate at some place in these bytes: zlib, gzip, and a whole deflated message."""
-    places = [(0, -15), *((match.start(), 47) for match in re.finditer(rb"\x78[\x01\x5e\x9c\xda]|\x1f\x8b\x08", data))]
-    for at, bits in places:
+    starts = [(0, -15), *((match.start(), 47) for match in re.finditer(rb"\x78[\x01\x5e\x9c\xda]|\x1f\x8b\x08", data))]
+    for at, bits in starts:
         with contextlib.suppress(zlib.error):
-            found = zlib.decompressobj(bits).decompress(data[at:], 2**24)
-            if len(found) >= 16:
-                yield found
+            content = zlib.decompressobj(bits).decompress(data[at:], 2**24)
+            if len(content) >= 16:
+                yield content
 
 
 def leaks(contents: list[bytes], marks: list[Any]) -> list[str]:
     """Return the names of the forms of marks that these contents include."""
-    found = set()
+    forms = set()
     everything = [data for content in contents for data in (content, *inflated(content))]
     for mark in marks:
         for name, data in forms_of(mark).items():
-            if any(data in one for one in everything):
-                found.add(name)
-    return sorted(found)
+            if any(data in text for text in everything):
+                forms.add(name)
+    return sorted(forms)
 
 
 def post_sizes(contents: list[bytes]) -> list[tuple[int, int]]:
     """Return for each post its number of bytes, and the number of bytes of its set."""
-    found = []
+    sizes = []
     for content in contents:
         if content[:4] == b"DDLP" and content[5] == POST:
             [text] = struct.unpack_from("<I", content, 8)
-            found.append((len(content), len(content) - 16 - text))
-    return found
+            sizes.append((len(content), len(content) - 16 - text))
+    return sizes
 
 
 def renderers_bytes() -> int:
@@ -219,9 +219,9 @@ async def paused_buffers(peer: BrowserPeer) -> int:
     while states[-1]["state"] != "paused":
         await asyncio.sleep(0.02)
         states = await peer.messages("state")
-    found: int = await peer.page.workers[0].evaluate("buffersInUse()")
+    count: int = await peer.page.workers[0].evaluate("buffersInUse()")
     await peer.ask("resume")
-    return found
+    return count
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -259,9 +259,9 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             status, body = await peer.session(links[number])
             if status != 200:
                 raise RuntimeError(body)
-            own = x[number :: options.browsers].astype(np.float32).copy()
-            own[:, :16] = marks[number].astype(np.float32) / np.float32(255)
-            answer = await peer.join(own, y[number :: options.browsers].astype("i4"), name=f"browser {number}")
+            own_x = x[number :: options.browsers].astype(np.float32).copy()
+            own_x[:, :16] = marks[number].astype(np.float32) / np.float32(255)
+            answer = await peer.join(own_x, y[number :: options.browsers].astype("i4"), name=f"browser {number}")
             if "error" in answer:
                 raise RuntimeError(answer["error"])
             peers.append(peer)
@@ -269,7 +269,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             print(f"joined           browser {number} as peer {answer['peer']}", file=sys.stderr, flush=True)
         began = time.monotonic()
         for peer in peers:
-            await peer.until("progress", lambda told: told["posts"] >= 2)
+            await peer.until("progress", lambda message: message["posts"] >= 2)
         await asyncio.sleep(max(0.0, options.seconds / 3 - (time.monotonic() - began)))
         first = [await paused_buffers(peer) for peer in peers]
         memory = renderers_bytes()
@@ -278,7 +278,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         blocked = await pages[0].evaluate(BLOCK, block_ms)
         after = await pages[0].evaluate(SPEED, block_ms // 2)
         facts = json.loads((next((folder / "runs").glob("*-peers-digits")) / "server.json").read_text())
-        here = await asyncio.to_thread(_list, facts)
+        listing = await asyncio.to_thread(_list, facts)
         await asyncio.sleep(max(0.0, options.seconds - (time.monotonic() - began)))
         last_memory = renderers_bytes()
         last = [await paused_buffers(peer) for peer in peers]
@@ -289,12 +289,12 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         errors = [line for page in pages for line in page.wrong if "404" not in line]
         return {
             "seconds": time.monotonic() - began,
-            "peers": len(here["peers"]),
-            "gone": [one["peer"] for one in here["peers"] if not one["connected"]],
-            "posts": [one["posts"] for one in here["peers"]],
-            "merges": [one["merges"] for one in progress],
-            "batches": [one["batches"] for one in progress],
-            "accuracy": here["accuracy"],
+            "peers": len(listing["peers"]),
+            "gone": [row["peer"] for row in listing["peers"] if not row["connected"]],
+            "posts": [row["posts"] for row in listing["peers"]],
+            "merges": [message["merges"] for message in progress],
+            "batches": [message["batches"] for message in progress],
+            "accuracy": listing["accuracy"],
             "buffers": [first, last],
             "memory": [memory, last_memory],
             "errors": errors,
@@ -321,19 +321,19 @@ def _list(facts: dict[str, Any]) -> dict[str, Any]:
     return ask(facts, "list")
 
 
-def missed(found: dict[str, Any], *, memory: float = 1.05, slower: float = 0.9) -> list[str]:
+def missed(results: dict[str, Any], *, memory: float = 1.05, slower: float = 0.9) -> list[str]:
     """Return the bars that a run has missed."""
     bars = {
-        "all peers are here": not found["gone"],
-        "all peers have posted": min(found["posts"]) > 0,
-        "the number of buffers is constant": found["buffers"][0] == found["buffers"][1],
-        "memory of the pages grows by 5% at most": found["memory"][1] <= memory * found["memory"][0],
-        "no error in a console": not found["errors"],
-        "no request to another host": found["hosts"] == [f"127.0.0.1:{found['port']}"],
-        "no connection was lost": not found["lost"],
-        "a blocked page trains at 90% of its speed": found["blocked"] >= slower * found["free"],
-        "no mark in any byte": not found["leaks"],
-        "a post has at most its set and 2 kB": found["extra"] <= EXTRA_BYTES,
+        "all peers are here": not results["gone"],
+        "all peers have posted": min(results["posts"]) > 0,
+        "the number of buffers is constant": results["buffers"][0] == results["buffers"][1],
+        "memory of the pages grows by 5% at most": results["memory"][1] <= memory * results["memory"][0],
+        "no error in a console": not results["errors"],
+        "no request to another host": results["hosts"] == [f"127.0.0.1:{results['port']}"],
+        "no connection was lost": not results["lost"],
+        "a blocked page trains at 90% of its speed": results["blocked"] >= slower * results["free"],
+        "no mark in any byte": not results["leaks"],
+        "a post has at most its set and 2 kB": results["extra"] <= EXTRA_BYTES,
     }
     return [name for name, holds in bars.items() if not holds]
 
@@ -352,10 +352,10 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run the trial, and print the measurements and the missed bars. Return the exit code."""
     with tempfile.TemporaryDirectory() as folder:
-        found = asyncio.run(measure(parsed(), Path(folder)))
-    for name, value in found.items():
+        results = asyncio.run(measure(parsed(), Path(folder)))
+    for name, value in results.items():
         print(f"{name:16} {value}")
-    for name in (failed := missed(found)):
+    for name in (failed := missed(results)):
         print(f"missed: {name}")
     return 1 if failed else 0
 

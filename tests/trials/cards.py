@@ -71,15 +71,15 @@ class Faulty(Quick):
         if self.full_in == self.replica.round:
             raise framework().full_error()
         self._compute()
-        found = super().train(weights, worker_epochs, batch_size)
+        result = super().train(weights, worker_epochs, batch_size)
         self._compute()
-        return found
+        return result
 
     def _compute(self) -> None:
         def is_lost() -> bool:
             cards = json.loads(Path(os.environ["FAKE_NVML"]).read_text())["cards"]
-            own = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-            return any(one["uuid"] in own and ("xid" in one or "hangs" in one) for one in cards)
+            own_cards = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+            return any(entry["uuid"] in own_cards and ("xid" in entry or "hangs" in entry) for entry in cards)
 
         while is_lost():
             time.sleep(0.05)
@@ -107,10 +107,10 @@ def widths(workers: Sequence[int]) -> Iterator[str]:
     """Yield a line for each number of workers. It begins with ``WRONG`` if the bits or a mask differ."""
     expected = ""
     for count in workers:
-        found, masks = asyncio.run(on_workers(count))
-        expected = expected or found
-        right = found == expected and masks == [uuid(number) for number in range(count)]
-        yield f"{'right' if right else 'WRONG'} {count} workers: SHA-256 {found[:16]}, masks {', '.join(masks)}"
+        sha, masks = asyncio.run(on_workers(count))
+        expected = expected or sha
+        right = sha == expected and masks == [uuid(number) for number in range(count)]
+        yield f"{'right' if right else 'WRONG'} {count} workers: SHA-256 {sha[:16]}, masks {', '.join(masks)}"
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Outcome:
 
     kind: str
     sha: str = ""
-    why: str = ""
+    reason: str = ""
     moved: bool = False
 
 
@@ -150,7 +150,7 @@ async def with_fault(cards: Cards, kind: str, chance: random.Random) -> Outcome:
                     cards.has(*(card(at, **(change if at == worker - 1 else {})) for at in range(COUNT)))
                     doing.append(asyncio.get_running_loop().create_task(asyncio.sleep(0)))
             elif isinstance(event, WorkerLost) and event.worker == worker:
-                outcome.why = outcome.why or event.why
+                outcome.reason = outcome.reason or event.why
             elif isinstance(event, WorkerConnected) and event.worker == worker and event.again:
                 outcome.moved = event.gpus != (f"{worker - 1} (Test Card)",)
 
@@ -160,7 +160,7 @@ async def with_fault(cards: Cards, kind: str, chance: random.Random) -> Outcome:
             await app.train_sync()
             outcome.sha = sha256(app)
         except OutOfMemory as error:
-            outcome.why = error.message
+            outcome.reason = error.message
         if doing:
             await asyncio.gather(*doing)
     return outcome
@@ -169,9 +169,9 @@ async def with_fault(cards: Cards, kind: str, chance: random.Random) -> Outcome:
 def is_right(outcome: Outcome, expected: str) -> bool:
     """Return whether a run with a fault has the promised result."""
     if outcome.kind == "full":
-        return "does not fit into the memory of the card" in outcome.why
+        return "does not fit into the memory of the card" in outcome.reason
     reason = {"killed": "SIGKILL", "lost": "has fallen off the bus (Xid 79)", "hung": "hangs: it has not answered"}
-    return outcome.sha == expected and reason[outcome.kind] in outcome.why
+    return outcome.sha == expected and reason[outcome.kind] in outcome.reason
 
 
 def faults(cards: Cards, count: int, kinds: Sequence[str] = FAULTS, seed: int = 0) -> Iterator[str]:
@@ -188,7 +188,7 @@ def faults(cards: Cards, count: int, kinds: Sequence[str] = FAULTS, seed: int = 
                     forget_lost(name)
                 cards.has(*map(card, range(COUNT)))
             right = is_right(outcome, expected) and bool(avoided) == (kind in CHANGES)
-            yield f"{'right' if right else 'WRONG'} {kind}: SHA-256 {outcome.sha[:16] or 'none'}, {outcome.why}" + (
+            yield f"{'right' if right else 'WRONG'} {kind}: SHA-256 {outcome.sha[:16] or 'none'}, {outcome.reason}" + (
                 ", came again on another card" if outcome.moved else ""
             )
 

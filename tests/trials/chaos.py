@@ -166,30 +166,30 @@ class History:
         """Count the starts and ends in the logs of the workers."""
         for path in paths:
             for line in path.read_text().splitlines():
-                what, id = line.split()
-                (self.starts if what == "start" else self.ends)[int(id)] += 1
+                action, id = line.split()
+                (self.starts if action == "start" else self.ends)[int(id)] += 1
 
     def violations(self) -> list[str]:
         """Return a sentence for each broken promise."""
-        found = list(self.notes)
+        sentences = list(self.notes)
         times = Counter(outcome.id for outcome in self.outcomes)
-        found += [f"request {id} has {times[id]} outcomes" for id in self.calls if times[id] != 1]
+        sentences += [f"request {id} has {times[id]} outcomes" for id in self.calls if times[id] != 1]
         for outcome in self.outcomes:
             call, starts, ends = self.calls[outcome.id], self.starts[outcome.id], self.ends[outcome.id]
-            what = outcome.text.partition("\n")[0][:120] if outcome.text else outcome.value
-            about = f"request {outcome.id} on worker {outcome.worker} ({outcome.kind}: {what})"
+            detail = outcome.text.partition("\n")[0][:120] if outcome.text else outcome.value
+            about = f"request {outcome.id} on worker {outcome.worker} ({outcome.kind}: {detail})"
             seconds = outcome.ended - outcome.began
             if outcome.kind == "hung" or seconds > (HANG_S if call.timeout_s is None else call.timeout_s + LATE_S):
-                found.append(f"{about} took {seconds:.1f} s, its deadline was {call.timeout_s}")
+                sentences.append(f"{about} took {seconds:.1f} s, its deadline was {call.timeout_s}")
             if outcome.kind == "result" and (outcome.value != outcome.id or not starts or not ends):
-                found.append(f"{about} started {starts} and ended {ends} times")
+                sentences.append(f"{about} started {starts} and ended {ends} times")
             if starts > (MAX_ATTEMPTS if call.idempotent else 1):
-                found.append(f"{about} started {starts} times, idempotent {call.idempotent}")
+                sentences.append(f"{about} started {starts} times, idempotent {call.idempotent}")
             if outcome.may_have_run is False and starts:
-                found.append(f"{about} says that it cannot have run, but it started {starts} times")
+                sentences.append(f"{about} says that it cannot have run, but it started {starts} times")
             if outcome.kind not in ("result", "cancelled", "hung", *(kind.__name__ for kind in EXPECTED)):
-                found.append(f"{about} is an error that no fault explains")
-        return found
+                sentences.append(f"{about} is an error that no fault explains")
+        return sentences
 
 
 def make_plan(seed: int, requests: int, faults: int, workers: int, scale: float) -> tuple[list[Call], list[Fault]]:
@@ -446,15 +446,15 @@ async def run(seed: int, requests: int, faults: int, workers: int = 4, scale: fl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the trial, print its results, and return the number of violations."""
-    given = read_options(__doc__, argv, requests=20_000, faults=500, workers=4, seed=0, scale=1.0, history=Path)
+    options = read_options(__doc__, argv, requests=20_000, faults=500, workers=4, seed=0, scale=1.0, history=Path)
     print(
-        f"chaos: {' '.join(f'--{name} {value}' for name, value in vars(given).items() if value is not None)}",
+        f"chaos: {' '.join(f'--{name} {value}' for name, value in vars(options).items() if value is not None)}",
         flush=True,
     )
     began = time.monotonic()
-    history = asyncio.run(run(given.seed, given.requests, given.faults, given.workers, given.scale))
-    if given.history is not None:
-        history.write(given.history)
+    history = asyncio.run(run(options.seed, options.requests, options.faults, options.workers, options.scale))
+    if options.history is not None:
+        history.write(options.history)
     violations = history.violations()
     kinds = Counter(outcome.kind for outcome in history.outcomes)
     again = sum(count > 1 for count in history.starts.values())

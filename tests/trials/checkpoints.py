@@ -50,7 +50,7 @@ def state(round: int, megabytes: float = 0.5) -> Checkpoint:
     )
 
 
-def same(one: Checkpoint, other: Checkpoint) -> bool:
+def same(left: Checkpoint, right: Checkpoint) -> bool:
     """Return whether two checkpoints have the same bits, types and names in the same order."""
 
     def bits(checkpoint: Checkpoint) -> list[Any]:
@@ -60,7 +60,7 @@ def same(one: Checkpoint, other: Checkpoint) -> bool:
             for name, array in arrays.items()
         ]
 
-    return one.round == other.round and dict(one.facts) == dict(other.facts) and bits(one) == bits(other)
+    return left.round == right.round and dict(left.facts) == dict(right.facts) and bits(left) == bits(right)
 
 
 # Killed writers
@@ -71,8 +71,8 @@ def write_until_killed(path: Path, keep: int, megabytes: float, says: Connection
     says.send(("opens", 0))
     folder = CheckpointFolder(path, keep=keep)
     folder.open("a writer that will be killed")
-    found = folder.newest()
-    number = found.round if found else 0
+    newest = folder.newest()
+    number = newest.round if newest else 0
     while True:
         number += 1
         for _ in range(2 if number % 3 == 0 else 1):
@@ -82,8 +82,8 @@ def write_until_killed(path: Path, keep: int, megabytes: float, says: Connection
             says.send(("saved", number))
 
 
-def kills(path: Path, wanted: int, seed: int, megabytes: float = 0.5) -> dict[str, Any]:
-    """Kill writers until ``wanted`` kills have interrupted a write. Each writer continues in the folder of the killed one.
+def kills(path: Path, target: int, seed: int, megabytes: float = 0.5) -> dict[str, Any]:
+    """Kill writers until ``target`` kills have interrupted a write. Each writer continues in the folder of the killed one.
 
     Returns:
         The numbers of all kills and of interrupted writes, the remaining files, and the problems afterwards.
@@ -94,22 +94,22 @@ def kills(path: Path, wanted: int, seed: int, megabytes: float = 0.5) -> dict[st
     reader = CheckpointFolder(path)
     usual_s = 0.02  # the time of one save, which the loop below measures
     hit, total, promised = 0, 0, 0
-    left: Counter[str] = Counter()
+    interrupted: Counter[str] = Counter()
     wrong: list[str] = []
-    while hit < wanted:
-        ours, theirs = processes.Pipe()
-        child = processes.Process(target=write_until_killed, args=(path, draw.choice((1, 2, 3)), megabytes, theirs))
+    while hit < target:
+        parent_end, child_end = processes.Pipe()
+        child = processes.Process(target=write_until_killed, args=(path, draw.choice((1, 2, 3)), megabytes, child_end))
         child.start()
-        theirs.close()
+        child_end.close()
         try:
             # Some writers die while they open the folder and clean up, most die in their first or second save.
             for _ in range(draw.choice((1, 2, 4))):
-                if not ours.poll(WAIT_S):
+                if not parent_end.poll(WAIT_S):
                     raise RuntimeError("the writer does not write")
-                what, number = ours.recv()
-                if what == "saves":
+                action, number = parent_end.recv()
+                if action == "saves":
                     began = time.perf_counter()
-                elif what == "saved":
+                elif action == "saved":
                     promised = number
                     usual_s += 0.2 * (time.perf_counter() - began - usual_s)
             time.sleep(draw.uniform(0, 1.1 * usual_s))
@@ -117,31 +117,31 @@ def kills(path: Path, wanted: int, seed: int, megabytes: float = 0.5) -> dict[st
             child.kill()
             child.join()
         total += 1
-        with ours, contextlib.suppress(EOFError):  # messages from just before the kill
+        with parent_end, contextlib.suppress(EOFError):  # messages from just before the kill
             while True:
-                what, number = ours.recv()
-                promised = number if what == "saved" else promised
+                action, number = parent_end.recv()
+                promised = number if action == "saved" else promised
         leftovers = _leftovers(path)
-        left.update(leftovers or ["nothing"])
+        interrupted.update(leftovers or ["nothing"])
         hit += bool(leftovers)
         wrong += _judge(reader, promised, megabytes)
-    return {"kills": total, "in_mid_write": hit, "left": dict(left), "wrong": wrong, "last_round": promised}
+    return {"kills": total, "in_mid_write": hit, "left": dict(interrupted), "wrong": wrong, "last_round": promised}
 
 
 def _leftovers(path: Path) -> list[str]:
     """Return the step that the kill of a writer interrupted. Its temporary files show it."""
-    found = []
+    interrupted = []
     for name in os.listdir(path):
         if name.startswith(WRITING):
             files = sum(not file.startswith(".") for file in os.listdir(path / name))
-            found.append(f"a new one with {files} of 4 files")
+            interrupted.append(f"a new one with {files} of 4 files")
         elif name.startswith(REMOVING):
-            found.append("an old one, partly removed")
+            interrupted.append("an old one, partly removed")
         elif name.endswith(REPLACED):
-            found.append("one beside the one that replaces it")
+            interrupted.append("one beside the one that replaces it")
         elif name.startswith(".owner.json-"):
-            found.append("a new owner.json")
-    return found
+            interrupted.append("a new owner.json")
+    return interrupted
 
 
 def _judge(folder: CheckpointFolder, promised: int, megabytes: float) -> list[str]:
@@ -149,16 +149,16 @@ def _judge(folder: CheckpointFolder, promised: int, megabytes: float) -> list[st
     wrong: list[str] = []
     wrong += [entry.problem for entry in folder.entries() if entry.round is not None and not entry.complete]
     try:
-        found = folder.newest()
+        newest = folder.newest()
     except CheckpointError as error:
         return [*wrong, str(error)]
-    if promised and found is None:
+    if promised and newest is None:
         wrong.append(f"nothing to load, though round {promised} was saved")
-    elif found is not None:
-        if found.round < promised:
-            wrong.append(f"round {found.round} is the newest, though {promised} was saved")
-        if not same(found, state(found.round, megabytes)):
-            wrong.append(f"round {found.round} differs from the saved one")
+    elif newest is not None:
+        if newest.round < promised:
+            wrong.append(f"round {newest.round} is the newest, though {promised} was saved")
+        if not same(newest, state(newest.round, megabytes)):
+            wrong.append(f"round {newest.round} differs from the saved one")
     return wrong
 
 
@@ -180,9 +180,9 @@ def every_step(path: Path) -> dict[str, Any]:
             folder.save(state(1, 0.01))
             folder.close()
             promised, killed = _killed_at(steps, folder)
-            wrong += [f"step {steps}: {what}" for what in _judge(folder, max(1, promised), 0.01)]
+            wrong += [f"step {steps}: {problem}" for problem in _judge(folder, max(1, promised), 0.01)]
             folder.open("after")
-            wrong += [f"step {steps}, next writer: {what}" for what in _judge(folder, max(1, promised), 0.01)]
+            wrong += [f"step {steps}, next writer: {problem}" for problem in _judge(folder, max(1, promised), 0.01)]
             folder.save(state(3, 0.01))
             if (left := sorted(os.listdir(folder.path))) != [".lock", "owner.json", "round-000003"]:
                 wrong.append(f"step {steps}: {left} in the folder after the next writer")
@@ -193,7 +193,7 @@ def every_step(path: Path) -> dict[str, Any]:
 
 def _killed_at(step: int, folder: CheckpointFolder) -> tuple[int, bool]:
     """Let a child write until it is killed before a step. Return the last saved round, and whether it reached the step."""
-    ours, theirs = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         left = step
@@ -211,15 +211,15 @@ def _killed_at(step: int, folder: CheckpointFolder) -> tuple[int, bool]:
             folder.open("a writer that will be killed")
             for _ in range(2):
                 folder.save(state(2, 0.01))
-                os.write(theirs, b"2")
+                os.write(write_end, b"2")
             folder.close()
             status = 0
         finally:
             os._exit(status)
-    os.close(theirs)
+    os.close(write_end)
     _, status = os.waitpid(child, 0)
-    with open(ours, "rb") as said:
-        promised = 2 if said.read() else 0
+    with open(read_end, "rb") as pipe:
+        promised = 2 if pipe.read() else 0
     if os.WIFEXITED(status) and os.WEXITSTATUS(status):
         raise RuntimeError(f"the writer failed before step {step}")
     return promised, os.WIFSIGNALED(status)
@@ -252,21 +252,23 @@ def damages(path: Path, times: int, seed: int, kind: str) -> dict[str, Any]:
     named = fell_back = 0
     for _ in range(times):
         file = draw.choice(files)
-        whole = file.read_bytes()
+        content = file.read_bytes()
         done[file.name] += 1
         if kind == "flip":
-            bit = draw.randrange(8 * len(whole))
-            file.write_bytes(whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :])
+            bit = draw.randrange(8 * len(content))
+            file.write_bytes(content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :])
         else:
-            file.write_bytes(whole[: draw.randrange(len(whole))])
+            file.write_bytes(content[: draw.randrange(len(content))])
         try:
             folder.load(newest)
         except CheckpointCorrupt as error:
             named += error.file == str(file) and str(file) in str(error)
         reports: list[str] = []
-        found = folder.newest(report=reports.append)
-        fell_back += found is not None and same(found, state(1, 0.02)) and len(reports) == 1 and str(file) in reports[0]
-        file.write_bytes(whole)
+        loaded = folder.newest(report=reports.append)
+        fell_back += (
+            loaded is not None and same(loaded, state(1, 0.02)) and len(reports) == 1 and str(file) in reports[0]
+        )
+        file.write_bytes(content)
     if not same(folder.load(newest), state(2, 0.02)):
         raise RuntimeError("the checkpoint is not whole again: the benchmark is wrong")
     return {"times": times, "files": dict(done), "named": named, "fell_back": fell_back}
@@ -280,38 +282,38 @@ def main(arguments: list[str] | None = None) -> int:
     options = read_options(__doc__, arguments, kills=200, flips=2000, cuts=200, seed=1, folder=Path, json=Path)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         path = Path(name)
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "kills": kills(path / "kills", options.kills, options.seed),
             "every_step": every_step(path / "steps"),
             "flips": damages(path / "flips", options.flips, options.seed, "flip"),
             "cuts": damages(path / "cuts", options.cuts, options.seed, "cut"),
         }
-    print(report(found))
+    print(report(results))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
-    kept = not found["kills"]["wrong"] + found["every_step"]["wrong"] and all(
-        found[kind]["named"] == found[kind]["fell_back"] == found[kind]["times"] for kind in ("flips", "cuts")
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    is_kept = not results["kills"]["wrong"] + results["every_step"]["wrong"] and all(
+        results[kind]["named"] == results[kind]["fell_back"] == results[kind]["times"] for kind in ("flips", "cuts")
     )
-    return 0 if kept else 1
+    return 0 if is_kept else 1
 
 
-def report(found: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> str:
     """Return the tables as text."""
-    killed = found["kills"]
+    killed = results["kills"]
     lines = [
         f"{killed['kills']} kills, {killed['in_mid_write']} of them in mid-write; {killed['last_round']} rounds saved; "
         f"{len(killed['wrong'])} times something was wrong afterwards",
-        f"killed before each of {found['every_step']['steps']} steps of opening, saving, replacing and closing; "
-        f"{len(found['every_step']['wrong'])} times something was wrong afterwards",
-        *(f"  wrong: {what}" for what in killed["wrong"] + found["every_step"]["wrong"]),
+        f"killed before each of {results['every_step']['steps']} steps of opening, saving, replacing and closing; "
+        f"{len(results['every_step']['wrong'])} times something was wrong afterwards",
+        *(f"  wrong: {problem}" for problem in killed["wrong"] + results["every_step"]["wrong"]),
         "",
-        table([["left behind", "times"], *([what, str(times)] for what, times in sorted(killed["left"].items()))]),
+        table([["left behind", "times"], *([step, str(times)] for step, times in sorted(killed["left"].items()))]),
         "",
         table(
             [
                 ["damage", "times", "detected and named", "the one before used"],
                 *(
-                    [name, *(str(found[kind][part]) for part in ("times", "named", "fell_back"))]
+                    [name, *(str(results[kind][part]) for part in ("times", "named", "fell_back"))]
                     for kind, name in (("flips", "one bit flipped"), ("cuts", "one file truncated"))
                 ),
             ]

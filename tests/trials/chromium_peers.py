@@ -41,7 +41,7 @@ async def take_part(browser: Any, link: str, x: Any, y: Any, **how: Any) -> dict
         answer = await peer.join(x, y, **how)
         if "error" in answer:
             raise RuntimeError(answer["error"])
-        while not [one for one in await peer.messages("state") if one["state"] in LAST]:
+        while not [message for message in await peer.messages("state") if message["state"] in LAST]:
             if failed := await peer.messages("failed"):
                 raise RuntimeError(str(failed))
             await asyncio.sleep(LOOK_S)
@@ -65,8 +65,8 @@ async def be_a_peer_of_webnn(samples: int) -> None:
     async with chromium() as browser:
         print("ready", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            asked = json.loads(line)
-            progress = await take_part(browser, asked["link"], x[:samples], y[:samples], seed=asked["seed"])
+            request = json.loads(line)
+            progress = await take_part(browser, request["link"], x[:samples], y[:samples], seed=request["seed"])
             print(json.dumps({"updates": progress["batches"], "merges": progress["merges"]}), flush=True)
 
 

@@ -44,8 +44,8 @@ class SlowStandIn(KilledStandIn):
 
     async def _replicas(self, task: Task) -> list[Any]:
         replicas = await super()._replicas(task)
-        for one in replicas:
-            one.take = _after(self._facts["pause_s"], one.take)
+        for replica in replicas:
+            replica.take = _after(self._facts["pause_s"], replica.take)
         return replicas
 
 
@@ -72,9 +72,9 @@ async def master(facts: dict[str, Any]) -> None:
 
     log = Path(facts["log"])
 
-    def note(what: str) -> None:
+    def note(label: str) -> None:
         with log.open("a") as file:
-            file.write(f"{what}\n")
+            file.write(f"{label}\n")
 
     class Noted(list[int]):
         def append(self, worker: int) -> None:
@@ -102,7 +102,7 @@ async def master(facts: dict[str, Any]) -> None:
             killing.cancel()
             await asyncio.gather(killing, return_exceptions=True)
     pushes = facts["rounds"] * STEPS * len(hosts)
-    wanted = sum(
+    expected = sum(
         size_of_push(slot, number, push)
         for slot in range(len(hosts))
         for number in range(facts["rounds"])
@@ -114,7 +114,7 @@ async def master(facts: dict[str, Any]) -> None:
         json.dumps(
             {
                 "pushes": pushes,
-                "missing": int(np.abs(weights + wanted).max()),
+                "missing": int(np.abs(weights + expected).max()),
                 "counted": sorted(set(received.tolist())),
                 "ledger": run.ledger.is_exact(facts["rounds"]),
                 "commits": len(run.history),
@@ -150,10 +150,10 @@ def trial(kills: int, masters: int, workers: int, parameters: float, seed: int, 
             if killed == masters:
                 break
             commits = lines.count("commit") + chance.randrange(1, 2 * workers)
-            wanted = lines.count("kill") + left
+            kills_due = lines.count("kill") + left
             while process.poll() is None:
                 now = log.read_text().splitlines()
-                if now.count("kill") >= wanted and now.count("commit") >= commits:
+                if now.count("kill") >= kills_due and now.count("commit") >= commits:
                     break
                 time.sleep(LOOK_S)
             time.sleep(chance.random() * pause_s * STEPS)

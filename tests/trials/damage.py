@@ -39,23 +39,23 @@ def data_set(folder: Path) -> Path:
     return folder / "place"
 
 
-def harmless(place: Path, path: Path, memory: int, seed: int) -> str:
+def harmless(data_path: Path, path: Path, memory: int, seed: int) -> str:
     """Return a problem as a sentence; empty if the error names the damaged file and the stream returned none of its samples."""
-    given: list[int] = []
+    samples: list[int] = []
     try:
-        data = ddlf.data.open(place)
+        data = ddlf.data.open(data_path)
         (portion,) = portions(data.manifest.sizes, [SAMPLES], "window:2", seed=seed, epoch=0)
         for chunk in SampleStream(data, portion, 4, memory):
-            given += chunk["y"].tolist()
+            samples += chunk["y"].tolist()
     except DatasetError as error:
         if path.name not in error.message:
             return f"{path.name} is not named: {error.message}"
         number = -1 if path.name == NAME else int(path.stem)
         if path.name == NAME:
-            return f"{len(given)} samples came out" if given else ""
+            return f"{len(samples)} samples came out" if samples else ""
         first = data.manifest.files[number].first
-        ids = portion.ids(data.manifest.sizes)[: len(given)]
-        bad = [one for one in ids.tolist() if first <= one < first + data.manifest.files[number].samples]
+        ids = portion.ids(data.manifest.sizes)[: len(samples)]
+        bad = [sample for sample in ids.tolist() if first <= sample < first + data.manifest.files[number].samples]
         return f"{len(bad)} samples of {path.name} came out" if bad else ""
     return f"DDLF did not notice that {path.name} is damaged"
 
@@ -64,8 +64,8 @@ def trial(flips: int, cuts: int, seed: int = 0) -> list[str]:
     """Flip bits and truncate files, one at a time. Return the problems."""
     chance, wrong = random.Random(seed), []
     with tempfile.TemporaryDirectory() as folder:
-        place = data_set(Path(folder))
-        paths = [place / NAME, *sorted(place.glob("v0001/*"))]
+        data_path = data_set(Path(folder))
+        paths = [data_path / NAME, *sorted(data_path.glob("v0001/*"))]
         for number in range(flips + cuts):
             path = paths[number % len(paths)]
             whole = path.read_bytes()
@@ -75,8 +75,8 @@ def trial(flips: int, cuts: int, seed: int = 0) -> list[str]:
             else:
                 harmed = bytearray(whole[: chance.randrange(len(whole))])
             path.write_bytes(harmed)
-            if said := harmless(place, path, (3000, 10**6)[number % 2], number):
-                wrong.append(said)
+            if problem := harmless(data_path, path, (3000, 10**6)[number % 2], number):
+                wrong.append(problem)
             path.write_bytes(whole)
     return wrong
 

@@ -142,9 +142,9 @@ async def deaths_of_processes(runs: int, seed: int, how: str, workers: int = WOR
             running = asyncio.ensure_future(app.run())
             if number >= 0:
                 await asyncio.wait([running], timeout=chance.uniform(0, length[fresh]))
-                what = kill_one(chance)
-                if what and not running.done():
-                    outcome.killed[f"{what} while {app.phase}"] += 1
+                kind = kill_one(chance)
+                if kind and not running.done():
+                    outcome.killed[f"{kind} while {app.phase}"] += 1
                 if supervisor is not None:
                     await supervisor()
                 await check(running, app, expected, outcome)
@@ -156,19 +156,19 @@ async def deaths_of_processes(runs: int, seed: int, how: str, workers: int = WOR
 
 def kill_one(chance: random.Random) -> str:
     """Kill a random daemon or executor below this process. Return the kind, or an empty text if none runs yet."""
-    found = {"daemon": [], "executor": []}  # type: dict[str, list[psutil.Process]]
+    processes = {"daemon": [], "executor": []}  # type: dict[str, list[psutil.Process]]
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             words = " ".join([process.name(), *process.cmdline()])
             if "ddlf-exec" in words or "ddlf.worker.executor" in words:
-                found["executor"].append(process)
+                processes["executor"].append(process)
             elif "ddlf.cli.worker" in words:
-                found["daemon"].append(process)
-    kind = chance.choice(sorted(found))
-    if not found[kind]:
+                processes["daemon"].append(process)
+    kind = chance.choice(sorted(processes))
+    if not processes[kind]:
         return ""
     with contextlib.suppress(psutil.Error):
-        chance.choice(found[kind]).kill()
+        chance.choice(processes[kind]).kill()
     return kind
 
 
@@ -226,8 +226,8 @@ def main() -> int:
     print(
         f"{options.how}: {options.runs} runs, {outcome.killed.total()} workers killed, {time.monotonic() - begin:.0f} s"
     )
-    for what, count in sorted(outcome.killed.items()):
-        print(f"  {count:>4} {what}")
+    for kind, count in sorted(outcome.killed.items()):
+        print(f"  {count:>4} {kind}")
     print("\n".join(outcome.problems) or "all runs ended with the same bits, every sample once an epoch")
     return bool(outcome.problems)
 

@@ -49,11 +49,11 @@ def give() -> Any:
     return np.ones(ARRAY_BYTES, np.uint8)
 
 
-def row(what: str, seconds: list[float], bar_s: float, **facts: Any) -> dict[str, Any]:
+def row(label: str, seconds: list[float], bar_s: float, **facts: Any) -> dict[str, Any]:
     """Print one line of the result, and return its values by name."""
     values = sorted(seconds)
-    found = {
-        "what": what,
+    result = {
+        "what": label,
         "n": len(values),
         "p50_s": values[len(values) // 2],
         "p99_s": values[min(len(values) - 1, math.ceil(0.99 * len(values)) - 1)],
@@ -62,11 +62,11 @@ def row(what: str, seconds: list[float], bar_s: float, **facts: Any) -> dict[str
         **facts,
     }
     print(
-        f"{what:<58} n {found['n']:>3}  p50 {found['p50_s']:6.3f}  p99 {found['p99_s']:6.3f}  max {found['max_s']:6.3f}  bar {bar_s:g}"
+        f"{label:<58} n {result['n']:>3}  p50 {result['p50_s']:6.3f}  p99 {result['p99_s']:6.3f}  max {result['max_s']:6.3f}  bar {bar_s:g}"
         + "".join(f"  {name} {value}" for name, value in facts.items()),
         flush=True,
     )
-    return found
+    return result
 
 
 async def until(condition: Callable[[], Any], limit_s: float = PATIENCE_S) -> None:
@@ -193,7 +193,7 @@ asyncio.run(main())
 async def stops(count: int, dead_after_s: float) -> list[dict[str, Any]]:
     """Freeze workers, then masters, and return a row for each."""
     bar = BARS_S[dead_after_s]
-    there, here = [], []
+    noticed_s, freed_s = [], []
     with Workers() as workers:
         process, port = workers.start()
         async with Cluster(["127.0.0.1"], port, token_file=workers.token_file, dead_after_s=dead_after_s) as cluster:
@@ -204,7 +204,7 @@ async def stops(count: int, dead_after_s: float) -> list[dict[str, Any]]:
                 await asyncio.sleep(random.uniform(0, worker.timing.heartbeat_s))
                 begin = time.perf_counter()
                 stop(process.pid)
-                there.append(await lost(worker, call, begin))
+                noticed_s.append(await lost(worker, call, begin))
                 resume(process.pid)
                 await worker.reconnect(60)
         for _ in range(count):
@@ -217,20 +217,20 @@ async def stops(count: int, dead_after_s: float) -> list[dict[str, Any]]:
             await asyncio.sleep(random.uniform(0.5, 1))
             begin = time.perf_counter()
             stop(master.pid)
-            here.append(await asyncio.to_thread(released, "127.0.0.1", port, workers.token, "", begin))
+            freed_s.append(await asyncio.to_thread(released, "127.0.0.1", port, workers.token, "", begin))
             master.kill()
             await master.wait()
-    what = f"dead_after_s={dead_after_s:g}"
+    label = f"dead_after_s={dead_after_s:g}"
     return [
-        row(f"SIGSTOP of the worker, noticed by the master, {what}", there, bar),
-        row(f"SIGSTOP of the master, worker free for another, {what}", here, bar),
+        row(f"SIGSTOP of the worker, noticed by the master, {label}", noticed_s, bar),
+        row(f"SIGSTOP of the master, worker free for another, {label}", freed_s, bar),
     ]
 
 
 async def partitions(count: int, dead_after_s: float) -> list[dict[str, Any]]:
     """Cut the cable silently, in both directions or in one, and return a row for each side."""
     bar = BARS_S[dead_after_s]
-    there, here = [], []
+    noticed_s, freed_s = [], []
     with Link() as link, Workers() as workers, inside(link.a):
         _, port = workers.start(host=link.address_b, namespace=link.b)
         async with Cluster([link.address_b], port, token_file=workers.token_file, dead_after_s=dead_after_s) as cluster:
@@ -245,16 +245,16 @@ async def partitions(count: int, dead_after_s: float) -> list[dict[str, Any]]:
                     lost(worker, call, begin),
                     asyncio.to_thread(released, link.address_b, port, workers.token, link.b, begin),
                 )
-                there.append(noticed)
-                here.append(free)
+                noticed_s.append(noticed)
+                freed_s.append(free)
                 link.mend()
                 # Another master had the worker meanwhile, so this one needs a new lease.
                 await worker.close()
                 await worker.reconnect(60)
-    what = f"dead_after_s={dead_after_s:g}"
+    label = f"dead_after_s={dead_after_s:g}"
     return [
-        row(f"silent partition, noticed by the master, {what}", there, bar),
-        row(f"silent partition, worker free for another, {what}", here, bar),
+        row(f"silent partition, noticed by the master, {label}", noticed_s, bar),
+        row(f"silent partition, worker free for another, {label}", freed_s, bar),
     ]
 
 
@@ -290,4 +290,4 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(any(found["p99_s"] > found["bar_s"] for found in main()))
+    sys.exit(any(result["p99_s"] > result["bar_s"] for result in main()))

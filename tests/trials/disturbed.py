@@ -72,7 +72,7 @@ async def lead(ports: list[int], token_file: str, folder: str, rounds: int, exch
     print(f"digest {digest(app)} exact {app.ledger.is_exact(rounds)}", flush=True)
 
 
-def resume(wanted: int, seed: int, rounds: int, exchange: str) -> bool:
+def resume(kills: int, seed: int, rounds: int, exchange: str) -> bool:
     """Kill masters at random moments. Each master resumes the run of the one before. Return whether the result is right."""
     chance = random.Random(seed)
     with Workers() as workers:
@@ -89,16 +89,16 @@ def resume(wanted: int, seed: int, rounds: int, exchange: str) -> bool:
                 text=True,
             )
 
-        whole = master("undisturbed")
+        undisturbed = master("undisturbed")
         begin = time.monotonic()
-        output, _ = whole.communicate(timeout=300)
+        output, _ = undisturbed.communicate(timeout=300)
         took = time.monotonic() - begin
         expected = output.strip().splitlines()[-1]
         problems, loaded, reached, killed = [], 0, 0, 0
         while True:
             process = master("killed")
             timer = None
-            if killed < wanted:
+            if killed < kills:
                 # Most kills come while rounds are trained, some before.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(chance.uniform(0.5, 0.5 + took))
@@ -113,7 +113,7 @@ def resume(wanted: int, seed: int, rounds: int, exchange: str) -> bool:
             reached = max([reached, *map(int, re.findall(r"^round (\d+)$", output, re.MULTILINE))])
             loaded += "loaded on" in output
             if "digest" in output:
-                if killed >= wanted:
+                if killed >= kills:
                     break
                 # The run finished before its kill, so start another one.
                 if output.strip().splitlines()[-1] != expected:

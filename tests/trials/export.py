@@ -101,7 +101,7 @@ def normalized(keras: Any) -> Any:
 
 
 MADE: dict[str, Callable[[Any], Any]] = {
-    each.__name__: each for each in (cnn, lstm, residual, attention, two, embedding, normalized)
+    make.__name__: make for make in (cnn, lstm, residual, attention, two, embedding, normalized)
 }
 MODELS = ("mlp", *MADE)
 
@@ -129,16 +129,16 @@ def rows_of(
 ) -> list[Row]:
     """Write a model in all formats that a backend of Keras can write, and compare them with Keras on this backend."""
     source = find(path, None)
-    wanted = []
+    targets = []
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as work:
         for name in formats:
             try:
-                wanted += plan(source, [FORMATS[name]], Path(folder), backend=backend)
+                targets += plan(source, [FORMATS[name]], Path(folder), backend=backend)
             except ConfigError as error:
                 tell(f"{path.stem:<12}{BACKENDS[backend]:<12}{name:<13}{error}")
         steps = StepRunner(Path(work), None)
         with loadable(source, steps, "tensorflow") as model:
-            written = write(model, wanted, source.stem, steps)
+            written = write(model, targets, source.stem, steps)
             comparison = BackendComparison(model, steps, backend, batches=batches)
             backends = installed_backends() if backend == installed_backends()[0] else [backend]
             return compare(comparison, backends, written, lambda row: tell(line_of(path.stem, backend, row)))
@@ -158,20 +158,20 @@ def outcome(row: Row) -> str:
     return "reference" if row.difference is None else f"{row.difference:.0e}"
 
 
-def table(found: dict[tuple[str, str], list[Row]]) -> str:
+def table(rows_by_model: dict[tuple[str, str], list[Row]]) -> str:
     """Return all differences as a table of Markdown, with the refusals below."""
     columns: dict[tuple[str, str, str], None] = {}
-    for (_, backend), rows in found.items():
+    for (_, backend), rows in rows_by_model.items():
         columns |= {(backend, row.what, row.by): None for row in rows if row.what != "keras"}
     lines = [
-        "| model | " + " | ".join(f"{what}, {by}, from {BACKENDS[backend]}" for backend, what, by in columns) + " |",
+        "| model | " + " | ".join(f"{kind}, {by}, from {BACKENDS[backend]}" for backend, kind, by in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
     notes: dict[str, int] = {}
-    for model in dict.fromkeys(model for model, _ in found):
+    for model in dict.fromkeys(model for model, _ in rows_by_model):
         cells = []
-        for backend, what, by in columns:
-            row = next((each for each in found[model, backend] if (each.what, each.by) == (what, by)), None)
+        for backend, kind, by in columns:
+            row = next((entry for entry in rows_by_model[model, backend] if (entry.what, entry.by) == (kind, by)), None)
             text = outcome(row) if row is not None else "-"
             cells.append(text if len(text) < 20 else f"({notes.setdefault(text, len(notes) + 1)})")
         lines.append(f"| {model} | {' | '.join(cells)} |")
@@ -183,33 +183,38 @@ def main(argv: list[str] | None = None) -> list[Row]:
         __doc__,
         argv,
         models=",".join(MODELS),
-        formats=",".join(each.name for each in ALL),
+        formats=",".join(kind.name for kind in ALL),
         backends=",".join(installed_backends()),
         batches=",".join(map(str, BATCHES)),
         markdown=False,
     )
     names, formats = options.models.split(","), options.formats.split(",")
-    found = {}
+    rows_by_model = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "mlp.nnm").write_text(MLP)
         code = (
             "import sys, pathlib; from tests.trials import export; export.make(pathlib.Path(sys.argv[1]), sys.argv[2:])"
         )
-        made = [name for name in names if name != "mlp"]
-        if made:
+        keras_models = [name for name in names if name != "mlp"]
+        if keras_models:
             environment = {**os.environ, "KERAS_BACKEND": options.backends.split(",")[0]}
             subprocess.run(
-                [sys.executable, "-c", code, str(folder), *made], check=True, capture_output=True, env=environment
+                [sys.executable, "-c", code, str(folder), *keras_models],
+                check=True,
+                capture_output=True,
+                env=environment,
             )
         for model in names:
             path = folder / ("mlp.nnm" if model == "mlp" else f"{model}.keras")
             for backend in options.backends.split(","):
                 batches = [int(size) for size in options.batches.split(",")]
-                found[model, backend] = rows_of(path, formats, backend, lambda line: print(line, flush=True), batches)
+                rows_by_model[model, backend] = rows_of(
+                    path, formats, backend, lambda line: print(line, flush=True), batches
+                )
     if options.markdown:
-        print(table(found))
-    return [row for rows in found.values() for row in rows]
+        print(table(rows_by_model))
+    return [row for rows in rows_by_model.values() for row in rows]
 
 
 if __name__ == "__main__":

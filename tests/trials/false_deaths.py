@@ -85,12 +85,12 @@ class Watch:
         looked = time.monotonic()
         while True:
             on_time, looked = time.monotonic() - looked < 4 * LOOK_EVERY_S, time.monotonic()
-            for place, worker in enumerate(self._workers):
+            for index, worker in enumerate(self._workers):
                 state = worker.state
-                if state != before[place]:
+                if state != before[index]:
                     self.suspects += state == "suspect"
                     self.deaths += state == "dead"
-                before[place] = state
+                before[index] = state
                 if on_time and worker.silent_s is not None:
                     self.longest_silence_s = max(self.longest_silence_s, worker.silent_s)
             await asyncio.sleep(LOOK_EVERY_S)
@@ -129,7 +129,7 @@ async def measure(options: argparse.Namespace, dead_after_s: float) -> dict[str,
         for task in tasks:
             task.cancel()
         epochs = [worker.epoch for worker in cluster.workers]
-    found = {
+    values = {
         "dead_after_s": dead_after_s,
         "minutes": options.minutes,
         "workers": options.workers,
@@ -141,18 +141,18 @@ async def measure(options: argparse.Namespace, dead_after_s: float) -> dict[str,
         "rounds": sum(rounds),
         "leases_granted_anew": sum(epochs) - len(epochs),
     }
-    print("  ".join(f"{name} {value}" for name, value in found.items()), flush=True)
-    return found
+    print("  ".join(f"{name} {value}" for name, value in values.items()), flush=True)
+    return values
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     """Measure and print all settings, and return their values."""
     options = read_options(__doc__, argv, minutes=10.0, workers=4, dead_after=[4.0], method=(*METHODS,), json=Path)
-    found = [asyncio.run(measure(options, dead_after_s)) for dead_after_s in options.dead_after]
+    results = [asyncio.run(measure(options, dead_after_s)) for dead_after_s in options.dead_after]
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    return found
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    return results
 
 
 if __name__ == "__main__":
-    sys.exit(any(one["deaths"] or one["lost_requests"] for one in main()))
+    sys.exit(any(result["deaths"] or result["lost_requests"] for result in main()))

@@ -116,17 +116,17 @@ def start(workers: Workers) -> tuple[subprocess.Popen[bytes], int]:
 
 async def often(action: Callable[[], Awaitable[object]], seconds: float, pause_s: float) -> tuple[list[float], int]:
     """Repeat an action for some seconds. Return the durations in seconds, and the number of failures."""
-    taken, failed = [], 0
+    durations, failed = [], 0
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         begin = time.perf_counter()
         try:
             await action()
-            taken.append(time.perf_counter() - begin)
+            durations.append(time.perf_counter() - begin)
         except DDLFError:
             failed += 1
         await asyncio.sleep(pause_s)
-    return taken, failed
+    return durations, failed
 
 
 async def at_work(cluster: Cluster, port: int, token: bytes, seconds: float) -> dict[str, float]:
@@ -155,39 +155,39 @@ async def at_work(cluster: Cluster, port: int, token: bytes, seconds: float) -> 
 
 async def idle(port: int, token: bytes, count: int, daemon: psutil.Process, *, encrypted: bool) -> dict[str, float]:
     """Open idle connections with the token. Return their number, the number of refusals, and the memory for each."""
-    held: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     refused = 0
     before = daemon.memory_full_info().uss
     limit = asyncio.Semaphore(4)
 
-    async def one() -> None:
+    async def open_one() -> None:
         nonlocal refused
         async with limit:
             try:
-                held.append((await dial("127.0.0.1", port, Role.CONTROL, token, max_message_bytes=1000))[0])
+                sockets.append((await dial("127.0.0.1", port, Role.CONTROL, token, max_message_bytes=1000))[0])
             except ConnectError as error:
                 if "the worker accepts no more connections" not in str(error):
                     raise
                 refused += 1
 
     with far_apart() if encrypted else contextlib.nullcontext():
-        await asyncio.gather(*(one() for _ in range(count)))
+        await asyncio.gather(*(open_one() for _ in range(count)))
     used = daemon.memory_full_info().uss - before
-    for sock in held:
+    for sock in sockets:
         sock.close()
-    return {"held": len(held), "refused politely": refused, "KiB each": used / 1024 / max(1, len(held))}
+    return {"held": len(sockets), "refused politely": refused, "KiB each": used / 1024 / max(1, len(sockets))}
 
 
 async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Run all parts of the trial with one worker, and return their values."""
-    found = {}
+    results = {}
     with Workers() as workers:
         process, port = start(workers)
         daemon = psutil.Process(process.pid)
         async with Cluster(["127.0.0.1"], port, token_file=workers.token_file) as cluster:
-            found["undisturbed"] = await at_work(cluster, port, workers.token, options.seconds)
+            results["undisturbed"] = await at_work(cluster, port, workers.token, options.seconds)
             async with strangers(port, options.drips, options.garbage):
-                found["flooded"] = await at_work(cluster, port, workers.token, options.seconds)
+                results["flooded"] = await at_work(cluster, port, workers.token, options.seconds)
             for how in ("plaintext", "TLS"):
                 idling = asyncio.create_task(idle(port, workers.token, options.idle, daemon, encrypted=how == "TLS"))
                 (worker,) = cluster.workers
@@ -197,9 +197,9 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                     await worker.ask("ping", timeout_s=10)
                     slowest = max(slowest, time.perf_counter() - begin)
                     await asyncio.sleep(0.05)
-                found[f"idle, {how}"] = {**await idling, "heartbeat max": slowest * 1e3}
-        found["log"] = {"lines": len(workers.log.read_text().splitlines())}
-    return found
+                results[f"idle, {how}"] = {**await idling, "heartbeat max": slowest * 1e3}
+        results["log"] = {"lines": len(workers.log.read_text().splitlines())}
+    return results
 
 
 def main() -> None:
@@ -208,18 +208,18 @@ def main() -> None:
     if options.attack:
         asyncio.run(attack(options.attack, options.drips, options.garbage))
         return
-    found = asyncio.run(run(options))
+    results = asyncio.run(run(options))
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
     else:
-        for what, figures in found.items():
-            print(f"{what:<16}", "  ".join(f"{name} {figure:.4g}" for name, figure in figures.items()))
-    before, flooded = found["undisturbed"], found["flooded"]
+        for part, figures in results.items():
+            print(f"{part:<16}", "  ".join(f"{name} {figure:.4g}" for name, figure in figures.items()))
+    before, flooded = results["undisturbed"], results["flooded"]
     good = (
         flooded["handshake p99"] < 250
         and flooded["failed"] == 0
         and flooded["call p99"] < 2 * before["call p99"]
-        and all(found[f"idle, {how}"]["KiB each"] < 60 for how in ("plaintext", "TLS"))
+        and all(results[f"idle, {how}"]["KiB each"] < 60 for how in ("plaintext", "TLS"))
     )
     if not options.json:
         print("all bars held" if good else "A BAR WAS MISSED")

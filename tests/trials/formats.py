@@ -55,10 +55,10 @@ class Stored(Blobs):
     """An app that trains on points in partition files, with Adam and dropout, which have state.
 
     Attributes:
-        place: The place of the partition files.
+        location: The address of the partition files.
     """
 
-    place = ""
+    location = ""
     slots = SLOTS
     shuffle = "window:3"
     round_samples = 70
@@ -67,7 +67,7 @@ class Stored(Blobs):
 
     async def load_dataset(self) -> None:
         """Open the partition files."""
-        self.train_data = ddlf.data.open(self.place)
+        self.train_data = ddlf.data.open(self.location)
 
 
 # -- formats --------------------------------------------------------------------------------------------------------------
@@ -101,22 +101,22 @@ def written(kind: str, folder: Path) -> Path:
     else:  # formats that DDLF writes: begin with another number and order of partition files
         other = Folder(folder / f"{kind}-before")
         np.savez(folder / f"{kind}.npz", x=x, y=y)
-        found = split(open_source(folder / f"{kind}.npz"), other, sizes_of(SAMPLES, 1, files=4), shuffle=False)
+        partitioned = split(open_source(folder / f"{kind}.npz"), other, sizes_of(SAMPLES, 1, files=4), shuffle=False)
         if kind == "placed":
             return other.path
         from ddlf.data.export import export
 
-        export(other, found, path)
+        export(other, partitioned, path)
     return path
 
 
-def made(kind: str, folder: Path) -> Path:
+def prepared(kind: str, folder: Path) -> Path:
     """Split the points of a format into a data set, repartition it into 5 files and back, and return its path."""
-    place = Folder(folder / kind)
-    split(open_source(written(kind, folder)), place, sizes_of(SAMPLES, 1, files=FILES), seed=1)
+    target = Folder(folder / kind)
+    split(open_source(written(kind, folder)), target, sizes_of(SAMPLES, 1, files=FILES), seed=1)
     for files in (5, FILES):
-        repartition(place, PartitionedSource(place), sizes_of(SAMPLES, 1, files=files))
-    return place.path
+        repartition(target, PartitionedSource(target), sizes_of(SAMPLES, 1, files=files))
+    return target.path
 
 
 @contextlib.contextmanager
@@ -135,7 +135,7 @@ def served(store: str, folder: Path) -> Any:
 # -- training -------------------------------------------------------------------------------------------------------------
 
 
-async def trained(workers: Workers, ports: Sequence[int], place: str, kills: int, chance: random.Random) -> str:
+async def trained(workers: Workers, ports: Sequence[int], location: str, kills: int, chance: random.Random) -> str:
     """Train on the first workers. The other workers join later, and executors are killed meanwhile. Return the digest.
 
     Raises:
@@ -144,7 +144,7 @@ async def trained(workers: Workers, ports: Sequence[int], place: str, kills: int
     killed, tasks, per_round = 0, set[asyncio.Task[Any]](), dict[int, int]()
     async with Cluster(["127.0.0.1"] * SLOTS, list(ports[:SLOTS]), token_file=workers.token_file) as cluster:
         app = Stored(cluster)
-        app.place = place
+        app.location = location
 
         async def kill(worker: int, delay_s: float) -> None:
             nonlocal killed
@@ -185,38 +185,38 @@ async def compare(formats: Sequence[str], stores: Sequence[str], kills: int, joi
     """Train with each format and store, and print the results. Return whether all results are equal."""
     chance, fine, contents, whole = random.Random(seed), True, set[str](), ""
 
-    async def one(kind: str, store: str, kills: int, joins: int, shared: Workers) -> None:
+    async def train_one(kind: str, store: str, kills: int, joins: int, shared: Workers) -> None:
         nonlocal fine, whole
         os.environ["DDLF_CACHE"], os.environ["DDLF_CACHE_SIZE"] = str(folder / f"cache-{kind}"), "1GB"
         with (
-            served(store, places[kind]) as address,
+            served(store, paths[kind]) as address,
             Workers()
             if store == "s3"
             else contextlib.nullcontext(shared) as workers,  # workers of S3 need its address in their environment
         ):
             while len(ports.setdefault(workers, [])) < SLOTS + joins:
                 ports[workers].append(workers.start("--quiet")[1])
-            found = await trained(workers, ports[workers][: SLOTS + joins], address, kills, chance)
-        whole = whole or found
-        fine = fine and found == whole
-        print(f"{kind:<9} {store:<7} {found[:16]}{'' if found == whole else '  DIFFERS'}", flush=True)
+            sha = await trained(workers, ports[workers][: SLOTS + joins], address, kills, chance)
+        whole = whole or sha
+        fine = fine and sha == whole
+        print(f"{kind:<9} {store:<7} {sha[:16]}{'' if sha == whole else '  DIFFERS'}", flush=True)
 
     with tempfile.TemporaryDirectory() as name, Workers() as shared:
         folder, ports = Path(name), dict[Workers, list[int]]()
         os.environ["DDLF_CACHE_SIZE"] = "0"
         ports[shared] = [shared.start("--quiet")[1] for _ in range(SLOTS)]
-        places = {kind: made(kind, folder) for kind in formats}
-        for kind, path in places.items():
+        paths = {kind: prepared(kind, folder) for kind in formats}
+        for kind, path in paths.items():
             contents.add(Folder(path).manifest().content)
             print(f"{kind:<9} {Folder(path).manifest().content}", flush=True)
-        await one(formats[0], "folder", 0, 0, shared)
+        await train_one(formats[0], "folder", 0, 0, shared)
         for kind in formats:
             for store in stores:
-                await one(kind, store, kills, joins, shared)
+                await train_one(kind, store, kills, joins, shared)
     return fine and len(contents) == 1
 
 
 if __name__ == "__main__":
-    given = read_options(__doc__, formats=",".join(FORMATS), stores=",".join(STORES), kills=20, joins=2, seed=0)
-    every = given.formats.split(","), given.stores.split(",")
-    sys.exit(not asyncio.run(compare(*every, given.kills, given.joins, given.seed)))
+    options = read_options(__doc__, formats=",".join(FORMATS), stores=",".join(STORES), kills=20, joins=2, seed=0)
+    every = options.formats.split(","), options.stores.split(",")
+    sys.exit(not asyncio.run(compare(*every, options.kills, options.joins, options.seed)))

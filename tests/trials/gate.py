@@ -154,11 +154,11 @@ async def crowd(workers: int, drips: int) -> dict[str, Any]:
                         break
             await asyncio.wait_for(waiting, 600)
             seconds = time.perf_counter() - begin
-            places = [await gate.take(place, 5) for place in range(workers)]
-            names = {sock.getpeername() for sock in places}
-            own = [writer.get_extra_info("sockname") for writer in writers]
-            swapped = sum(sock.getpeername() != name for sock, name in zip(places, own, strict=True))
-            for sock in places:
+            sockets = [await gate.take(place, 5) for place in range(workers)]
+            names = {sock.getpeername() for sock in sockets}
+            worker_names = [writer.get_extra_info("sockname") for writer in writers]
+            swapped = sum(sock.getpeername() != name for sock, name in zip(sockets, worker_names, strict=True))
+            for sock in sockets:
                 sock.close()
         return {"seconds": round(seconds, 2), "places": len(names), "swapped": swapped, "tries": tries}
     finally:
@@ -171,16 +171,16 @@ def main() -> None:
     """Run the trial, and print its results as JSON. Exit with 1 if the gate accepted a forgery or took too long."""
     options = read_options(__doc__, greetings=1_000_000, sockets=2000, workers=256, drips=500, seed=17)
     chance = random.Random(options.seed)
-    found = {
+    results = {
         "seed": options.seed,
         "greetings": greet(options.greetings, chance),
         "sockets": asyncio.run(over_sockets(options.sockets, chance)),
         "workers": asyncio.run(crowd(options.workers, options.drips)),
     }
-    print(json.dumps(found, indent=2))
-    kept_out = not found["greetings"]["let in"] and not found["sockets"]["let in"]
-    crowd_is_in = found["workers"]["places"] == options.workers and found["workers"]["swapped"] == 0
-    sys.exit(0 if kept_out and crowd_is_in and found["workers"]["seconds"] < LIMIT_S else 1)
+    print(json.dumps(results, indent=2))
+    kept_out = not results["greetings"]["let in"] and not results["sockets"]["let in"]
+    crowd_is_in = results["workers"]["places"] == options.workers and results["workers"]["swapped"] == 0
+    sys.exit(0 if kept_out and crowd_is_in and results["workers"]["seconds"] < LIMIT_S else 1)
 
 
 if __name__ == "__main__":

@@ -34,13 +34,13 @@ async def accuracy(split: str | None, seed: int, rounds: int, workers: int) -> f
 def compare(seeds: int, rounds: int) -> list[tuple[float, float]]:
     """Return the accuracy of whole models and of groups for each seed, and print them."""
     print("| seed | whole | groups |\n|---|---|---|")
-    found = []
+    accuracies = []
     for seed in range(seeds):
         whole = asyncio.run(accuracy(None, seed, rounds, 2))
         groups = asyncio.run(accuracy("stages:2", seed, rounds, 4))
-        found.append((whole, groups))
+        accuracies.append((whole, groups))
         print(f"| {seed} | {whole:.2%} | {groups:.2%} |", flush=True)
-    return found
+    return accuracies
 
 
 def main(argv: Sequence[str] | None = None) -> int:

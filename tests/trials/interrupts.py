@@ -98,12 +98,12 @@ class Run:
 
     def processes(self) -> list[psutil.Process]:
         """Return the running processes with the mark."""
-        found = []
+        marked = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                    marked.append(process)
+        return marked
 
     def ports(self) -> set[int]:
         """Return the ports where its processes listen."""
@@ -122,22 +122,22 @@ class Run:
 
     def problems(self, ports: set[int]) -> list[str]:
         """Return the remaining processes, ports and files, and a traceback, as sentences."""
-        found = []
+        sentences = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                found.append(f"process {process.pid} is left: {' '.join(process.cmdline())}")
+                sentences.append(f"process {process.pid} is left: {' '.join(process.cmdline())}")
                 process.kill()
         for port in ports:
             with socket.socket() as sock:
                 if sock.connect_ex(("127.0.0.1", port)) == 0:
-                    found.append(f"port {port} is still in use")
+                    sentences.append(f"port {port} is still in use")
         left = [path for path in (*self.tmp.rglob("*"), *self.work.rglob("*")) if path.name != "model.keras"]
         left += [path for path in _shared_memory() - self.shared if not _others_use(path)]
-        found += [f"left: {path}" for path in left]
+        sentences += [f"left: {path}" for path in left]
         text = self.text()
         if "Traceback" in text and not self.was_starting():
-            found.append(f"a traceback:\n{text[text.index('Traceback') :]}")
-        return found
+            sentences.append(f"a traceback:\n{text[text.index('Traceback') :]}")
+        return sentences
 
     def text(self) -> str:
         """Return its output."""
@@ -236,18 +236,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--twice", action="store_true")
     parser.add_argument("--app", type=Path, default=ROOT / "apps" / "digits_cnn.py")
     parser.add_argument("options", nargs="*", default=["--local", "2", "--master-epochs", "4", "--save", "model.keras"])
-    given = parser.parse_args(argv)
-    app = given.app.resolve()
-    whole = min(undisturbed(app, given.options) for _ in range(2))  # the first run fills the caches of the system
+    parsed = parser.parse_args(argv)
+    app = parsed.app.resolve()
+    whole = min(undisturbed(app, parsed.options) for _ in range(2))  # the first run fills the caches of the system
     print(
-        f"{app.name} {' '.join(given.options)}: {whole:.1f} s undisturbed, {given.moments} moments, seed {given.seed}",
+        f"{app.name} {' '.join(parsed.options)}: {whole:.1f} s undisturbed, {parsed.moments} moments, seed {parsed.seed}",
         flush=True,
     )
-    chance = random.Random(given.seed)
+    chance = random.Random(parsed.seed)
     outcomes = []
-    for number in range(1, given.moments + 1):
+    for number in range(1, parsed.moments + 1):
         moment = chance.uniform(0, whole)
-        outcome = interrupted(app, given.options, moment, chance.uniform(0, 0.3) if given.twice else None)
+        outcome = interrupted(app, parsed.options, moment, chance.uniform(0, 0.3) if parsed.twice else None)
         outcomes.append(outcome)
         if outcome.problems:
             print(

@@ -37,9 +37,9 @@ async def master(facts: dict[str, Any]) -> None:
     """Train or resume, kill some executors meanwhile, and print the result as JSON."""
     log, chance = Path(facts["log"]), random.Random(facts["seed"])
 
-    def note(what: str) -> None:
+    def note(label: str) -> None:
         with log.open("a") as file:
-            file.write(f"{what}\n")
+            file.write(f"{label}\n")
 
     hosts = ["127.0.0.1"] * len(facts["ports"])
     cluster = ddlf.Cluster(hosts, facts["ports"], token_file=facts["token_file"], takeover=True, connect_timeout_s=30)
@@ -125,10 +125,10 @@ def kills(
             process = begun(folder=folder, kills=max(left, 0), pause_s=pause_s)
             if killed == masters:
                 break
-            commits, wanted = lines.count("commit") + chance.randrange(2, 5), lines.count("kill") + left
+            commits, kills_due = lines.count("commit") + chance.randrange(2, 5), lines.count("kill") + left
             while process.poll() is None:
                 now = log.read_text().splitlines()
-                if now.count("kill") >= wanted and now.count("commit") >= commits:
+                if now.count("kill") >= kills_due and now.count("commit") >= commits:
                     break
                 time.sleep(LOOK_S)
             time.sleep(chance.random() * pause_s)

@@ -99,13 +99,13 @@ def block() -> Any:
 
     layers = keras.layers
     x = keras.Input((TOKENS,), dtype="int32")
-    found = layers.Embedding(100, WIDTH)(x)
-    attended = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(found, found)
-    found = layers.LayerNormalization()(layers.Add()([found, attended]))
-    wide = layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, activation="gelu")(found))
-    found = layers.LayerNormalization()(layers.Add()([found, wide]))
-    found = layers.GlobalAveragePooling1D()(found)
-    return compiled(keras.Model(x, layers.Dense(10, activation="softmax")(found)))
+    hidden = layers.Embedding(100, WIDTH)(x)
+    attended = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(hidden, hidden)
+    hidden = layers.LayerNormalization()(layers.Add()([hidden, attended]))
+    wide = layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, activation="gelu")(hidden))
+    hidden = layers.LayerNormalization()(layers.Add()([hidden, wide]))
+    hidden = layers.GlobalAveragePooling1D()(hidden)
+    return compiled(keras.Model(x, layers.Dense(10, activation="softmax")(hidden)))
 
 
 def of_dense(p: int) -> int:
@@ -139,9 +139,9 @@ CASES = {
 }
 
 
-def difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+def difference(actual: Sequence[Any], expected: Sequence[Any]) -> float:
     """Return the largest difference of some arrays, each as a part of its largest value."""
-    pairs, least = zip(found, wanted, strict=True), 1e-3 * max(float(np.abs(b).max()) for b in wanted)
+    pairs, least = zip(actual, expected, strict=True), 1e-3 * max(float(np.abs(b).max()) for b in expected)
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), least)) for a, b in pairs)
 
 
@@ -155,24 +155,27 @@ def compared(case: Case, workers: int, samples: int) -> dict[str, float]:
     y = np.eye(10, dtype="float32")[chance.integers(0, 10, samples)]
     model = build_model(case.build)
     model._symbolic_build(data_batch=(x, y))
-    wanted = [np.asarray(one) for one in gradients_of(model, (x, y), samples, 1.0)]
+    expected = [np.asarray(gradient) for gradient in gradients_of(model, (x, y), samples, 1.0)]
     outputs = np.asarray(model(x, training=False))
 
     parts = Parts(case.build, f"within:{workers}{case.split}", samples, 1)
-    found = dict[int, dict[int, Any]]()
+    by_weight = dict[int, dict[int, Any]]()
     for part, me in zip(parts.parts, parts.plan.parts, strict=True):
-        for place in me.weights:
-            found.setdefault(place, {})
+        for weight in me.weights:
+            by_weight.setdefault(weight, {})
 
         def step(scale: float = 1.0, part: Any = part, me: Any = me) -> None:
             for variable, gradient in zip(part.trained, part._sums, strict=False):
-                place = next(i for i in me.weights if part._model.weights[i] is variable)
-                found[place][part.number] = np.asarray(gradient)
+                weight = next(i for i in me.weights if part._model.weights[i] is variable)
+                by_weight[weight][part.number] = np.asarray(gradient)
 
         part.step = step
     parts.train((x, y), (0, 0))
     sent = sum(parts.sent_activations)
-    gradients = [parts.plan.joined(place, [one for _, one in sorted(found[place].items())]) for place in sorted(found)]
+    gradients = [
+        parts.plan.joined(weight, [gradient for _, gradient in sorted(by_weight[weight].items())])
+        for weight in sorted(by_weight)
+    ]
     units = {
         name: way.counted.counts
         for (name, *_), way in zip(parts.plan.layers(), parts.plan.program.ways, strict=True)
@@ -181,8 +184,8 @@ def compared(case: Case, workers: int, samples: int) -> dict[str, float]:
     whole = [name for name, how, share, _ in parts.plan.layers() if how == "whole" and share]
     return {
         "outputs": difference([outputs_of(parts, x, y)], [outputs]),
-        "gradients": difference(gradients, wanted),
-        "share": max(max(one) / sum(one) for one in units.values()) if not whole else 1.0,
+        "gradients": difference(gradients, expected),
+        "share": max(max(counts) / sum(counts) for counts in units.values()) if not whole else 1.0,
         "bytes": sent,
         "formula": 2 * 4 * samples * case.values(workers),
     }
@@ -190,14 +193,16 @@ def compared(case: Case, workers: int, samples: int) -> dict[str, float]:
 
 def outputs_of(parts: Any, x: Any, y: Any) -> Any:
     """Return the outputs of a model in parts. The parts compute without compilation."""
-    seen = []
+    outputs = []
     for part in parts.parts:
-        part._evaluated = lambda segment, taken, data, part=part: part._run(segment, taken, data, (), training=False)
+        part._evaluated = lambda segment, received, data, part=part: part._run(
+            segment, received, data, (), training=False
+        )
     loss = parts.parts[-1]._model._compile_loss
     call = loss.call
-    vars(loss)["call"] = lambda y, y_pred, weight=None: (seen.append(np.asarray(y_pred)), call(y, y_pred, weight))[1]
+    vars(loss)["call"] = lambda y, y_pred, weight=None: (outputs.append(np.asarray(y_pred)), call(y, y_pred, weight))[1]
     parts.evaluate([(x, y)])
-    return seen[0]
+    return outputs[0]
 
 
 def child(workers: Sequence[int], samples: int) -> None:
@@ -223,17 +228,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         environment = {**os.environ, "KERAS_BACKEND": backend}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         for line in done.stdout.splitlines():
-            one = json.loads(line)
+            row = json.loads(line)
             good = (
-                max(one["outputs"], one["gradients"]) <= CLOSE
-                and (one["workers"] != 3 or one["share"] <= LARGEST_SHARE)
-                and one["bytes"] <= MOST_BYTES * one["formula"]
+                max(row["outputs"], row["gradients"]) <= CLOSE
+                and (row["workers"] != 3 or row["share"] <= LARGEST_SHARE)
+                and row["bytes"] <= MOST_BYTES * row["formula"]
             )
             missed += not good
-            sizes = f"{one['share']:.1%} | {one['bytes']:,} | {one['formula']:,}"
-            differences = f"{one['outputs']:.1e} | {one['gradients']:.1e}"
+            sizes = f"{row['share']:.1%} | {row['bytes']:,} | {row['formula']:,}"
+            differences = f"{row['outputs']:.1e} | {row['gradients']:.1e}"
             print(
-                f"| {backend} | {one['case']} | {one['workers']} | {differences} | {sizes} |{'' if good else ' missed'}"
+                f"| {backend} | {row['case']} | {row['workers']} | {differences} | {sizes} |{'' if good else ' missed'}"
             )
     return 1 if missed else 0
 

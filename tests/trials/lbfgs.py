@@ -155,7 +155,7 @@ async def against_scipy(kind: str, within: float) -> dict[str, Any]:
 
     (x, y), _ = ddlf.load_mnist()
     x, y = x[: Softmax.samples].reshape(-1, 784).astype("float64"), y[: Softmax.samples].astype("float64")
-    theirs: list[float] = []
+    scipy_losses: list[float] = []
 
     def loss_of(row: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
         kernel, bias = row[:7840].reshape(784, 10), row[7840:]
@@ -165,7 +165,7 @@ async def against_scipy(kind: str, within: float) -> dict[str, Any]:
         p /= p.sum(1, keepdims=True)
         loss = -np.mean(np.log(np.maximum((p * y).sum(1), 1e-300))) + PENALTY / 2 * np.sum(kernel**2)
         slope = (p - y) / len(x)
-        theirs.append(float(loss))
+        scipy_losses.append(float(loss))
         return float(loss), np.concatenate([(x.T @ slope + PENALTY * kernel).ravel(), slope.sum(0)])
 
     least = float(optimize.minimize(loss_of, np.zeros(7850), jac=True, method="L-BFGS-B", options=HOW).fun)
@@ -174,29 +174,31 @@ async def against_scipy(kind: str, within: float) -> dict[str, Any]:
         app.kind = kind
         app.is_convergent = lambda record: record.loss <= least + within  # type: ignore[method-assign]
         await app.train_model()
-    return {"function": "softmax regression", "type": kind, **compared(app.history, theirs, least, within)}
+    return {"function": "softmax regression", "type": kind, **compared(app.history, scipy_losses, least, within)}
 
 
 HOW = {"maxcor": 10, "ftol": 0, "gtol": 1e-9, "maxiter": 3000, "maxfun": 3000}
 """Options of SciPy's L-BFGS-B. With them, only rounding errors end its search."""
 
 
-def compared(history: Any, theirs: Sequence[float], least: float, within: float) -> dict[str, Any]:
+def compared(history: Any, scipy_losses: Sequence[float], least: float, within: float) -> dict[str, Any]:
     """Return the numbers of passes of DDLF and SciPy until the loss was near the minimum.
 
     Args:
         history: The records of DDLF.
-        theirs: The losses that SciPy has computed.
+        scipy_losses: The losses that SciPy has computed.
         least: The minimum.
         within: The wanted distance to it.
     """
     reached = np.cumsum([record.metrics["passes"] for record in history])
-    ours = next((int(n) for n, one in zip(reached, history, strict=True) if one.loss <= least + within), None)
-    scipys = next(n for n, loss in enumerate(theirs, 1) if loss <= least + within)
+    own_passes = next(
+        (int(n) for n, record in zip(reached, history, strict=True) if record.loss <= least + within), None
+    )
+    scipy_passes = next(n for n, loss in enumerate(scipy_losses, 1) if loss <= least + within)
     return {
-        "passes": ours,
-        "passes of SciPy": scipys,
-        "ratio": None if ours is None else round(ours / scipys, 3),
+        "passes": own_passes,
+        "passes of SciPy": scipy_passes,
+        "ratio": None if own_passes is None else round(own_passes / scipy_passes, 3),
         "above the minimum": min(record.loss for record in history) - least,
         "ended": history.ended,
     }
@@ -282,11 +284,11 @@ async def of_function(
     """
     from scipy import optimize
 
-    theirs: list[float] = []
+    scipy_losses: list[float] = []
 
     def noted(row: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
         loss, slope = function(row)
-        theirs.append(loss)
+        scipy_losses.append(loss)
         return loss, slope
 
     def gradient(model: Any, batch: Any, weights: Any) -> Any:
@@ -302,7 +304,7 @@ async def of_function(
         await run.train_model()
     finally:
         NumpyModel.gradient_of = before  # type: ignore[method-assign]
-    return {"function": function.__name__, "type": "float64", **compared(run.history, theirs, least, within)}
+    return {"function": function.__name__, "type": "float64", **compared(run.history, scipy_losses, least, within)}
 
 
 # -- uneven workers ----------------------------------------------------------------------------------------------------
@@ -346,11 +348,11 @@ async def uneven(slow: float = 1.0, stops: bool = False, portion_s: float = 0.1)
         NumpyModel.gradient_of = before  # type: ignore[method-assign]
     ideal = 32 * portion_s / (3 + 1 / slow)
     seconds = statistics.median(record.seconds / record.metrics["passes"] for record in run.history[1:])
-    others = statistics.mean(counted[worker] for worker in (1, 2, 3))
+    mean_of_others = statistics.mean(counted[worker] for worker in (1, 2, 3))
     return {
         "slow": slow,
         "stops": stops,
-        "share": round(counted[4] / others, 3),
+        "share": round(counted[4] / mean_of_others, 3),
         "pass / ideal": round(seconds / ideal, 3),
         "exact": run.ledger.is_exact(len(run.history)),
     }
@@ -372,30 +374,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     well = []
 
-    def told(name: str, result: Any, is_well: bool) -> None:
+    def report(name: str, result: Any, is_well: bool) -> None:
         print(json.dumps({name: result, "well": is_well}), flush=True)
         well.append(is_well)
 
     if "uneven" in options.only:
         slow, stopped = asyncio.run(uneven(slow=4.0)), asyncio.run(uneven(stops=True))
-        told("uneven", slow, 0.15 <= slow["share"] <= 0.3 and slow["pass / ideal"] <= 1.4 and slow["exact"])
-        told("uneven", stopped, stopped["pass / ideal"] <= 1.5 and stopped["exact"])
+        report("uneven", slow, 0.15 <= slow["share"] <= 0.3 and slow["pass / ideal"] <= 1.4 and slow["exact"])
+        report("uneven", stopped, stopped["pass / ideal"] <= 1.5 and stopped["exact"])
     if "bytes" in options.only:
         for slots in (1, 3):
             small, large = (asyncio.run(master_bytes(units, slots)) for units in (2_000, 20_000))
             few, many = small["bytes by passes"], large["bytes by passes"]
             bars = few[1] <= 10_000 and all(many[passes] <= 1.05 * few[passes] for passes in few.keys() & many.keys())
-            told("bytes", [small, large], bars)
+            report("bytes", [small, large], bars)
     if "scipy" in options.only:
         whole = [of_function(rosenbrock, [-1.2, 1.0]), of_function(quadratic, [1.0] * 20)]
         whole += [against_scipy("float32", 1e-5), against_scipy("float64", 1e-8)]
-        for one in [*whole, sampled(options.seeds)]:
-            result = asyncio.run(one)
-            told("scipy", result, result["ratio"] is not None and result["ratio"] <= 1.15)
+        for measurement in [*whole, sampled(options.seeds)]:
+            result = asyncio.run(measurement)
+            report("scipy", result, result["ratio"] is not None and result["ratio"] <= 1.15)
     if "kills" in options.only:
         how = options.workers, options.seed, options.iterations, options.pause
         result = kills(APP, options.kills, options.masters, *how)
-        told("kills", result, result["same"] and result["ledger"])
+        report("kills", result, result["same"] and result["ledger"])
     return 0 if all(well) else 1
 
 

@@ -90,11 +90,11 @@ def inside(namespace: str) -> Iterator[None]:
     """Let this thread and its child processes open sockets in a namespace. Open sockets stay in their old namespace."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
-        there = os.open(Path("/run/netns") / namespace, os.O_RDONLY)
+        target = os.open(Path("/run/netns") / namespace, os.O_RDONLY)
         try:
-            _enter(there)
+            _enter(target)
         finally:
-            os.close(there)
+            os.close(target)
         try:
             yield
         finally:

@@ -65,7 +65,7 @@ class Nat:
                 ip("-n", name, "route", "add", "default", "via", gateway)
             self._on_router("sysctl", "-qw", "net.ipv4.ip_forward=1")
             if self._forgets_after_s is not None:
-                self._on_router("nft", "-f", "-", given=RULES)
+                self._on_router("nft", "-f", "-", text=RULES)
                 for setting in (f"timeout_established={self._forgets_after_s}", "loose=0"):
                     self._on_router("sysctl", "-qw", f"net.netfilter.nf_conntrack_tcp_{setting}")
         except BaseException:
@@ -78,9 +78,9 @@ class Nat:
             with contextlib.suppress(RuntimeError):
                 ip("netns", "delete", name)
 
-    def _on_router(self, *command: str, given: str = "") -> None:
+    def _on_router(self, *command: str, text: str = "") -> None:
         done = subprocess.run(
-            ["ip", "netns", "exec", self._router, *command], input=given, capture_output=True, text=True, check=False
+            ["ip", "netns", "exec", self._router, *command], input=text, capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -158,10 +158,10 @@ async def measured(name: str, seconds: float, turns: int) -> tuple[float, int, s
                 tasks.append(asyncio.ensure_future(play(peers[-1], how.rate, times, rates)))
             await asyncio.sleep(min(seconds, 1.0))
             shares, memories, waits, used = [], list[int](), {True: [0.0], False: [0.0]}, []
-            given = codes[: how.codes]
+            attack_codes = codes[: how.codes]
             nice = ["nice", "-n", "19"]  # like on another machine, they take hardly any time from the server
             words = [*nice, sys.executable, "-m", "tests.trials.peers_flooded"]
-            words += ["--attack", name, str(port), json.dumps(given)]
+            words += ["--attack", name, str(port), json.dumps(attack_codes)]
             attackers = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)  # noqa: ASYNC220
             attacking = psutil.Process(attackers.pid)
             await asyncio.sleep(max(3.0, seconds))
@@ -185,14 +185,14 @@ async def measured(name: str, seconds: float, turns: int) -> tuple[float, int, s
             await asyncio.gather(*tasks, return_exceptions=True)
             for peer in peers:
                 await peer.abort()
-            for one in (process, attackers):
-                if one is not None:
-                    one.kill()
-                    one.wait()
+            for child in (process, attackers):
+                if child is not None:
+                    child.kill()
+                    child.wait()
             if process.stdout is not None:
                 process.stdout.close()
     growth = memories[-1] - memories[0]
-    p99 = {on: 1000 * sorted(found)[int(0.99 * len(found))] for on, found in waits.items()}
+    p99 = {on: 1000 * sorted(durations)[int(0.99 * len(durations))] for on, durations in waits.items()}
     cores = {on: statistics.fmean(share for was_on, share in used if was_on == on) for on in (False, True)}
     share = statistics.median(shares)  # other programs disturb single turns
     return (

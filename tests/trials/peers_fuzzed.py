@@ -160,7 +160,7 @@ def memory(process: subprocess.Popen[str]) -> int:
     return 1024 * int(text.partition("VmRSS:")[2].split()[0])
 
 
-async def each(count: int, process: subprocess.Popen[str], do: Callable[[], Awaitable[None]]) -> int:
+async def repeat(count: int, process: subprocess.Popen[str], do: Callable[[], Awaitable[None]]) -> int:
     """Call ``do`` about ``count`` times, in parallel. Return the growth of the server's memory after the first tenth."""
 
     async def some(times: int) -> None:
@@ -211,7 +211,7 @@ async def _fuzz(
         await peer.join(code)
         await peer.socket.close()
     idle = list(bad)
-    told: Counter[str] = Counter()
+    ends: Counter[str] = Counter()
 
     async def send_frame() -> None:
         peer = idle.pop()
@@ -230,12 +230,12 @@ async def _fuzz(
             async for message in peer.socket:
                 kind, content, _ = opened(message)
                 assert kind == END or content["answer"] == "rejected", (broken, content)
-                told["a reason" if kind == END else "rejected"] += 1
+                ends["a reason" if kind == END else "rejected"] += 1
                 break
             else:
-                told[f"code {peer.socket.close_code}"] += 1
+                ends[f"code {peer.socket.close_code}"] += 1
         except ConnectionClosed as error:
-            told[f"code {error.rcvd.code}" if error.rcvd else "cut off"] += 1
+            ends[f"code {error.rcvd.code}" if error.rcvd else "cut off"] += 1
         await peer.socket.close()
         peer.sockets.clear()
         idle.append(peer)
@@ -244,35 +244,36 @@ async def _fuzz(
         request = broken_request(chance)
         assert not is_accepted(await ask(port, request)), request
 
-    found: Counter[int] = Counter()
+    statuses: Counter[int] = Counter()
 
     async def send_code() -> None:
         status, _, _ = await get(port, "/join", {"X-DDLF-Code": chance.randbytes(32).hex()[:43]})
-        found[status] += 1
+        statuses[status] += 1
 
-    for what, count, do in (
+    for label, count, do in (
         ("frames", inputs, send_frame),
         ("requests", inputs, send_request),
         ("wrong codes", wrong_codes, send_code),
     ):
         begun, first = time.monotonic(), len(waits)
-        growth = await each(count, process, do)
-        assert growth <= MOST_GROWTH_BYTES, f"{what}: the memory grew by {growth:,} bytes"
-        assert len(waits) > first, f"{what}: the honest peer was not answered"
+        growth = await repeat(count, process, do)
+        assert growth <= MOST_GROWTH_BYTES, f"{label}: the memory grew by {growth:,} bytes"
+        assert len(waits) > first, f"{label}: the honest peer was not answered"
         assert not playing.done(), playing
         slowest = max(waits[first:])
         print(
-            f"{count:,} {what} in {time.monotonic() - begun:.0f} s: none accepted, memory {growth / 2**20:+.1f} MiB, "
+            f"{count:,} {label} in {time.monotonic() - begun:.0f} s: none accepted, memory {growth / 2**20:+.1f} MiB, "
             f"the honest peer waited {slowest:.2f} s at most",
             flush=True,
         )
     playing.cancel()
     await honest.abort()
     print(
-        f"frames were answered by {', '.join(f'{what}: {count:,}' for what, count in told.most_common())}", flush=True
+        f"frames were answered by {', '.join(f'{reason}: {count:,}' for reason, count in ends.most_common())}",
+        flush=True,
     )
-    assert not told.keys() - REASONS, "the server ended a connection without a reason"
-    assert not found.keys() - {403, 429}, found
+    assert not ends.keys() - REASONS, "the server ended a connection without a reason"
+    assert not statuses.keys() - {403, 429}, statuses
     _, _, body = await get(port, "/control/list", {"Authorization": "Bearer secret"})
     listed = json.loads(body)
     posts = listed["counts"]["posts"]

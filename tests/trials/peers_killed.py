@@ -52,12 +52,12 @@ def start(folder: Path, port: int, size: int) -> subprocess.Popen[str]:
 
 async def codes_of(port: int, count: int) -> list[str]:
     """Return new codes of a server."""
-    found: list[str] = []
-    while len(found) < count:
-        wanted = min(100, count - len(found))
-        _, _, body = await get(port, f"/control/invite?count={wanted}", {"Authorization": "Bearer secret"})
-        found += json.loads(body)["codes"]
-    return found
+    codes: list[str] = []
+    while len(codes) < count:
+        batch = min(100, count - len(codes))
+        _, _, body = await get(port, f"/control/invite?count={batch}", {"Authorization": "Bearer secret"})
+        codes += json.loads(body)["codes"]
+    return codes
 
 
 async def play(peer: Light, answered: dict[int, bytes], back: list[float], over: asyncio.Event) -> None:

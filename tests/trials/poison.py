@@ -116,11 +116,11 @@ def run(learner: Softmax | CNN, samples: int, poison: str, policy: str, merge: s
         noticed += [slot for slot, verdict in verdicts.items() if verdict.action != "accept"]
         if noticed and policy == "stop":
             raise verdicts[noticed[0]].error(worker=f"worker {noticed[0] + 1}")
-        kept = [slot for slot, verdict in verdicts.items() if verdict.action != "reject"]
+        accepted = [slot for slot, verdict in verdicts.items() if verdict.action != "reject"]
         step = merged(
             MERGE.read(merge),
-            [scaled(updates[slot][0], verdicts[slot].factor) for slot in kept],
-            [updates[slot][1] for slot in kept],
+            [scaled(updates[slot][0], verdicts[slot].factor) for slot in accepted],
+            [updates[slot][1] for slot in accepted],
             checked=True,
         )
         weights = [w - g for w, g in zip(weights, step, strict=True)]
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> dict[tuple[str, str, str], float 
     options = read_options(__doc__, argv, model=("softmax", "cnn"), rounds=8, seeds=3)
     app: Any = DigitsCNN()
     asyncio.run(app.load_dataset())
-    rows, found = [["slot 2 sends", *(f"{policy}, {merge}" for policy, merge in COLUMNS)]], {}
+    rows, means = [["slot 2 sends", *(f"{policy}, {merge}" for policy, merge in COLUMNS)]], {}
     learners = {seed: {"softmax": Softmax, "cnn": CNN}[options.model](app, seed) for seed in range(options.seeds)}
     for poison in POISONS:
         row = [poison]
@@ -145,16 +145,16 @@ def main(argv: Sequence[str] | None = None) -> dict[tuple[str, str, str], float 
                     noticed += slots
             except BadUpdate:
                 row.append("stopped")
-                found[poison, policy, merge] = None
+                means[poison, policy, merge] = None
                 continue
-            found[poison, policy, merge] = float(np.mean(accuracies))
+            means[poison, policy, merge] = float(np.mean(accuracies))
             sent = len(BAD_ROUNDS) * options.seeds * bool(POISONS[poison])
             wrong = sum(slot != BAD_SLOT or not sent for slot in noticed)
             note = f" ({len(noticed) - wrong} of {sent} found)" if policy != "stop" and sent else ""
             row.append(f"{np.mean(accuracies):.3f}{note}" + (f", {wrong} honest ones too" if wrong else ""))
         rows.append(row)
     print(table(rows))
-    return found
+    return means
 
 
 if __name__ == "__main__":

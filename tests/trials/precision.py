@@ -46,16 +46,16 @@ class Digits(ddlf.IApp):
         inputs = keras.Input(shape)
         pictures = layers.Reshape((28, 28, 1))(inputs)
         if self.kind == "dense":
-            found = layers.Dense(128, "relu")(layers.Flatten()(inputs))
+            features = layers.Dense(128, "relu")(layers.Flatten()(inputs))
         elif self.kind == "cnn":
-            found = layers.Conv2D(16, 3, strides=2, activation="relu")(pictures)
-            found = layers.BatchNormalization()(found)
-            found = layers.Flatten()(layers.Conv2D(32, 3, strides=2, activation="relu")(found))
+            features = layers.Conv2D(16, 3, strides=2, activation="relu")(pictures)
+            features = layers.BatchNormalization()(features)
+            features = layers.Flatten()(layers.Conv2D(32, 3, strides=2, activation="relu")(features))
         else:
             rows = layers.Dense(32)(layers.Reshape((28, 28))(pictures))
             rows = layers.LayerNormalization()(rows + layers.MultiHeadAttention(2, 16)(rows, rows))
-            found = layers.Flatten()(layers.Dense(32, "gelu")(rows))
-        outputs = layers.Dense(10, "softmax", dtype="float32")(found)
+            features = layers.Flatten()(layers.Dense(32, "gelu")(rows))
+        outputs = layers.Dense(10, "softmax", dtype="float32")(features)
         self.model = keras.Model(inputs, outputs)
         sparse = self.y_train.ndim == 1
         loss = "sparse_categorical_crossentropy" if sparse else "categorical_crossentropy"
@@ -76,25 +76,28 @@ def rows(
     kinds: Sequence[str], seeds: Sequence[int], epochs: int, **changes: object
 ) -> list[tuple[str, str, list[float]]]:
     """Train each model with each format and seed, print the accuracies, and return them."""
-    found = []
+    results = []
     for kind in kinds:
         for format in FORMATS:
             begin = time.monotonic()
-            one = [asyncio.run(accuracy(kind, format, seed, epochs, **changes)) for seed in seeds]
+            accuracies = [asyncio.run(accuracy(kind, format, seed, epochs, **changes)) for seed in seeds]
             took = (time.monotonic() - begin) / len(seeds)
-            values = ", ".join(f"{value:.2%}" for value in one)
-            print(f"{kind:<10} {format:<15} {values}; mean {statistics.mean(one):.2%}, {took:.0f} s each", flush=True)
-            found.append((kind, format, one))
-    return found
+            values = ", ".join(f"{value:.2%}" for value in accuracies)
+            print(
+                f"{kind:<10} {format:<15} {values}; mean {statistics.mean(accuracies):.2%}, {took:.0f} s each",
+                flush=True,
+            )
+            results.append((kind, format, accuracies))
+    return results
 
 
-def lower(found: Sequence[tuple[str, str, list[float]]], allowed: float = ALLOWED) -> list[str]:
+def lower(results: Sequence[tuple[str, str, list[float]]], allowed: float = ALLOWED) -> list[str]:
     """Return a sentence for each format whose mean accuracy is lower than allowed."""
-    usual = {kind: statistics.mean(one) for kind, format, one in found if format == "float32"}
+    usual = {kind: statistics.mean(accuracies) for kind, format, accuracies in results if format == "float32"}
     return [
         f"{kind} with {format} is {usual[kind] - mean:.2%} below float32"
-        for kind, format, one in found
-        if (mean := statistics.mean(one)) < usual[kind] - allowed
+        for kind, format, accuracies in results
+        if (mean := statistics.mean(accuracies)) < usual[kind] - allowed
     ]
 
 

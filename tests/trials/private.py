@@ -91,8 +91,8 @@ def tried(**options: Any) -> dict[str, Any]:
             for number in range(1, options["workers"] + 1)
         }
     elsewhere = sum(slot != worker for slot, worker in map(str.split, slots))
-    others = sum(one != digest(samples(number)[0]) for number, log in logs.items() for one in log)
-    return {**result, "slot rounds": len(slots), "elsewhere": elsewhere, "other samples": others}
+    mismatches = sum(sample != digest(samples(number)[0]) for number, log in logs.items() for sample in log)
+    return {**result, "slot rounds": len(slots), "elsewhere": elsewhere, "other samples": mismatches}
 
 
 def main() -> None:

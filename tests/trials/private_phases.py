@@ -86,9 +86,9 @@ class Phases(ddlf.IApp):
         if noise:
             self.update_clip, self.noise_multiplier = CLIP, NOISE
 
-    def note(self, who: str, *facts: Any) -> None:
+    def note(self, name: str, *facts: Any) -> None:
         """Append a line to the log of a worker or of the master."""
-        with open(Path(self.folder) / who, "a") as file:
+        with open(Path(self.folder) / name, "a") as file:
             file.write(f"{json.dumps(facts)}\n")
 
     def begin(self, phase: str, *facts: Any) -> None:
@@ -122,7 +122,7 @@ class Phases(ddlf.IApp):
         value = self.worker.id + ROUND_SHARE * (self.replica.round % ROUNDS)
         self.begin("training", digest(self.x_train[self.indices]), self.replica.round, value)
         self.begin("between")
-        return [np.full_like(one, value) for one in weights]
+        return [np.full_like(array, value) for array in weights]
 
     def see(self, event: events.Event) -> None:
         """Log each slot that is missing in a round."""
@@ -131,7 +131,7 @@ class Phases(ddlf.IApp):
 
     async def on_round(self, record: Any) -> None:
         """Log the record and the weights. End when the trial asks for it and no worker is missing."""
-        weights = np.concatenate([one.ravel() for one in self.model.get_weights()])
+        weights = np.concatenate([array.ravel() for array in self.model.get_weights()])
         self.note("master", record.round, record.without, record.workers, weights.tolist())
         await asyncio.sleep(PHASE_S)
         if (Path(self.folder) / "stop").exists() and not record.without:
@@ -165,10 +165,10 @@ class SlowSteps(MaskedReplica):
         name = f"worker-{self.app.worker.id}"
         self.app.note(name, phase, os.getpid())
         await asyncio.sleep(PHASE_S / 2)
-        found = await step
+        result = await step
         self.app.note(name, phase, os.getpid(), "made")
         await asyncio.sleep(PHASE_S / 2)
-        return found
+        return result
 
 
 async def master(facts: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ async def master(facts: dict[str, Any]) -> None:
         app = Phases(cluster, *(facts[name] for name in ("folder", "wait_s", "masked", "noise")))
         app.subscribe(app.see)
         await app.train_model()
-        shares = [[one.samples, one.trained, one.epochs, list(one.left_out)] for one in app.ledger.shares]
+        shares = [[share.samples, share.trained, share.epochs, list(share.left_out)] for share in app.ledger.shares]
         records = [(record.round, record.without, record.workers, record.epsilons) for record in app.history]
         app.note("end", shares, records)
 
@@ -194,14 +194,14 @@ class Watch:
         self.kills: Counter[str] = Counter()
         self.is_running: Callable[[], bool] = lambda: True
 
-    def lines(self, who: str) -> list[Any]:
+    def lines(self, name: str) -> list[Any]:
         """Return the logged facts of a worker or of the master. Skip a last line that is not complete yet."""
         with contextlib.suppress(FileNotFoundError):
-            whole, _, _ = (self.folder / who).read_text().rpartition("\n")
+            whole, _, _ = (self.folder / name).read_text().rpartition("\n")
             return [json.loads(line) for line in whole.splitlines()]
         return []
 
-    def until(self, fits: Callable[[], bool], what: str) -> None:
+    def until(self, fits: Callable[[], bool], label: str) -> None:
         """Wait until the logs fulfil a condition.
 
         Raises:
@@ -210,13 +210,13 @@ class Watch:
         end = time.monotonic() + 10 * PATIENCE_S
         while not fits():
             assert self.is_running(), "the master has ended"
-            assert time.monotonic() < end, f"{what} did not happen"
+            assert time.monotonic() < end, f"{label} did not happen"
             time.sleep(LOOK_S)
 
     def await_phase(self, number: int, phase: str, after: int) -> None:
         """Wait until a worker begins a phase after this number of its lines."""
         name = f"worker-{number}"
-        self.until(lambda: any(one[0] == phase for one in self.lines(name)[after:]), f"{phase} of worker {number}")
+        self.until(lambda: any(entry[0] == phase for entry in self.lines(name)[after:]), f"{phase} of worker {number}")
 
     def kill(self, number: int, phase: str) -> None:
         """Kill a worker at a random moment of the next phase of this kind."""
@@ -232,7 +232,7 @@ class Watch:
         """Wait for a new round with an update of a worker."""
         rounds = len(self.lines("master"))
         self.until(
-            lambda: any(number in present(*one[1:3]) for one in self.lines("master")[rounds:]),
+            lambda: any(number in present(*entry[1:3]) for entry in self.lines("master")[rounds:]),
             f"a round with worker {number}",
         )
 
@@ -240,7 +240,7 @@ class Watch:
 def present(without: Any, workers: Any) -> list[int]:
     """Return the workers whose updates are in a round. A void round has none."""
     missing = {slot for slot, *_ in without}
-    return [one for one in workers if one not in missing]
+    return [worker for worker in workers if worker not in missing]
 
 
 def phases(masked: bool) -> tuple[str, ...]:
@@ -301,11 +301,11 @@ def tried(
         finally:
             process.kill()
             process.wait()
-        found = found_in(watch, workers, masked, noise)
+        results = found_in(watch, workers, masked, noise)
     return {
         **{f"killed {phase}": watch.kills[phase] for phase in every},
         "masters": masters,
-        **found,
+        **results,
         "seconds": round(time.monotonic() - begin, 1),
     }
 
@@ -314,41 +314,47 @@ def found_in(watch: Watch, workers: int, masked: bool, noise: bool) -> dict[str,
     """Compare weights, ledger, records and events with the logs of the workers."""
     sizes = {number: len(samples(number)[0]) for number in range(1, workers + 1)}
     logs = {number: watch.lines(f"worker-{number}") for number in sizes}
-    trained = {number: [one[2:] for one in log if one[0] == "training"] for number, log in logs.items()}
-    others = sum(one != digest(samples(number)[0]) for number, log in trained.items() for one, _, _ in log)
+    trained = {number: [entry[2:] for entry in log if entry[0] == "training"] for number, log in logs.items()}
+    mismatches = sum(sha != digest(samples(number)[0]) for number, log in trained.items() for sha, _, _ in log)
     values = {(number, round): value for number, log in trained.items() for _, round, value in log}
-    seen = {number: rest for number, *rest in watch.lines("master")}  # a resumed master repeats some rounds
-    said = {(round, slot): why for round, slot, why in watch.lines("missed")}
+    logged = {number: facts for number, *facts in watch.lines("master")}  # a resumed master repeats some rounds
+    missed_reasons = {(round, slot): reason for round, slot, reason in watch.lines("missed")}
     shares, records = watch.lines("end")[-1]
     wrong, unsaid, voids = list[str](), 0, 0
-    before, merged, variance, rest = np.zeros(VALUES), 0.0, 0.0, []
+    before, merged, variance, noises = np.zeros(VALUES), 0.0, 0.0, []
     for number, without, replied, _ in records:
-        here = present(without, sizes)
-        voids += masked and not here
+        present_workers = present(without, sizes)
+        voids += masked and not present_workers
         named = all(worker in (slot, 0) and count == sizes[slot] for slot, worker, count in without)
-        if not named or present(without, replied) != here or (0 < len(here) < 3 and masked):
+        if not named or present(without, replied) != present_workers or (0 < len(present_workers) < 3 and masked):
             wrong.append(f"round {number} of workers {replied} is without {without}")
-        unsaid += any((number, slot) not in said for slot, *_ in without)
-        unsaid += not here and not any("the round is void" in said.get((number, slot), "") for slot in sizes)
+        unsaid += any((number, slot) not in missed_reasons for slot, *_ in without)
+        unsaid += not present_workers and not any(
+            "the round is void" in missed_reasons.get((number, slot), "") for slot in sizes
+        )
         if noise:
-            merged += sum(min(values[one, number], CLIP / VALUES**0.5) for one in here) / workers
-            variance += (NOISE * CLIP / workers) ** 2 * (len(here) / 3 if masked else 1.0) * bool(here)
-        elif here:
-            merged += sum(sizes[one] * values[one, number] for one in here) / sum(sizes[one] for one in here)
-        if number in seen:  # a master can die between a checkpoint and its log
-            more = before - seen[number][2] - merged
+            merged += sum(min(values[worker, number], CLIP / VALUES**0.5) for worker in present_workers) / workers
+            variance += (
+                (NOISE * CLIP / workers) ** 2 * (len(present_workers) / 3 if masked else 1.0) * bool(present_workers)
+            )
+        elif present_workers:
+            merged += sum(sizes[worker] * values[worker, number] for worker in present_workers) / sum(
+                sizes[worker] for worker in present_workers
+            )
+        if number in logged:  # a master can die between a checkpoint and its log
+            more = before - logged[number][2] - merged
             if noise and variance:
-                rest.append(more / variance**0.5)
+                noises.append(more / variance**0.5)
                 more = np.array(
                     [more.mean() - np.clip(more.mean(), *(6 * (variance / VALUES) ** 0.5 * np.array([-1, 1])))]
                 )
-            if seen[number][:2] != [without, replied]:
-                wrong.append(f"round {number} was logged as {seen[number][:2]}, and has {[without, replied]}")
+            if logged[number][:2] != [without, replied]:
+                wrong.append(f"round {number} was logged as {logged[number][:2]}, and has {[without, replied]}")
             if not np.allclose(more, 0, atol=1e-3):
-                wrong.append(f"round {number} of workers {here} differs from their mean by {more[0]:.4f}")
-            before, merged, variance = np.asarray(seen[number][2]), 0.0, 0.0
+                wrong.append(f"round {number} of workers {present_workers} differs from their mean by {more[0]:.4f}")
+            before, merged, variance = np.asarray(logged[number][2]), 0.0, 0.0
     left_out = {
-        number: [one - 1 for one, without, *_ in records if any(number == slot for slot, *_ in without)]
+        number: [round - 1 for round, without, *_ in records if any(number == slot for slot, *_ in without)]
         for number in sizes
     }
     ledger = [
@@ -360,12 +366,12 @@ def found_in(watch: Watch, workers: int, masked: bool, noise: bool) -> dict[str,
         "without somebody": sum(bool(without) for _, without, *_ in records),
         "void": voids,
         "unsaid": unsaid,
-        "other samples": others,
+        "other samples": mismatches,
         "wrong rounds": "; ".join(wrong),
-        "not logged": len(records) - len(seen),
+        "not logged": len(records) - len(logged),
         "ledger": shares == ledger,
         "enough trained": all(len(trained[number]) >= len(records) - len(left_out[number]) for number in sizes),
-        **({"noise": round(float(np.std(rest)), 3), "of values": np.size(rest)} if noise else {}),
+        **({"noise": round(float(np.std(noises)), 3), "of values": np.size(noises)} if noise else {}),
         **({"epsilon too small": understated(logs, records, masked)} if noise else {}),
     }
 
@@ -376,14 +382,16 @@ def understated(logs: dict[int, Any], records: Any, masked: bool) -> int:
     The last record must count at least the releases in the log of the worker. Some of these releases are from rounds that
     were repeated after a kill of the master.
     """
-    found, releases = 0, Counter[int]()
+    too_small, releases = 0, Counter[int]()
     for _, without, workers, epsilons in records:
         releases.update(present(without, workers))
-        found += any(epsilons[f"{one}"] < of_releases(count) for one, count in releases.items())
+        too_small += any(epsilons[f"{worker}"] < of_releases(count) for worker, count in releases.items())
     if masked:
-        made = {number: sum(one[0] == "unmask" and one[2:] == ["made"] for one in log) for number, log in logs.items()}
-        found += any(records[-1][3][f"{number}"] < of_releases(count) for number, count in made.items())
-    return found
+        unmasked = {
+            number: sum(entry[0] == "unmask" and entry[2:] == ["made"] for entry in log) for number, log in logs.items()
+        }
+        too_small += any(records[-1][3][f"{number}"] < of_releases(count) for number, count in unmasked.items())
+    return too_small
 
 
 def of_releases(count: int) -> float:

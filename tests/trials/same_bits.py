@@ -93,9 +93,9 @@ KERAS: dict[str, dict[str, Any]] = {
 }
 """Trainings of the network above, on two workers."""
 NUMPY: dict[str, dict[str, Any]] = {
-    f"{mode}, {what}": {"mode": mode, "slots": slots, **settings}
+    f"{mode}, {label}": {"mode": mode, "slots": slots, **settings}
     for mode in ("sync", "async")
-    for what, slots, settings in (
+    for label, slots, settings in (
         ("1 slot", 1, {}),
         ("2 slots", 2, {}),
         ("3 slots", 3, {}),
@@ -196,7 +196,7 @@ async def with_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
     """Train the Keras network with the settings of these names."""
     from ddlf.testing import in_process_cluster
 
-    found = {}
+    results = {}
     async with in_process_cluster(workers) as cluster:
         for name in names:
             settings = {"slots": 2, **KERAS[name]}
@@ -207,15 +207,15 @@ async def with_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
                 vars(app).update(settings, **more)
                 return app
 
-            found[name] = await trained(make, resumed=resumed)
-    return found
+            results[name] = await trained(make, resumed=resumed)
+    return results
 
 
 async def without_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
     """Train without Keras with the settings of these names. Asynchronous training has a worker for each slot, and a fixed
     order of updates.
     """
-    found = {}
+    results = {}
     for name in names:
         settings = {"master_epochs": 12, **NUMPY[name]}
         resumed, slots = settings.pop("resumed", 0), settings["slots"]
@@ -226,8 +226,8 @@ async def without_keras(names: Iterable[str], workers: int) -> dict[str, Facts]:
             ordered = settings["mode"] == "async"
             return fake(settings["slots"] if ordered else workers, order[done:] if ordered else [], **settings, **more)
 
-        found[f"made up: {name}"] = await trained(make, resumed=resumed)
-    return found
+        results[f"made up: {name}"] = await trained(make, resumed=resumed)
+    return results
 
 
 def fake(workers: int, arrivals: Sequence[int], **settings: Any) -> Any:
@@ -257,26 +257,26 @@ def run(
     paths = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "0"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    wanted = json.dumps({"keras": keras, "numpy": numpy, "workers": workers})
+    request = json.dumps({"keras": keras, "numpy": numpy, "workers": workers})
     done = subprocess.run(
-        [sys.executable, str(Path(__file__)), "--child", wanted],
+        [sys.executable, str(Path(__file__)), "--child", request],
         **dict(capture_output=True, text=True, cwd=tree, env=environment, timeout=LIMIT_S),
     )
     if done.returncode:
         raise RuntimeError(f"the code of {tree} failed:\n{done.stderr[-4000:]}")
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert Path(said["code"]).is_relative_to(tree), "the other tree's code was used"
-    return dict(said["found"])
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert Path(answer["code"]).is_relative_to(tree), "the other tree's code was used"
+    return dict(answer["found"])
 
 
-def compared(ours: dict[str, Facts], theirs: dict[str, Facts]) -> tuple[list[str], bool]:
+def compared(own_results: dict[str, Facts], other_results: dict[str, Facts]) -> tuple[list[str], bool]:
     """Return a line for each training, and whether all results are equal."""
     lines = []
-    for name, here in ours.items():
-        different = [what for what in here if here[what] != theirs[name][what]]
-        said = f"OTHER {', '.join(different)}" if different else "same"
-        lines.append(f"{name:<50} {here['weights'][:12]}  {said}")
-    return lines, ours == theirs
+    for name, facts in own_results.items():
+        different = [key for key in facts if facts[key] != other_results[name][key]]
+        verdict = f"OTHER {', '.join(different)}" if different else "same"
+        lines.append(f"{name:<50} {facts['weights'][:12]}  {verdict}")
+    return lines, own_results == other_results
 
 
 def main() -> int:
@@ -287,19 +287,19 @@ def main() -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        wanted = json.loads(options.child)
-        found = asyncio.run(without_keras(wanted["numpy"], wanted["workers"]))
-        if wanted["keras"]:
-            found |= asyncio.run(with_keras(wanted["keras"], wanted["workers"]))
-        print(json.dumps({"found": found, "code": ddlf.__file__}))
+        request = json.loads(options.child)
+        results = asyncio.run(without_keras(request["numpy"], request["workers"]))
+        if request["keras"]:
+            results |= asyncio.run(with_keras(request["keras"], request["workers"]))
+        print(json.dumps({"found": results, "code": ddlf.__file__}))
         return 0
-    wanted = {"keras": (*KERAS,) * ("keras" in options.only), "numpy": (*NUMPY,) * ("numpy" in options.only)}
+    request = {"keras": (*KERAS,) * ("keras" in options.only), "numpy": (*NUMPY,) * ("numpy" in options.only)}
     with tempfile.TemporaryDirectory() as name:
         other = Path(name, "tree")
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(other), options.commit], check=True)
         try:
-            lines, same = compared(run(ROOT, **wanted), run(other, **wanted))
+            lines, same = compared(run(ROOT, **request), run(other, **request))
         finally:
             subprocess.run([*git, "remove", "--force", str(other)], check=True)
     print(*lines, f"all {len(lines)} are the same" if same else "NOT ALL ARE THE SAME", sep="\n")

@@ -68,18 +68,18 @@ class Noted(DigitsCNN):
         return worker is not None and worker.id == LOST
 
 
-def until(path: Path, what: str) -> None:
+def until(path: Path, label: str) -> None:
     """Wait until a file exists."""
     end = time.monotonic() + PATIENCE_S
     while not path.exists():
         if time.monotonic() > end:
-            raise TimeoutError(f"{what} did not happen")
+            raise TimeoutError(f"{label} did not happen")
         time.sleep(LOOK_S)
 
 
-def digest(found: Scouted) -> str:
+def digest(scouted: Scouted) -> str:
     """Return the SHA-256 of everything except the time."""
-    facts = {name: value for name, value in found.to_data().items() if name != "seconds"}
+    facts = {name: value for name, value in scouted.to_data().items() if name != "seconds"}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -116,15 +116,15 @@ class Searches:
         """Search once, and return the result as a row."""
         app = self._app(workers, attributes)
         begin = time.perf_counter()
-        found = await scout(app, steps=self._steps, say=lambda text: None)
+        scouted = await scout(app, steps=self._steps, say=lambda text: None)
         folder = Path(app.folder)
         trials = [folder / f"worker-{number}" for number in range(1, workers + 1)]
         return {
             "case": case,
-            "scores": digest(found),
-            "rate": f"{found.verdict.rate:g}",
-            "trials": found.trials,
-            "by worker": ", ".join(str(len(one.read_text()) if one.exists() else 0) for one in trials),
+            "scores": digest(scouted),
+            "rate": f"{scouted.verdict.rate:g}",
+            "trials": scouted.trials,
+            "by worker": ", ".join(str(len(file.read_text()) if file.exists() else 0) for file in trials),
             "died": (folder / "died").exists(),
             "back": (folder / "back").exists(),
             "seconds": f"{time.perf_counter() - begin:.1f}",
@@ -132,17 +132,17 @@ class Searches:
 
     async def ended_and_again(self, case: str) -> dict[str, Any]:
         """End a search after two rungs, then search again on the same workers, and return the result."""
-        said: list[str] = []
+        messages: list[str] = []
 
         def say(text: str) -> None:
-            said.append(text)
-            if len(said) == 3:
+            messages.append(text)
+            if len(messages) == 3:
                 searching.cancel()
 
         searching = asyncio.ensure_future(scout(self._app(LOST, {}), steps=self._steps, say=say))
         with contextlib.suppress(asyncio.CancelledError):
             await searching
-        assert len(said) == 3, said
+        assert len(messages) == 3, messages
         return await self.search(case)
 
     def _app(self, workers: int, attributes: dict[str, Any]) -> Noted:

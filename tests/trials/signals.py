@@ -289,14 +289,14 @@ class Run:
 
     def workers(self) -> list[psutil.Process]:
         """Return the daemons of the workers, in the order of their start."""
-        found = []
+        daemons = []
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.pid).children():
                 with contextlib.suppress(psutil.Error):
                     if "ddlf.cli.worker" in child.cmdline():
-                        found.append(child)
-        self.met.update(found)
-        return sorted(found, key=lambda child: child.pid)
+                        daemons.append(child)
+        self.met.update(daemons)
+        return sorted(daemons, key=lambda child: child.pid)
 
     def text(self) -> str:
         """Return the output of the master."""
@@ -305,26 +305,26 @@ class Run:
     def problems(self) -> list[str]:
         """Return the problems after the end: remaining workers, and a traceback in the output."""
         _, left = psutil.wait_procs(self.met, LEFT_S)
-        found = [f"worker {process.pid} is left" for process in left if process.status() != psutil.STATUS_ZOMBIE]
+        sentences = [f"worker {process.pid} is left" for process in left if process.status() != psutil.STATUS_ZOMBIE]
         if "Traceback" in self.text():
-            found.append("a traceback")
-        return found
+            sentences.append("a traceback")
+        return sentences
 
 
 def damaged(folder: Path) -> list[str]:
     """Return the checkpoints in a folder that are not complete."""
     entries = CheckpointFolder(folder / "kept").entries()
-    return [f"{one.name}: {one.problem}" for one in entries if one.round is not None and not one.complete]
+    return [f"{entry.name}: {entry.problem}" for entry in entries if entry.round is not None and not entry.complete]
 
 
 def digest(folder: Path) -> str:
     """Return the SHA-256 of all arrays of the newest checkpoint."""
-    found = CheckpointFolder(folder / "kept").newest(required=True)
-    assert found is not None
+    checkpoint = CheckpointFolder(folder / "kept").newest(required=True)
+    assert checkpoint is not None
     total = hashlib.sha256()
-    for group, arrays in sorted(found.arrays.items()):
+    for group, arrays in sorted(checkpoint.arrays.items()):
         for name, array in arrays.items():
-            total.update(f"{found.round} {group} {name} {array.dtype} {array.shape}".encode() + array.tobytes())
+            total.update(f"{checkpoint.round} {group} {name} {array.dtype} {array.shape}".encode() + array.tobytes())
     return total.hexdigest()
 
 
@@ -414,8 +414,8 @@ def series(
         run = stage.run(folder)
         if run.wait() or run.problems():
             problems.append(f"the last run ended with {run.code}: {run.text()}")
-    if not problems and (found := digest(folder)) != expected:
-        problems.append(f"other bits: {found[:16]} instead of {expected[:16]}")
+    if not problems and (sha := digest(folder)) != expected:
+        problems.append(f"other bits: {sha[:16]} instead of {expected[:16]}")
     return outcomes
 
 
@@ -442,10 +442,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes += done
             print(f"{len(outcomes)} signals", flush=True)
     for kind in kinds:
-        mine = [outcome for outcome in outcomes if outcome.kind is kind]
-        codes = Counter(outcome.code for outcome in mine)
-        longest = max((outcome.seconds for outcome in mine if outcome.kind.times), default=0.0)
-        print(f"{kind.name:<40}{len(mine):>4}  exit codes {dict(sorted(codes.items()))}, {longest:.1f} s at most")
+        of_kind = [outcome for outcome in outcomes if outcome.kind is kind]
+        codes = Counter(outcome.code for outcome in of_kind)
+        longest = max((outcome.seconds for outcome in of_kind if outcome.kind.times), default=0.0)
+        print(f"{kind.name:<40}{len(of_kind):>4}  exit codes {dict(sorted(codes.items()))}, {longest:.1f} s at most")
     bad = sum(bool(outcome.problems) for outcome in outcomes)
     print(f"{bad} of {len(outcomes)} with problems; SHA-256 {expected[:16]}")
     return bad

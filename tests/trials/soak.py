@@ -100,11 +100,11 @@ class Watch:
 
     def count(self) -> None:
         """Count descriptors, threads and tasks. Call this when no request is open, best after ``settle``."""
-        found = {}
+        counts = {}
         for name, process in {**self._processes, "executor": self.executor()}.items():
-            found[f"{name} descriptors"] = process.num_fds() if process else 0
-            found[f"{name} threads"] = process.num_threads() if process else 0
-        self.counts.append({**found, **tasks()})
+            counts[f"{name} descriptors"] = process.num_fds() if process else 0
+            counts[f"{name} threads"] = process.num_threads() if process else 0
+        self.counts.append({**counts, **tasks()})
         self.blocks.append(sys.getallocatedblocks())
 
     def results(self, name: str) -> tuple[float, float]:
@@ -200,11 +200,13 @@ async def soak(options: argparse.Namespace) -> int:
             process, port = workers.start()
             watch = await part(workers, process.pid, port, options)
         before, after = watch.counts
-        left = {what: after.get(what, 0) - before.get(what, 0) for what in before | after}
+        left = {counter: after.get(counter, 0) - before.get(counter, 0) for counter in before | after}
         for role in watch.memory:
             slope, grown = watch.results(role)
-            mine = {what.partition(" ")[2]: more for what, more in left.items() if more and what.startswith(role)}
-            own = ", ".join(f"{more:+} {what}" for what, more in mine.items())
+            growth = {
+                counter.partition(" ")[2]: more for counter, more in left.items() if more and counter.startswith(role)
+            }
+            summary = ", ".join(f"{more:+} {counter}" for counter, more in growth.items())
             minutes = (watch.at[-1] - watch.at[0]) / 60
             rows.append(
                 [
@@ -214,7 +216,7 @@ async def soak(options: argparse.Namespace) -> int:
                     f"{slope:+.2f}",
                     f"{grown:+.0f}",
                     f"{minutes:.1f}",
-                    own or "-",
+                    summary or "-",
                 ]
             )
             if name == "calls" and slope > SLOPE_MIB_PER_HOUR:
@@ -222,7 +224,7 @@ async def soak(options: argparse.Namespace) -> int:
         print(
             f"{name}: {watch.blocks[-1] - watch.blocks[0]:+,} of {watch.blocks[0]:,} blocks of Python's memory on the master"
         )
-        problems += [f"{name}: {more} {what} more" for what, more in left.items() if more > 0]
+        problems += [f"{name}: {more} {counter} more" for counter, more in left.items() if more > 0]
     print(table(rows))
     print(*problems, sep="\n")
     return 1 if problems else 0

@@ -39,12 +39,12 @@ def optimizer(name: str) -> Any:
     import keras
 
     optimizers = keras.optimizers
-    made = {
+    makers = {
         "sgd": lambda: optimizers.SGD(0.01),
         "momentum": lambda: optimizers.SGD(0.005, momentum=0.9),
         "adam": lambda: optimizers.Adam(1e-3),
     }
-    return made[name]()
+    return makers[name]()
 
 
 def classifier(inputs: Any, outputs: Any, name: str) -> Any:
@@ -61,11 +61,11 @@ def mlp(name: str, dropout: float = 0.0) -> Any:
     import keras
 
     layers = keras.layers
-    x = found = keras.Input((784,))
+    x = hidden = keras.Input((784,))
     for units in (512, 256, 128):
-        found = layers.Dense(units, activation="tanh")(found)
-        found = layers.Dropout(dropout)(found) if dropout else found
-    return classifier(x, layers.Dense(10, activation="softmax")(found), name)
+        hidden = layers.Dense(units, activation="tanh")(hidden)
+        hidden = layers.Dropout(dropout)(hidden) if dropout else hidden
+    return classifier(x, layers.Dense(10, activation="softmax")(hidden), name)
 
 
 def with_dropout(name: str) -> Any:
@@ -79,10 +79,10 @@ def cnn(name: str) -> Any:
 
     layers = keras.layers
     x = keras.Input((28, 28, 1))
-    found = layers.MaxPooling2D()(layers.Conv2D(32, 3, activation="relu")(x))
-    found = layers.MaxPooling2D()(layers.Conv2D(64, 3, activation="relu")(found))
-    found = layers.Dropout(0.25)(layers.Dense(128, activation="relu")(layers.Flatten()(found)))
-    return classifier(x, layers.Dense(10, activation="softmax")(found), name)
+    hidden = layers.MaxPooling2D()(layers.Conv2D(32, 3, activation="relu")(x))
+    hidden = layers.MaxPooling2D()(layers.Conv2D(64, 3, activation="relu")(hidden))
+    hidden = layers.Dropout(0.25)(layers.Dense(128, activation="relu")(layers.Flatten()(hidden)))
+    return classifier(x, layers.Dense(10, activation="softmax")(hidden), name)
 
 
 def skip(name: str) -> Any:
@@ -103,13 +103,17 @@ def transformer(name: str) -> Any:
 
     layers = keras.layers
     x = keras.Input((LENGTH,), dtype="int32")
-    found = layers.Embedding(WORDS, 64)(x)
-    attend, one, two = layers.MultiHeadAttention(4, 16), layers.LayerNormalization(), layers.LayerNormalization()
+    hidden = layers.Embedding(WORDS, 64)(x)
+    attend, first_norm, second_norm = (
+        layers.MultiHeadAttention(4, 16),
+        layers.LayerNormalization(),
+        layers.LayerNormalization(),
+    )
     wide, narrow = layers.Dense(256, activation="gelu"), layers.Dense(64)
     for _ in range(2):
-        found = one(layers.Add()([found, attend(found, found)]))
-        found = two(layers.Add()([found, narrow(wide(found))]))
-    return classifier(x, layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling1D()(found)), name)
+        hidden = first_norm(layers.Add()([hidden, attend(hidden, hidden)]))
+        hidden = second_norm(layers.Add()([hidden, narrow(wide(hidden))]))
+    return classifier(x, layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling1D()(hidden)), name)
 
 
 def several(name: str) -> Any:
@@ -144,21 +148,21 @@ def batches(model: str, steps: int) -> list[tuple[Any, ...]]:
     import keras
 
     dtype = keras.config.floatx()
-    chance, found = np.random.default_rng(7), list[tuple[Any, ...]]()
+    chance, result = np.random.default_rng(7), list[tuple[Any, ...]]()
     for step in range(steps):
         count = LAST if step == steps - 1 else BATCH
         y = chance.integers(0, 10, count)
         image = (0.3 * chance.normal(size=(count, 784)) + 0.1 * y[:, None]).astype(dtype)
         if model == "CNN":
-            found.append((image.reshape(count, 28, 28, 1), y))
+            result.append((image.reshape(count, 28, 28, 1), y))
         elif model.startswith("transformer"):
-            found.append((chance.integers(0, WORDS, (count, LENGTH)).astype("int32"), y))
+            result.append((chance.integers(0, WORDS, (count, LENGTH)).astype("int32"), y))
         elif model.startswith("two"):
             x = {"image": image, "more": chance.normal(size=(count, 16)).astype(dtype)}
-            found.append((x, {"early": chance.normal(size=(count, 1)).astype(dtype), "late": y}))
+            result.append((x, {"early": chance.normal(size=(count, 1)).astype(dtype), "late": y}))
         else:
-            found.append((image, y))
-    return found
+            result.append((image, y))
+    return result
 
 
 def compared(model: str, name: str, stages: int, steps: int) -> tuple[float, float]:
@@ -172,9 +176,11 @@ def compared(model: str, name: str, stages: int, steps: int) -> tuple[float, flo
     for number, batch in enumerate(data):
         parts.train(batch, (0, number))
     weights, metrics = trained_plain(build, data, MICRO_BATCHES)
-    mine = parts.metrics((steps - 1) * BATCH + LAST)
-    assert mine.keys() == metrics.keys()
-    return distance(parts.weights(), weights), max(abs(mine[one] / value - 1) for one, value in metrics.items())
+    own_metrics = parts.metrics((steps - 1) * BATCH + LAST)
+    assert own_metrics.keys() == metrics.keys()
+    return distance(parts.weights(), weights), max(
+        abs(own_metrics[metric] / value - 1) for metric, value in metrics.items()
+    )
 
 
 def rows(models: Sequence[str], steps: int, stages: Sequence[int], dtype: str) -> bool:

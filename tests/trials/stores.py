@@ -49,15 +49,15 @@ class Stored(Blobs):
     """An app that trains on points in partition files.
 
     Attributes:
-        place: The place of the partition files.
+        location: The address of the partition files.
     """
 
-    place = ""
+    location = ""
     shuffle = "window:2"
 
     async def load_dataset(self) -> None:
         """Open the partition files."""
-        self.train_data = ddlf.data.open(self.place)
+        self.train_data = ddlf.data.open(self.location)
 
 
 class FaultyBucket:
@@ -111,13 +111,13 @@ class FaultyBucket:
     def _answer(self, environ: Any, start: Any) -> Iterable[bytes]:
         name, kind = environ["PATH_INFO"].partition("/data/")[2], ""
         body: list[Any] = []
-        found = self._app(environ, lambda *head, **_: body.append(head))
-        data = b"".join(found)
+        chunks = self._app(environ, lambda *head, **_: body.append(head))
+        data = b"".join(chunks)
         with self._lock:
             thrown = self._chance.random()
-            for each, share in self._shares.items():
+            for fault, share in self._shares.items():
                 if 0 <= thrown < share:
-                    kind = each
+                    kind = fault
                 thrown -= share
             if kind in ("cut", "stall") and (len(data) < 2 or environ["REQUEST_METHOD"] != "GET"):
                 kind = ""
@@ -139,10 +139,10 @@ class FaultyBucket:
         raise ConnectionAbortedError  # hangs up
 
 
-async def trained(cluster: Cluster, place: str, epochs: int) -> str:
-    """Train from a place, and return the SHA-256 of the weights."""
+async def trained(cluster: Cluster, location: str, epochs: int) -> str:
+    """Train from a location, and return the SHA-256 of the weights."""
     app = Stored(cluster)
-    app.place = place
+    app.location = location
     await app.train_sync(master_epochs=epochs)
     assert app.ledger.is_exact(epochs)
     return digest(app.model.get_weights())
@@ -166,19 +166,19 @@ async def compare(kind: str, share: float, files: int, epochs: int, kinds: Itera
                 for way, times in ways.items():
                     store.served.clear()
                     store.failed.clear()
-                    store.fail(**{each: share / len(list(kinds)) for each in kinds} if times else {})
-                    found = await trained(cluster, str(folder / "data") if way == "folder" else store.url, epochs)
+                    store.fail(**{fault: share / len(list(kinds)) for fault in kinds} if times else {})
+                    sha = await trained(cluster, str(folder / "data") if way == "folder" else store.url, epochs)
                     store.fail()
-                    whole = whole or found
-                    served = {each: count for each, count in store.served.items() if each.endswith(".safetensors")}
+                    whole = whole or sha
+                    served = {file: count for file, count in store.served.items() if file.endswith(".safetensors")}
                     first = served.get(FIRST, 0) - (SLOTS + 1 if way == "uncached" else 0)
-                    fetched = [first if each == FIRST else count for each, count in served.items()]
+                    fetched = [first if file == FIRST else count for file, count in served.items()]
                     right = (
-                        found == whole and len(fetched) == (files if times else 0) and max(fetched, default=0) <= times
+                        sha == whole and len(fetched) == (files if times else 0) and max(fetched, default=0) <= times
                     )
                     fine = fine and right and (not times or sum(store.failed.values()) > 0)
                     print(
-                        f"{way:<9} {found[:16]}  each of {files} files {min(served.values(), default=0)}-{max(served.values(), default=0)} times, "
+                        f"{way:<9} {sha[:16]}  each of {files} files {min(served.values(), default=0)}-{max(served.values(), default=0)} times, "
                         f"went wrong {dict(store.failed)}{'' if right else '  NOT AS IT SHOULD BE'}",
                         flush=True,
                     )
@@ -186,5 +186,5 @@ async def compare(kind: str, share: float, files: int, epochs: int, kinds: Itera
 
 
 if __name__ == "__main__":
-    given = read_options(__doc__, store=("s3", "http"), share=0.1, files=20, epochs=3)
-    sys.exit(not asyncio.run(compare(given.store, given.share, given.files, given.epochs)))
+    options = read_options(__doc__, store=("s3", "http"), share=0.1, files=20, epochs=3)
+    sys.exit(not asyncio.run(compare(options.store, options.share, options.files, options.epochs)))

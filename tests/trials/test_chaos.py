@@ -20,9 +20,9 @@ def test_the_same_seed_makes_the_same_plan():
 
 def history(*outcomes, starts=1, ends=1, idempotent=False):
     """Return the history of one request, with its starts and ends in the workers' logs."""
-    made = History({1: Call(1, idempotent, 1.0, "compute", 0.0)}, list(outcomes))
-    made.starts[1], made.ends[1] = starts, ends
-    return made
+    recorded = History({1: Call(1, idempotent, 1.0, "compute", 0.0)}, list(outcomes))
+    recorded.starts[1], recorded.ends[1] = starts, ends
+    return recorded
 
 
 def outcome(kind="result", value=1, ended=0.5, **more):

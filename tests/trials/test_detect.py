@@ -25,6 +25,6 @@ def test_losses_are_noticed_in_about_the_promised_time(tmp_path):
 
 def test_busy_workers_and_blocked_master_are_not_dead(monkeypatch):
     monkeypatch.setattr(false_deaths, "HOLD_UP_EVERY_S", 1.5)
-    (found,) = false_deaths.main(["--minutes", "0.1", "--dead-after", "1"])
-    assert (found["deaths"], found["lost_requests"], found["leases_granted_anew"]) == (0, [], 0)
-    assert found["rounds"] > 0
+    (result,) = false_deaths.main(["--minutes", "0.1", "--dead-after", "1"])
+    assert (result["deaths"], result["lost_requests"], result["leases_granted_anew"]) == (0, [], 0)
+    assert result["rounds"] > 0

@@ -8,4 +8,4 @@ pytestmark = pytest.mark.usefixtures("one_template")
 
 
 def test_a_killed_and_resumed_master_ends_with_the_same_bits():
-    assert resume(wanted=1, seed=1, rounds=4, exchange="star")
+    assert resume(kills=1, seed=1, rounds=4, exchange="star")

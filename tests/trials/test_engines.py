@@ -85,8 +85,8 @@ def test_each_rig_has_a_unique_name():
 )
 def test_repeated_and_missing_rounds_are_found(run, rounds, problem):
     write(run, *(("Committed", {"record": {"round": number}}) for number in rounds))
-    found = series.wrong_rounds(run)
-    assert found == [] if problem is None else problem in found[0]
+    problems = series.wrong_rounds(run)
+    assert problems == [] if problem is None else problem in problems[0]
 
 
 def test_repeated_slots_are_found(run):
@@ -98,16 +98,16 @@ def test_repeated_slots_are_found(run):
 
 
 @pytest.mark.parametrize(
-    ("why", "own_s", "problem"),
+    ("reason", "own_s", "problem"),
     [
         ("its command was ended by SIGKILL", 1000, None),
         ("the connection was lost", 1000, "the reason is 'the connection was lost'"),
         ("its command was ended by SIGKILL", -1000, "worker 2 was back after"),
     ],
 )
-def test_loss_without_the_reason_of_the_engine_and_a_late_return_are_found(run, why, own_s, problem):
+def test_loss_without_the_reason_of_the_engine_and_a_late_return_are_found(run, reason, own_s, problem):
     def lose(run, place):
-        write(run, ("WorkerLost", {"worker": 2, "why": why}), ("WorkerReturned", {"worker": 2}))
+        write(run, ("WorkerLost", {"worker": 2, "why": reason}), ("WorkerReturned", {"worker": 2}))
 
     problems, seconds = series._lose(run, Victim(lose, "SIGKILL", own_s), 1, 0.0)
     assert len(seconds) == 1
@@ -137,8 +137,8 @@ def test_remaining_process_and_token_file_are_found(tmp_path, monkeypatch):
         run = Run(rig, tmp_path / "run", command=[sys.executable, "-c", program])
         (run.folder / ".ddlf-token-1").touch()
         run.process.wait(PATIENCE_S)
-        found, _ = series._left_after(rig, run)
-        assert [words.split(": ")[-1] for words in found] == ["sleep 999", "token file .ddlf-token-1"]
+        remains, _ = series._left_after(rig, run)
+        assert [words.split(": ")[-1] for words in remains] == ["sleep 999", "token file .ddlf-token-1"]
         rig.clean(run)
         (run.folder / ".ddlf-token-1").unlink()
         assert series._left_after(rig, run)[0] == []
@@ -182,11 +182,11 @@ def test_each_engine_with_tests_is_known():
 
 
 def test_way_with_other_bits_or_with_a_missing_engine_is_counted(monkeypatch, capsys):
-    found = {"local": ("a", ""), "ssh": ("a", ""), "ray": ("b", ""), "spark": ("", "spark: java is not installed")}
-    monkeypatch.setattr(ways, "train", lambda way, rounds, places: found[way])
-    assert ways.main(list(found)) == 2
+    outcomes = {"local": ("a", ""), "ssh": ("a", ""), "ray": ("b", ""), "spark": ("", "spark: java is not installed")}
+    monkeypatch.setattr(ways, "train", lambda way, rounds, places: outcomes[way])
+    assert ways.main(list(outcomes)) == 2
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[-1].strip() for line in lines] == ["exact, the same"] * 2 + [
         "other bits",
-        found["spark"][1],
+        outcomes["spark"][1],
     ]

@@ -9,12 +9,12 @@ def test_masters_connect_during_a_flood_and_idle_connections_are_small():
     ended = command(
         "tests.trials.flood", "--drips", "100", "--garbage", "50", "--idle", "1200", "--seconds", "2", "--json"
     )
-    found = json.loads(ended.stdout)
-    assert found["flooded"]["failed"] == 0
-    assert found["flooded"]["handshakes"] > 0
+    results = json.loads(ended.stdout)
+    assert results["flooded"]["failed"] == 0
+    assert results["flooded"]["handshakes"] > 0
     for how in ("plaintext", "TLS"):
-        idle = found[f"idle, {how}"]
+        idle = results[f"idle, {how}"]
         assert idle["held"] + idle["refused politely"] == 1200
         assert idle["refused politely"] > 0
         assert idle["KiB each"] < 60
-    assert found["log"]["lines"] < 1000, "a line for each address and kind"
+    assert results["log"]["lines"] < 1000, "a line for each address and kind"

@@ -4,14 +4,14 @@ import pytest
 
 from ddlf.data.location import Folder
 from tests.templates import Standing
-from tests.trials.formats import FORMATS, compare, made
+from tests.trials.formats import FORMATS, compare, prepared
 from tests.trials.workers import Workers
 
 pytestmark = pytest.mark.slow
 
 
 def test_every_format_gives_the_same_files(tmp_path):
-    assert len({Folder(made(kind, tmp_path)).manifest().content for kind in FORMATS}) == 1
+    assert len({Folder(prepared(kind, tmp_path)).manifest().content for kind in FORMATS}) == 1
 
 
 async def test_kills_and_joins_change_no_bit_of_a_training_from_a_store(monkeypatch):

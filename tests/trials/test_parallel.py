@@ -107,8 +107,8 @@ def lines_of(program: str, backend: str, **environment: str) -> list[str]:
 
 def test_cards_of_one_worker_share_its_batches_with_jax():
     flags = "--xla_force_host_platform_device_count=8"
-    found = lines_of(JAX, "jax", XLA_FLAGS=flags)
-    first, again, odd = [line for line in found if line.startswith(("sha", "error"))]
+    lines = lines_of(JAX, "jax", XLA_FLAGS=flags)
+    first, again, odd = [line for line in lines if line.startswith(("sha", "error"))]
     assert first == again
     assert first.endswith("[8]")
     assert odd == "error a batch of 29 samples cannot be divided among 8 cards"
@@ -140,5 +140,5 @@ def said(folder: Path, cases: list[dict[str, object]]) -> list[str]:
     """Return a line for each case: how near three trainings with and without a strategy are, or the error."""
     (folder / "sitecustomize.py").write_text(TWO_DEVICES)
     path = os.pathsep.join(map(str, (folder, Path(__file__).parents[2], os.environ.get("PYTHONPATH", ""))))
-    found = lines_of(TENSORFLOW.replace("CASES", repr(cases)), "tensorflow", PYTHONPATH=path)
-    return [line for line in found if line.startswith(("near", "error", "0"))]
+    lines = lines_of(TENSORFLOW.replace("CASES", repr(cases)), "tensorflow", PYTHONPATH=path)
+    return [line for line in lines if line.startswith(("near", "error", "0"))]

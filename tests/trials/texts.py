@@ -41,23 +41,23 @@ WORDS = (
 def changed(text: str, dice: random.Random) -> str:
     """Return a text after one random change."""
     a, b = sorted(dice.randrange(len(text) + 1) for _ in "ab")
-    what = dice.randrange(8)
-    if what == 0:
+    kind = dice.randrange(8)
+    if kind == 0:
         return text[:a] + text[b:]
-    if what == 1:
+    if kind == 1:
         return text[:a] + dice.choice(WORDS) + text[a:]
-    if what == 2:
+    if kind == 2:
         return text[:a] + dice.choice(WORDS) + text[a + 1 :]
-    if what == 3:
+    if kind == 3:
         b = min(b, a + 200)
         return text[:b] + text[a:b] * dice.choice((1, 2, 50)) + text[b:]
-    if what == 4:
+    if kind == 4:
         other = dice.choice(SEEDS)
         c, d = sorted(dice.randrange(len(other) + 1) for _ in "cd")
         return text[:a] + other[c:d] + text[a:]
-    if what == 5:
+    if kind == 5:
         return text[b:] + text[a:b] + text[:a]
-    if what == 6:
+    if kind == 6:
         words = text.split(" ")
         c, d = (dice.randrange(len(words)) for _ in "cd")
         words[c], words[d] = words[d], words[c]

@@ -93,7 +93,7 @@ def shown(choice: Choice) -> Iterator[str]:
 
 async def take_pictures(options: str, at: Path) -> list[Path]:
     """Serve a model, open the link of a peer in Chromium, and take a picture for each size of the window."""
-    taken = []
+    pictures = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.callback((commands := Commands(Path(folder))).end)
         words = ["serve", str(MODEL), "--port", "0", "--invite", "2", *options.split()]
@@ -105,9 +105,9 @@ async def take_pictures(options: str, at: Path) -> list[Path]:
                 link = await asyncio.to_thread(until, server, r"link +(\S+)")
                 async with opened(browser, link, width=width, height=height) as page:
                     await page.locator("#state[data-state=ready]").wait_for()
-                    taken.append(at.with_name(f"{at.name}{kind}.png"))
-                    await page.screenshot(path=taken[-1])
-    return taken
+                    pictures.append(at.with_name(f"{at.name}{kind}.png"))
+                    await page.screenshot(path=pictures[-1])
+    return pictures
 
 
 def print_plan(settings: str, at: Path) -> list[Path]:

@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.trials.engines import series
-from tests.trials.engines.gone import gone
+from tests.trials.engines.gone import lose_head
 from tests.trials.engines.rig import APP, CALLS, RIGS, load
 from tests.trials.engines.series import Report
 from tests.trials.engines.stuck import stuck
@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stuck", action="store_true")
     parser.add_argument("--light", action="store_true")
     parser.add_argument("--alone", action="store_true")
-    given = parser.parse_args(argv)
-    chance, start, reports = random.Random(given.seed), time.monotonic(), dict[str, Report]()
+    options = parser.parse_args(argv)
+    chance, start, reports = random.Random(options.seed), time.monotonic(), dict[str, Report]()
 
     def say(text: str) -> None:
         print(f"  {time.monotonic() - start:6.0f} s  {text}", flush=True)
@@ -63,28 +63,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ddlf-series-") as name:
         folder, runs = Path(name) / "engine", Path(name) / "runs"
         Path(name).chmod(0o755)
-        for one in (folder, runs):
-            one.mkdir()
-        rig = load(given.engine, folder)
-        rig.places = given.places
+        for path in (folder, runs):
+            path.mkdir()
+        rig = load(options.engine, folder)
+        rig.places = options.places
         with rig:
-            if given.rounds:
-                reports["same"] = series.same(rig, runs, given.rounds, say, not given.alone)
-                print(f"{given.engine} same: {reports['same'].line()}", flush=True)
-            if given.gone:
-                reports["gone"] = gone(rig, runs, say)
-                print(f"{given.engine} gone: {reports['gone'].line()}", flush=True)
-            if given.stuck:
+            if options.rounds:
+                reports["same"] = series.same(rig, runs, options.rounds, say, not options.alone)
+                print(f"{options.engine} same: {reports['same'].line()}", flush=True)
+            if options.gone:
+                reports["gone"] = lose_head(rig, runs, say)
+                print(f"{options.engine} gone: {reports['gone'].line()}", flush=True)
+            if options.stuck:
                 rig.app = CALLS
                 reports["stuck"] = stuck(rig, runs, say)
-                print(f"{given.engine} stuck: {reports['stuck'].line()}", flush=True)
+                print(f"{options.engine} stuck: {reports['stuck'].line()}", flush=True)
             for kind in ("losses", "notices", "ends"):
-                if count := getattr(given, kind):
-                    rig.app = CALLS if given.light and kind != "notices" else APP
+                if count := getattr(options, kind):
+                    rig.app = CALLS if options.light and kind != "notices" else APP
                     reports[kind] = getattr(series, kind)(rig, runs, count, chance, say)
-                    print(f"{given.engine} {kind}: {reports[kind].line()}", flush=True)
+                    print(f"{options.engine} {kind}: {reports[kind].line()}", flush=True)
     problems = [problem for report in reports.values() for problem in report.problems]
-    print("\n".join(problems) or f"{given.engine}: no problem", flush=True)
+    print("\n".join(problems) or f"{options.engine}: no problem", flush=True)
     return len(problems)
 
 

@@ -41,29 +41,29 @@ class Started:
 
     def above(self, process: psutil.Process) -> psutil.Process:
         """Return the process of the engine that is an ancestor of a process."""
-        return next(one for one in process.parents() if one.pid in {own.pid for own in self.processes})
+        return next(parent for parent in process.parents() if parent.pid in {root.pid for root in self.processes})
 
     def end(self) -> None:
         """End these processes and their descendants."""
-        found = []
+        family = []
         for process in self.processes:
             with contextlib.suppress(psutil.Error):
-                found += process.children(recursive=True)
-            found.append(process)
-        for process in found:
+                family += process.children(recursive=True)
+            family.append(process)
+        for process in family:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(found, END_S)
+        psutil.wait_procs(family, END_S)
         self.processes.clear()
 
 
 def is_below(process: psutil.Process, engine: Collection[psutil.Process]) -> bool:
     """Return whether a process belongs to an engine: it is one of its processes or a descendant, and not below a worker."""
-    own = {one.pid for one in engine}
+    engine_pids = {member.pid for member in engine}
     with contextlib.suppress(psutil.Error):
-        for one in [process, *process.parents()]:
-            if "ddlf.cli.worker" in one.cmdline():
+        for ancestor in [process, *process.parents()]:
+            if "ddlf.cli.worker" in ancestor.cmdline():
                 return False
-            if one.pid in own:
+            if ancestor.pid in engine_pids:
                 return True
     return False

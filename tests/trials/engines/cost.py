@@ -37,32 +37,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("engine", choices=RIGS)
     for name, count in {"repeats": 5, "rounds": 300, "places": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     paces, firsts, empty = list[float](), list[float](), list[float]()
     with tempfile.TemporaryDirectory(prefix="ddlf-cost-") as name:
         top = Path(name)
         top.chmod(0o755)
         for kind in ("hosts", "local", "engine"):
             (top / kind).mkdir()
-        hosts, local, engine = HostsRig(top / "hosts"), LocalRig(top / "local"), load(given.engine, top / "engine")
+        hosts, local, engine = HostsRig(top / "hosts"), LocalRig(top / "local"), load(options.engine, top / "engine")
         rigs: list[Rig] = [hosts, local, engine]
         for rig in rigs:
-            rig.places = given.places
+            rig.places = options.places
         with hosts, local, engine:
-            for repeat in range(given.repeats):
+            for repeat in range(options.repeats):
                 measured = {}
                 random.Random(repeat).shuffle(rigs)
                 for rig in rigs:
-                    measured[rig] = train(rig, top / f"run-{repeat}-{rig.name}", given.rounds)
+                    measured[rig] = train(rig, top / f"run-{repeat}-{rig.name}", options.rounds)
                 paces.append(measured[engine][1] / measured[hosts][1])
                 firsts.append(measured[engine][0] - measured[local][0])
                 empty.append(time_empty(engine, top))
                 figures = ", ".join(
-                    f"{rig.name} {one[0]:.2f} s {1000 * one[1]:.1f} ms" for rig, one in measured.items()
+                    f"{rig.name} {times[0]:.2f} s {1000 * times[1]:.1f} ms" for rig, times in measured.items()
                 )
                 print(f"  {repeat + 1}: {figures}, empty program {empty[-1]:.2f} s", flush=True)
-    print(f"{given.engine}: round {spread(paces)} of --hosts; first round {spread(firsts)} s after that of --local")
-    print(f"{given.engine}: an empty program takes {spread(empty)} s")
+    print(f"{options.engine}: round {spread(paces)} of --hosts; first round {spread(firsts)} s after that of --local")
+    print(f"{options.engine}: an empty program takes {spread(empty)} s")
     return 0
 
 

@@ -28,9 +28,9 @@ class DaskRig(Rig):
         self._engine = Started(self)
         self._file = self.folder / "scheduler.json"
         self._file.unlink(missing_ok=True)
-        own = ("--host", "127.0.0.1", "--dashboard-address", ":0")
+        options = ("--host", "127.0.0.1", "--dashboard-address", ":0")
         self._scheduler = self._engine.start(
-            *(sys.executable, "-m", "dask", "scheduler", "--port", "0", "--scheduler-file", str(self._file)), *own
+            *(sys.executable, "-m", "dask", "scheduler", "--port", "0", "--scheduler-file", str(self._file)), *options
         )
         self._address = wait_for(self._written, 120.0)
         for _ in range(self.places + SPARE):
@@ -64,12 +64,12 @@ class DaskRig(Rig):
         return is_below(process, self._engine.processes)
 
     def victims(self) -> dict[str, Victim]:
-        gone = r"the Dask worker tcp://127\.0\.0\.1:\d+ is gone"
+        lost = r"the Dask worker tcp://127\.0\.0\.1:\d+ is gone"
         return {
             "executor": Victim(lambda run, place: kill(run.executor(place)), "SIGKILL"),
             "daemon": Victim(lambda run, place: kill(run.daemon(place)), "."),
-            "Dask worker": Victim(lambda run, place: kill(run.daemon(place).parent()), gone, own_s=3.0),
-            "node": Victim(self._lose_node, gone, own_s=3.0),
+            "Dask worker": Victim(lambda run, place: kill(run.daemon(place).parent()), lost, own_s=3.0),
+            "node": Victim(self._lose_node, lost, own_s=3.0),
         }
 
     def _lose_node(self, run: Run, place: int) -> None:

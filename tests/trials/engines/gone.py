@@ -40,7 +40,7 @@ class HasHead(Protocol):
         """Kill the head."""
 
 
-def gone(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
+def lose_head(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
     """Kill the head of an engine during a run, and check that the run continues or ends."""
     report = Report(done=1)
     if not isinstance(rig, HasHead):
@@ -50,7 +50,7 @@ def gone(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
     try:
         began(run, rig.places)
         since = len(run.look())
-        said = len(run.text)
+        printed = len(run.text)
         rig.lose_engine(run)
         say("the engine's head is gone")
         if rig.gone_ends:
@@ -69,8 +69,8 @@ def gone(rig: Rig, folder: Path, say: Callable[[str], None]) -> Report:
             report.figures |= {"rounds": trained, "workers lost": len(list(run.of("WorkerLost")))}
             report.problems += check_result(rig, run, "gone")
             report.problems += [f"gone: left: {words}" for words in _left_after(rig, run)[0]]
-        if not re.search(rig.gone_says, run.text[said:]):
-            report.problems.append(f"gone: the master did not report it:\n{run.text[said:][-2000:]}")
+        if not re.search(rig.gone_says, run.text[printed:]):
+            report.problems.append(f"gone: the master did not report it:\n{run.text[printed:][-2000:]}")
     except (TimeoutError, ChildProcessError) as error:
         report.problems.append(f"gone: {error}")
     finally:

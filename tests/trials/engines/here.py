@@ -61,9 +61,9 @@ class HostsRig(LocalRig):
         self._engine.end()
 
     def is_engine(self, process: psutil.Process) -> bool:
-        own = {one.pid for one in self._engine.processes}
+        engine_pids = {root.pid for root in self._engine.processes}
         with contextlib.suppress(psutil.Error):
-            return any(one.pid in own for one in [process, *process.parents()])
+            return any(ancestor.pid in engine_pids for ancestor in [process, *process.parents()])
         return False
 
     def launcher(self, run: Run) -> list[str]:

@@ -122,15 +122,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--backend", default="tensorflow")
-    given = parser.parse_args(argv)
-    os.environ["KERAS_BACKEND"] = given.backend
+    options = parser.parse_args(argv)
+    os.environ["KERAS_BACKEND"] = options.backend
     quota = Path("/sys/fs/cgroup/cpu") / f"ddlf-{uuid.uuid4().hex[:8]}"
     quota.mkdir()
     os.environ["QUOTA"] = str(quota)
     (quota / "cpu.cfs_period_us").write_text(str(PERIOD_US))
     (quota / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
     try:
-        return sum(not measure(name, CASES[name], given.repeats, given.rounds) for name in given.cases or CASES)
+        return sum(not measure(name, CASES[name], options.repeats, options.rounds) for name in options.cases or CASES)
     finally:
         quota.rmdir()
 
@@ -165,7 +165,7 @@ def measure(name: str, case: Case, repeats: int, rounds: int) -> bool:
                     ]
                     had.append(json.loads((run / "had.json").read_text()))
                 ratios.append(seconds[engine] / seconds[hosts])
-    is_right = all(one["cores"] == one["threads"] == case.cores for one in had)
+    is_right = all(entry["cores"] == entry["threads"] == case.cores for entry in had)
     facts = had[0] if is_right else had
     print(f"{name:<16} {'right' if is_right else 'WRONG'}: {facts}; a round {spread(ratios)} of --hosts", flush=True)
     return is_right

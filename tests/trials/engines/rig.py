@@ -280,10 +280,10 @@ class Rig(ABC):
 
     def left(self, run: Run) -> list[str]:
         """Return the remains of a run, as text. Rigs of engines add jobs, actors, Secrets and forwards."""
-        found = [f"process {process.pid}: {_words(process)}" for process in self.of_runs()]
+        remains = [f"process {process.pid}: {_words(process)}" for process in self.of_runs()]
         # After all ranks have met, their file has no token, and may remain after a kill of all processes at once.
         files = [path for path in run.folder.rglob(".ddlf-*") if not (path.is_file() and path.read_bytes() == b"{}")]
-        return found + [f"token file {path.name}" for path in files]
+        return remains + [f"token file {path.name}" for path in files]
 
     def is_engine(self, process: psutil.Process) -> bool:
         """Return whether a process with the mark belongs to the engine, although it was started during a run."""
@@ -291,21 +291,21 @@ class Rig(ABC):
 
     def processes(self) -> list[psutil.Process]:
         """Return all running processes with the mark."""
-        found = []
+        marked = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                    marked.append(process)
+        return marked
 
     def of_runs(self) -> list[psutil.Process]:
         """Return the running processes with the mark that do not belong to the engine."""
-        found = []
+        running = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if process not in self._before and not self.is_engine(process):
-                    found.append(process)
-        return found
+                    running.append(process)
+        return running
 
     def empty(self) -> list[str]:
         """Return the engine's own command that runs an empty program at all places and waits. Without one, return []."""
@@ -384,8 +384,8 @@ class Run:
         end = time.monotonic() + within_s
         while True:
             has_ended = self.has_ended()
-            if found := next(self.of(*kinds, since=since, **facts), None):
-                return found
+            if event := next(self.of(*kinds, since=since, **facts), None):
+                return event
             if has_ended:
                 raise ChildProcessError(f"the run ended with {self.process.returncode}:\n{self.text[-3000:]}")
             if time.monotonic() > end:
@@ -418,15 +418,15 @@ class Run:
 
     def daemons(self) -> dict[int, psutil.Process]:
         """Return the newest ``ddlf-worker`` process of each place."""
-        found: dict[int, psutil.Process] = {}
+        newest: dict[int, psutil.Process] = {}
         for process in self.rig.of_runs():
             with contextlib.suppress(psutil.Error, ValueError, IndexError):
                 words = process.cmdline()
                 if "ddlf.cli.worker" in words and is_python(words):
                     place = int(words[words.index("--place") + 1])
-                    if place not in found or found[place].create_time() < process.create_time():
-                        found[place] = process
-        return found
+                    if place not in newest or newest[place].create_time() < process.create_time():
+                        newest[place] = process
+        return newest
 
     def daemon(self, place: int, within_s: float = 120.0) -> psutil.Process:
         """Wait for the ``ddlf-worker`` process of a place and return it."""
@@ -464,9 +464,9 @@ class Run:
 
 def load(name: str, folder: Path) -> Rig:
     """Make the rig of an engine."""
-    module, _, of = RIGS[name].partition(":")
-    made: Rig = getattr(importlib.import_module(f"tests.trials.engines.{module}"), of)(folder)
-    return made
+    module, _, kind = RIGS[name].partition(":")
+    rig: Rig = getattr(importlib.import_module(f"tests.trials.engines.{module}"), kind)(folder)
+    return rig
 
 
 def warn(process: psutil.Process, within_s: float) -> None:
@@ -503,11 +503,11 @@ def wait_for(find: Callable[[], T | None], within_s: float) -> T:
         TimeoutError: The function has returned None all the time.
     """
     end = time.monotonic() + within_s
-    while (found := find()) is None:
+    while (value := find()) is None:
         if time.monotonic() > end:
             raise TimeoutError(f"not found within {within_s:g} s")
         time.sleep(LOOK_S)
-    return found
+    return value
 
 
 def is_python(words: Sequence[str]) -> bool:

@@ -135,16 +135,16 @@ def _left_after(rig: Rig, run: Run, ends_master: bool = True) -> tuple[list[str]
     """Wait until no process, file or job of a run remains. Return the remains after ``END_S``, and the waited seconds."""
     start = time.monotonic()
     while True:
-        found = rig.left(run)
+        remains = rig.left(run)
         if not ends_master:  # the files and the guard of a running master remain
-            found = [
-                words for words in found if "ddlf.worker" in words or "ddlf.cli.worker" in words or "job " in words
+            remains = [
+                words for words in remains if "ddlf.worker" in words or "ddlf.cli.worker" in words or "job " in words
             ]
         elif not run.has_ended():
-            found.append("the command")
+            remains.append("the command")
         seconds = time.monotonic() - start
-        if not found or seconds > END_S:
-            return found, seconds
+        if not remains or seconds > END_S:
+            return remains, seconds
         time.sleep(5 * LOOK_S)
 
 
@@ -197,7 +197,7 @@ def disturbed(rig: Rig, folder: Path, counts: Mapping[str, int], chance: random.
 def _losses(rig: Rig, run: Run, count: int, chance: random.Random, say: Say, report: Report, start_s: float) -> None:
     report.figures["start of a worker"] = f"{start_s:.1f} s"
     # The light app does not notice an executor that is lost between two calls: the next call starts in a new one.
-    kinds = [found for found in rig.victims().items() if rig.app is not CALLS or found[0] != "executor"]
+    kinds = [item for item in rig.victims().items() if rig.app is not CALLS or item[0] != "executor"]
     order = [kinds[number % len(kinds)] for number in range(count)]
     chance.shuffle(order)
     for number, (kind, victim) in enumerate(order, 1):
@@ -212,7 +212,7 @@ def _losses(rig: Rig, run: Run, count: int, chance: random.Random, say: Say, rep
         report.good += not problems
         report.seconds += seconds
         report.problems += [f"loss {number} ({kind} of place {place}): {problem}" for problem in problems]
-        took = ", ".join(f"{one:.1f} s" for one in seconds)
+        took = ", ".join(f"{duration:.1f} s" for duration in seconds)
         say(f"loss {number}: {kind} of place {place}, back after {took}" + "".join(f"; {p}" for p in problems))
 
 
@@ -221,10 +221,10 @@ def _lose(run: Run, victim: Victim, place: int, start_s: float) -> tuple[list[st
     since, at = len(run.look()), time.time()
     hit = victim.lose(run, place)
     problems, seconds = [], []
-    for worker in sorted({one + 1 for one in (hit or [place])}):
+    for worker in sorted({hit_place + 1 for hit_place in (hit or [place])}):
         try:
-            gone = run.wait_for("WorkerLost", "WorkerLeaving", since=since, within_s=BACK_S, worker=worker)
-            position = run.events.index(gone) + 1
+            event = run.wait_for("WorkerLost", "WorkerLeaving", since=since, within_s=BACK_S, worker=worker)
+            position = run.events.index(event) + 1
             back = run.wait_for("WorkerReturned", since=position, within_s=BACK_S, worker=worker)
         except TimeoutError as error:
             problems.append(str(error))
@@ -232,10 +232,10 @@ def _lose(run: Run, victim: Victim, place: int, start_s: float) -> tuple[list[st
         took = back["at"] - at
         seconds.append(took)
         knows = run.rig.app is not CALLS or not victim.is_notice  # the light app gets no notices
-        if knows and gone["event"] == ("WorkerLost" if victim.is_notice else "WorkerLeaving"):
-            problems.append(f"worker {worker}: the event is {gone['event']} ({gone['why']})")
-        if knows and not re.search(victim.says, gone["why"]):
-            problems.append(f"worker {worker}: the reason is {gone['why']!r}, which does not match {victim.says!r}")
+        if knows and event["event"] == ("WorkerLost" if victim.is_notice else "WorkerLeaving"):
+            problems.append(f"worker {worker}: the event is {event['event']} ({event['why']})")
+        if knows and not re.search(victim.says, event["why"]):
+            problems.append(f"worker {worker}: the reason is {event['why']!r}, which does not match {victim.says!r}")
         if not re.search(victim.prints, run.text):
             problems.append(f"the master has not printed {victim.prints!r}")
         limit = victim.own_s + start_s + MARGIN_S
@@ -318,11 +318,11 @@ def ends(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) ->
         with contextlib.suppress(psutil.TimeoutExpired):
             run.process.wait(moment)
         end.act(run)
-        found, seconds = _left_after(rig, run, end.ends_master)
-        if not end.ends_master and not found:
+        remains, seconds = _left_after(rig, run, end.ends_master)
+        if not end.ends_master and not remains:
             terminate(run.master() or run.process)
-            found, _ = _left_after(rig, run)
-        problems = [f"left: {words}" for words in found]
+            remains, _ = _left_after(rig, run)
+        problems = [f"left: {words}" for words in remains]
         _finish(rig, run)
         report.done += 1
         report.good += not problems

@@ -157,7 +157,7 @@ class ArrayRig(SlurmRig):
 
     def element(self, run: Run, place: int) -> tuple[str, str]:
         """Return the number of the job and the node of a running place."""
-        job, _, node = wait_for(lambda: found if len(found := self.lab.jobs().get(place, [])) == 3 else None)
+        job, _, node = wait_for(lambda: parts if len(parts := self.lab.jobs().get(place, [])) == 3 else None)
         return job, node
 
     def victims(self) -> dict[str, Victim]:

@@ -32,8 +32,8 @@ class SparkRig(Rig):
         import pyspark
 
         home = str(Path(pyspark.__file__).parent)
-        own = {"SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
-        return {**super().environment(), **own, "PYSPARK_PYTHON": sys.executable, "SPARK_NO_DAEMONIZE": "1"}
+        variables = {"SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+        return {**super().environment(), **variables, "PYSPARK_PYTHON": sys.executable, "SPARK_NO_DAEMONIZE": "1"}
 
     def open(self) -> None:
         self._engine = Started(self)
@@ -89,12 +89,12 @@ class SparkRig(Rig):
         }
 
     def _above(self, run: Run, place: int, word: str) -> psutil.Process:
-        return next(one for one in run.daemon(place).parents() if any(word in text for text in one.cmdline()))
+        return next(parent for parent in run.daemon(place).parents() if any(word in text for text in parent.cmdline()))
 
     def _lose_node(self, run: Run, place: int) -> None:
         """Kill a Spark worker and its executor, and start another one."""
         executor = self._above(run, place, EXECUTOR)
-        kill(next(one for one in executor.parents() if self.is_engine(one)))
+        kill(next(parent for parent in executor.parents() if self.is_engine(parent)))
         kill(executor)
         self._add()
 

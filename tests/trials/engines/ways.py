@@ -31,14 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("ways", nargs="*", choices=[*RIGS, []], metavar="WAY")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--places", type=int, default=2)
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     first, wrong = "", 0
-    for way in given.ways or RIGS:
-        sha, said = train(way, given.rounds, given.places)
+    for way in options.ways or RIGS:
+        sha, problem = train(way, options.rounds, options.places)
         first = first or sha
-        is_same = bool(sha) and sha == first and not said
+        is_same = bool(sha) and sha == first and not problem
         wrong += not is_same
-        print(f"{way:<12} {sha or NONE}  {'exact, the same' if is_same else said or 'other bits'}", flush=True)
+        print(f"{way:<12} {sha or NONE}  {'exact, the same' if is_same else problem or 'other bits'}", flush=True)
     return wrong
 
 
@@ -57,9 +57,9 @@ def train(way: str, rounds: int, places: int) -> tuple[str, str]:
         text=True,
         check=False,
     )
-    found = re.search(r"\bSHA-256 ([0-9a-f]+)", done.stdout)
-    said = "" if done.returncode == 0 else (done.stdout + done.stderr)[-2000:].strip()
-    return found[1] if found else "", said
+    match = re.search(r"\bSHA-256 ([0-9a-f]+)", done.stdout)
+    problem = "" if done.returncode == 0 else (done.stdout + done.stderr)[-2000:].strip()
+    return match[1] if match else "", problem
 
 
 if __name__ == "__main__":
