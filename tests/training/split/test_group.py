@@ -25,7 +25,7 @@ async def test_a_run_with_too_few_workers_ends_after_the_wait():
     model_group, crew = group_of(workers=1)
     model_group._attempt.workers[0] = SimpleNamespace(id=1)
     with pytest.raises(ClusterTooSmall, match=r"the model has 2 parts, and 1 worker is there after 0\.01 s"):
-        await model_group._all_there(model_group._attempt, 0)
+        await model_group._wait_for_workers(model_group._attempt, 0)
     assert [type(event) for event in crew.event_log] == [Warned]
 
 
@@ -34,13 +34,13 @@ async def test_groups_that_share_too_few_workers_end_after_the_wait():
     model_group, _ = group_of(workers=2, slot=1, groups=2)
     model_group._attempt.workers[0] = SimpleNamespace(id=1)
     with pytest.raises(ClusterTooSmall, match="the model has 2 parts in 2 slots, and 2 workers are there"):
-        await model_group._all_there(model_group._attempt, 0)
+        await model_group._wait_for_workers(model_group._attempt, 0)
 
 
 async def test_a_wait_is_reported_once_for_all_waiting_parts():
     model_group, crew = group_of(workers=1)
     model_group._attempt.workers.update({0: SimpleNamespace(id=1), 1: SimpleNamespace(id=1)})
-    waiting = [asyncio.ensure_future(model_group._all_there(model_group._attempt, part)) for part in (1, 0)]
+    waiting = [asyncio.ensure_future(model_group._wait_for_workers(model_group._attempt, part)) for part in (1, 0)]
     await asyncio.gather(*waiting, return_exceptions=True)
     assert len(crew.event_log) == 1
 
@@ -48,7 +48,7 @@ async def test_a_wait_is_reported_once_for_all_waiting_parts():
 async def test_parts_wait_for_a_connected_worker_that_is_busy():
     model_group, crew = group_of(workers=2)
     model_group._attempt.workers[0] = SimpleNamespace(id=1)
-    waiting = asyncio.ensure_future(model_group._all_there(model_group._attempt, 0))
+    waiting = asyncio.ensure_future(model_group._wait_for_workers(model_group._attempt, 0))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await asyncio.shield(waiting)

@@ -5,7 +5,7 @@ import pytest
 
 from ddlf.errors import AppMissing, ProtocolError
 from ddlf.training.exchanges.split import state_file
-from ddlf.training.exchanges.split.state_file import KeptStates, State, fetched, in_slice
+from ddlf.training.exchanges.split.state_file import State, StateFiles, fetched, in_slice
 
 ARRAYS = {"weight 0": np.arange(6, dtype="f4").reshape(2, 3), "weight 3": np.ones((), "f8"), "optimizer 0": np.array(7)}
 
@@ -76,7 +76,7 @@ async def test_a_piece_of_another_size_is_refused(piece):
 
 
 def test_states_of_earlier_versions_are_freed():
-    states = KeptStates()
+    states = StateFiles()
     for version in (1, 2, 3):
         states.put(0, version, state())
     states.drop_before(3)

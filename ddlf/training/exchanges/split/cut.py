@@ -91,9 +91,9 @@ class CutOf:
         text = f"{f'stages:{parts},' * (parts > 1)}within:{within}" + f",images:{images}" * bool(comma)
         return Cut(parts=parts, within=within, images=images, text=text)
 
-    def _number(self, name: str, value: str, text: str, what: str) -> int:
-        """Return a number of 1 or more. ``what`` is the name of the counted things, and an example."""
-        counted, example = what.split()
+    def _number(self, name: str, value: str, text: str, words: str) -> int:
+        """Return a number of 1 or more. ``words`` is the name of the counted things, and an example."""
+        counted, example = words.split()
         if not text.isdecimal() or int(text) < 1:
             raise ConfigError(f"{name}={value!r} needs a number of {counted} of 1 or more", hint=f"write {example}")
         return int(text)
@@ -106,11 +106,11 @@ class CutOf:
         raise ConfigError(f"{name}={value!r} needs the memory of a part", hint="write memory:2GB")
 
     def _layers(self, name: str, value: str, rest: str) -> Cut:
-        layers = tuple(one.strip() for one in rest.split(","))
+        layers = tuple(layer.strip() for layer in rest.split(","))
         if not all(layers):
             raise ConfigError(f"{name}={value!r} names no layer", hint="write layers:NAME,NAME")
-        if twice := [one for one in layers if layers.count(one) > 1]:
-            raise ConfigError(f"{name}={value!r} names the layer {twice[0]!r} twice", hint="name it once")
+        if repeated := [layer for layer in layers if layers.count(layer) > 1]:
+            raise ConfigError(f"{name}={value!r} names the layer {repeated[0]!r} twice", hint="name it once")
         return Cut(layers=layers, text=f"layers:{','.join(layers)}")
 
     def __str__(self) -> str:

@@ -57,11 +57,11 @@ class Key(NamedTuple):
         Raises:
             ProtocolError: They are not the fields of a key.
         """
-        found = fields if isinstance(fields, list | tuple) else ()
+        values = fields if isinstance(fields, list | tuple) else ()
         kinds = [str, *[int] * (len(cls._fields) - 1)]
-        if [*map(type, found)] != kinds:
+        if [*map(type, values)] != kinds:
             raise ProtocolError(f"another worker sent an array under {str(fields)[:MOST_SHOWN]!r}, which is not a key")
-        return cls(*found)
+        return cls(*values)
 
     def __str__(self) -> str:
         where = f"in step {self.step + 1}, micro-batch {self.micro_batch + 1}, from part {self.sender + 1}"
@@ -89,8 +89,8 @@ class Inbox:
     _workers: Sequence[int] = ()
     _step: int = 0
     _expects: Callable[[Key], bool] = lambda key: True
-    _found: dict[tuple[int, int | None, Key], np.ndarray[Any, Any]] = field(default_factory=dict)
-    _taken: set[Key] = field(default_factory=set)
+    _arrays: dict[tuple[int, int | None, Key], np.ndarray[Any, Any]] = field(default_factory=dict)
+    _taken_keys: set[Key] = field(default_factory=set)
     _news: threading.Condition = field(default_factory=threading.Condition)
     _stopped: bool = False
 
@@ -105,11 +105,11 @@ class Inbox:
         with self._news:
             self.attempt, self._step, self._expects, self._workers = attempt, 0, expects, workers
             self._stopped = False
-            self._taken.clear()
-            self._found = {place: value for place, value in self._found.items() if place[0] >= attempt}
-            for number, worker, key in list(self._found):
+            self._taken_keys.clear()
+            self._arrays = {entry: value for entry, value in self._arrays.items() if entry[0] >= attempt}
+            for number, worker, key in list(self._arrays):
                 if number == attempt and not (expects(key) and workers[key.sender] == worker):
-                    del self._found[number, worker, key]
+                    del self._arrays[number, worker, key]
 
     def put(self, attempt: int, key: Key, value: Any, worker: int | None) -> None:
         """Receive a tensor.
@@ -138,11 +138,11 @@ class Inbox:
                     raise ProtocolError(
                         f"{key} came from {sender}, but worker {self._workers[key.sender]} has that part"
                     )
-                if key in self._taken:
+                if key in self._taken_keys:
                     raise ProtocolError(f"{key} came twice")
-            if (attempt, worker, key) in self._found:
+            if (attempt, worker, key) in self._arrays:
                 raise ProtocolError(f"{key} came twice")
-            self._found[attempt, worker, key] = value
+            self._arrays[attempt, worker, key] = value
             self._news.notify_all()
 
     def take(self, key: Key, shape: tuple[int | None, ...], dtype: str, layer: str) -> np.ndarray[Any, Any]:
@@ -159,22 +159,22 @@ class Inbox:
             ProtocolError: It has another shape or type.
             BadUpdate: It contains NaN.
         """
-        place = self.attempt, self._workers[key.sender], key
+        entry = self.attempt, self._workers[key.sender], key
         with self._news:
-            self._news.wait_for(lambda: self._stopped or place in self._found)
+            self._news.wait_for(lambda: self._stopped or entry in self._arrays)
             if self._stopped:
                 raise Stopped
-            value = self._found.pop(place)
-            self._taken.add(key)
+            value = self._arrays.pop(entry)
+            self._taken_keys.add(key)
         fits = len(value.shape) == len(shape) and all(
             want in (None, got) for want, got in zip(shape, value.shape, strict=True)
         )
         if not fits or str(value.dtype) != dtype:
             raise ProtocolError(f"{key} is {value.dtype} of shape {value.shape} instead of {dtype} of shape {shape}")
         if value.dtype.kind == "f" and np.isnan(value).any():
-            what = "outputs" if key.kind == ACTIVATION else "gradients"
+            content = "outputs" if key.kind == ACTIVATION else "gradients"
             raise BadUpdate(
-                f"the {what} of the layer {layer!r} contain NaN in micro-batch {key.micro_batch + 1} of a batch",
+                f"the {content} of the layer {layer!r} contain NaN in micro-batch {key.micro_batch + 1} of a batch",
                 hint="lower the learning rate, or look for NaN in the data",
             )
         return value
@@ -183,7 +183,7 @@ class Inbox:
         """Note that the part has made a step."""
         with self._news:
             self._step += 1
-            self._taken = {key for key in self._taken if key.step >= self._step}
+            self._taken_keys = {key for key in self._taken_keys if key.step >= self._step}
 
     def stop(self) -> None:
         """Let a waiting ``take`` raise ``Stopped``. Any thread may call this."""

@@ -35,7 +35,7 @@ from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH, fitting
 from ddlf.training.evaluation.workers import NAMES, elsewhere, fingerprints
 from ddlf.training.exchanges.members import NOTICED_S, Link, Member, Members
-from ddlf.training.exchanges.split.part_states import PartLost, Places, Source
+from ddlf.training.exchanges.split.part_states import PartLost, PartStates, Source
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.states import SplitStates
 from ddlf.training.progress import WeightsRef, shapes
@@ -107,8 +107,8 @@ class _Job:
         order: The entries that the orders of all parts share.
         hear: Receives reports of the progress from the workers, with the number of the part; None for nobody.
         check: Raises an error if a result does not fit.
-        more: Returns the entries of a part's order that others do not share.
-        other: Why a worker cannot take part, if its data differs.
+        entries_of: Returns the entries of a part's order that others do not share.
+        refusal: Why a worker cannot take part, if its data differs.
         lost: The error if the state of a part is lost.
     """
 
@@ -117,8 +117,8 @@ class _Job:
     order: dict[str, Any]
     hear: Callable[[int, dict[str, Any]], None] | None = None
     check: Callable[[int, dict[str, Any], ProxyWorker], None] | None = None
-    more: Callable[[int], dict[str, Any]] = lambda part: {}
-    other: str = ""
+    entries_of: Callable[[int], dict[str, Any]] = lambda part: {}
+    refusal: str = ""
     lost: PartLost | None = None
 
 
@@ -163,12 +163,15 @@ class Group:
         self._reached = asyncio.Lock()
         self._at: dict[int, list[Member]] = {}  # part -> workers with its state after the round that was trained last
         source = Source(run.progress.weights, None)
-        self._places = Places(plan, members, run.facts.names, run.facts.seed, source)
+        self._part_states = PartStates(plan, members, run.facts.names, run.facts.seed, source)
         states = run.exchange.states
         assert isinstance(states, SplitStates)
         self._states = states
         states.bring = self._optimizer
-        self._home, self._left = run.progress.snapshot(), source  # the last state that is not only on workers
+        self._snapshot, self._last_source = (
+            run.progress.snapshot(),
+            source,
+        )  # the last state that is not only on workers
         self._waits = False  # whether a warning has said that the run waits for workers
         run.crew.hand_back.append(self._hand_back)
 
@@ -182,9 +185,9 @@ class Group:
             The reply of each replica; and the mean share of the time that parts have waited for each other.
         """
         run, begin = self._run, time.perf_counter()
-        if (source := self._places.source) is not None and source.optimizer is None:
+        if (source := self._part_states.source) is not None and source.optimizer is None:
             optimizer = run.progress.states[0].get(OPTIMIZER)
-            self._places.source = self._left = Source(source.weights, optimizer)
+            self._part_states.source = self._last_source = Source(source.weights, optimizer)
         tasks = [run.exchange.completed(task) for task in tasks]
         messages = [replace(task, weights=None, state=None).to_message() for task in tasks]
         replica = self._plan.replica
@@ -197,15 +200,15 @@ class Group:
             lambda part, result, worker: self._check(tasks[replica(part)], result, worker),
             lambda part: {"task": messages[replica(part)]},
         )
-        found = await self._done(job)
-        for part, result in enumerate(found):
+        results = await self._run_job(job)
+        for part, result in enumerate(results):
             seconds, idle_s = float(result["compute_s"]), float(result["idle_s"])
-            of = dict(round=tasks[0].round + 1, slot=self._first + part + 1, worker=result["worker"])
-            run.crew.emit(PartTrained(**of, seconds=seconds, idle_s=idle_s))
-            run.crew.emit(SlotFinished(**of))
-        idle = sum(result["idle_s"] / max(result["compute_s"], 1e-9) for result in found) / len(found)
+            origin = dict(round=tasks[0].round + 1, slot=self._first + part + 1, worker=result["worker"])
+            run.crew.emit(PartTrained(**origin, seconds=seconds, idle_s=idle_s))
+            run.crew.emit(SlotFinished(**origin))
+        idle = sum(result["idle_s"] / max(result["compute_s"], 1e-9) for result in results) / len(results)
         count = self._plan.parts_of_replica
-        replies = [self._reply(task, found[slot * count :][:count], begin) for slot, task in enumerate(tasks)]
+        replies = [self._reply(task, results[slot * count :][:count], begin) for slot, task in enumerate(tasks)]
         return replies, idle
 
     async def commit(self, replies: Sequence[Reply], more: dict[str, float], *, shown: bool) -> None:
@@ -216,33 +219,33 @@ class Group:
             more: Numbers for the record of the round.
             shown: Whether the master needs the weights.
         """
-        run, places, at = self._run, self._places, self._at
+        run, part_states, holders = self._run, self._part_states, self._at
         keeper, slices = run.keeper, None
         due = keeper is not None and keeper.is_due(run.version + 1)
         if keeper is not None and due and not shown:
-            slices = await keeper.sliced(run.progress, partial(places.write, at, places.version + 1))
-        places.moved(at)
+            slices = await keeper.sliced(run.progress, partial(part_states.write, holders, part_states.version + 1))
+        part_states.moved(holders)
         self._states.changed()
         left: Source | None = None
         if shown or (due and slices is None):
-            left = await places.bring()
+            left = await part_states.bring()
             weights = left.weights
         else:
             weights = WeightsRef(
                 like=shapes(run.progress.weights),
                 group=WEIGHTS,
                 slices=slices,
-                from_workers=partial(self._weights, places.version),
-                evaluate=partial(self._evaluated, places.version),
+                from_workers=partial(self._weights, part_states.version),
+                evaluate=partial(self._evaluated, part_states.version),
                 unread=UNREAD,
             )
         await run.commit(weights, replies, **more)
         changed = run.progress.weights
         if changed is not weights:  # a callback has changed them: the workers receive them from the master
             left = Source(changed, await self._optimizer())
-            places.begin_with(left)
+            part_states.begin_with(left)
         if shown or due:
-            self._home, self._left = run.progress.snapshot(), left or Source(changed, None)
+            self._snapshot, self._last_source = run.progress.snapshot(), left or Source(changed, None)
 
     async def go_back(self, lost: PartLost) -> None:
         """Return to the last checkpoint, or to a later round whose weights the master has.
@@ -251,35 +254,35 @@ class Group:
             PartLost: There is no checkpoint.
         """
         run, reached = self._run, self._run.progress.round
-        if run.keeper is None or not self._home.version:
+        if run.keeper is None or not self._snapshot.version:
             raise lost
-        await run.go_back(self._home)
+        await run.go_back(self._snapshot)
         self._states.set_back(run.progress.states)
-        self._places.begin_with(self._left)
-        why = f"a part of the model and its copy were lost after round {reached}: the run continues after round {run.progress.round}"
-        run.crew.emit(Warned(about="model", why=why))
+        self._part_states.begin_with(self._last_source)
+        reason = f"a part of the model and its copy were lost after round {reached}: the run continues after round {run.progress.round}"
+        run.crew.emit(Warned(about="model", why=reason))
 
     async def settle(self) -> None:
         """Fetch the final state to the master. If it is lost, restore the last state that the master can read."""
         progress = self._run.progress
         try:
-            source = await self._places.bring()
-            if self._places.source is None:
+            source = await self._part_states.bring()
+            if self._part_states.source is None:
                 progress.weights = source.weights
                 self._states.give(source.optimizer)
         except DDLFError as error:
             reached = progress.round
-            progress.set_back(self._home)
+            progress.set_back(self._snapshot)
             self._states.set_back(progress.states)
-            why = f"the weights after round {reached} are unavailable ({first_line(error)}): the run returns to round {progress.round}"
-            self._run.crew.emit(Warned(about="model", why=why))
+            reason = f"the weights after round {reached} are unavailable ({first_line(error)}): the run returns to round {progress.round}"
+            self._run.crew.emit(Warned(about="model", why=reason))
         if isinstance(progress.weights, WeightsRef) and progress.weights.first is None:
             progress.fetch()
 
     async def _hand_back(self, number: int) -> None:
         crew = self._run.crew
         with contextlib.suppress(DDLFError):  # the worker has ended before; later errors tell that
-            await self._places.hand_back(lambda worker: worker == number or crew.is_leaving(worker))
+            await self._part_states.hand_back(lambda worker: worker == number or crew.is_leaving(worker))
 
     async def _weights(self, version: int) -> Weights:
         """Return the weights of a version.
@@ -287,52 +290,55 @@ class Group:
         Raises:
             ConfigError: The workers have later weights.
         """
-        if version != self._places.version:
+        if version != self._part_states.version:
             raise ConfigError(UNREAD[0], hint=UNREAD[1])
-        weights = (await self._places.bring()).weights
+        weights = (await self._part_states.bring()).weights
         return await weights.fetch() if isinstance(weights, WeightsRef) else weights
 
     async def _optimizer(self) -> Weights | None:
         """Return the variables of the optimizer."""
-        return (await self._places.bring()).optimizer
+        return (await self._part_states.bring()).optimizer
 
     async def _evaluated(
         self, version: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
     ) -> dict[str, float] | None:
         """Have the parts evaluate the weights of a version. Return None if the master must do it."""
-        if version != self._places.version:
+        if version != self._part_states.version:
             return None
         samples, size = samples_of(app, part), fitting(app, part, batch_size)
-        job, found = _Job("evaluate", self._run.progress.round, {}, other=elsewhere(app, part)), list[dict[str, Any]]()
-        if not job.other:
+        job, results = (
+            _Job("evaluate", self._run.progress.round, {}, refusal=elsewhere(app, part)),
+            list[dict[str, Any]](),
+        )
+        if not job.refusal:
             content = await asyncio.to_thread(fingerprints, app, part)
             job.order.update(data=part, size=size, samples=samples, content=content)
-            found = await self._done(job)
-        if job.other:
-            self._run.crew.emit(Warned(about="data", why=f"the master evaluates the {NAMES[part]}: {job.other}"))
+            results = await self._run_job(job)
+        if job.refusal:
+            self._run.crew.emit(Warned(about="data", why=f"the master evaluates the {NAMES[part]}: {job.refusal}"))
             return None
-        found = found[: self._plan.parts_of_replica]
-        metrics = dict(found[-1]["metrics"])
+        results = results[: self._plan.parts_of_replica]
+        metrics = dict(results[-1]["metrics"])
         if "loss" in metrics:
-            metrics["loss"] += sum(result["losses"] for result in found) / samples
+            metrics["loss"] += sum(result["losses"] for result in results) / samples
         return metrics
 
     # -- one part -----------------------------------------------------------------------------------------------------
 
-    async def _done(self, job: _Job) -> list[dict[str, Any]]:
+    async def _run_job(self, job: _Job) -> list[dict[str, Any]]:
         """Have the workers of all parts do a job. Return the results, in the order of the parts."""
         parts = range(len(self._plan.parts))
         carry, first = self._run.crew.carry, self._first
         works = [carry(first + part, job.round, partial(self._work, part, job), leaves=False) for part in parts]
-        found = list(await asyncio.gather(*works))
+        results = list(await asyncio.gather(*works))
         if job.lost is not None:
             raise job.lost
-        return found
+        return results
 
     async def _work(self, part: int, job: _Job, worker: ProxyWorker, holds: bool) -> dict[str, Any]:
         """Have a worker do its part of a job, as often as the other parts need it. Return the result."""
         try:
-            while not job.other and job.lost is None:
+            while not job.refusal and job.lost is None:
                 attempt = self._attempt
                 attempt.workers[part] = worker
                 if len(attempt.workers) == len(self._plan.parts) and not attempt.together.is_set():
@@ -349,7 +355,7 @@ class Group:
     async def _try(self, attempt: Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any] | None:
         """Take part in an attempt. Return the result; None if the attempt has failed because of another part."""
         over = asyncio.ensure_future(attempt.over.wait())
-        doing = asyncio.ensure_future(self._one(attempt, part, job, worker))
+        doing = asyncio.ensure_future(self._do_part(attempt, part, job, worker))
         try:
             await asyncio.wait([over, doing], return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
@@ -363,13 +369,13 @@ class Group:
                     await self._unreached(attempt, worker, result)
                     return None
                 if "other" in result:
-                    job.other = result["other"]
+                    job.refusal = result["other"]
                     self._again(attempt)
                     return None
                 attempt.results[part] = result
                 if len(attempt.results) == len(self._plan.parts):
                     if job.verb == "step":
-                        self._at = {number: found["at"] for number, found in attempt.results.items()}
+                        self._at = {number: part_result["at"] for number, part_result in attempt.results.items()}
                     self._again(attempt)
                 await over
             return attempt.results.get(part) if len(attempt.results) == len(self._plan.parts) else None
@@ -381,14 +387,14 @@ class Group:
         self._attempt = Attempt()
         attempt.over.set()
 
-    async def _one(self, attempt: Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any]:
+    async def _do_part(self, attempt: Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any]:
         """Wait for the workers of all parts, have this one do its part, and return its checked result."""
         import keras
 
-        await self._all_there(attempt, part)
+        await self._wait_for_workers(attempt, part)
         copy = self._copy_of(attempt, part)
         order = job.order | {
-            **job.more(part),
+            **job.entries_of(part),
             **await self._prepared(attempt, part, worker, job.round),
             "part": part,
             "ends": self._plan.ends,
@@ -397,10 +403,10 @@ class Group:
             "by_rows": self._plan.program.by_rows,
             "micro_batches": self._plan.micro_batches,
             "batch_size": self._plan.batch_size,
-            "workers": [attempt.workers[one].id for one in range(len(self._plan.parts))],
+            "workers": [attempt.workers[number].id for number in range(len(self._plan.parts))],
             "attempt": attempt.number,
             "backend": keras.backend.backend(),
-            "version": self._places.version,
+            "version": self._part_states.version,
         }
         if job.hear is not None:
             slot = self._first + part + 1
@@ -417,8 +423,8 @@ class Group:
             raise ConnectError("its training was stopped", worker=worker.name)
         if job.check is not None:
             job.check(part, result, worker)
-        at = [self._members.member(one.id) for one in (worker, copy) if one is not None]
-        return result | {"worker": worker.id, "at": [one for one in at if one is not None]}
+        holders = [self._members.member(proxy.id) for proxy in (worker, copy) if proxy is not None]
+        return result | {"worker": worker.id, "at": [member for member in holders if member is not None]}
 
     async def _prepared(self, attempt: Attempt, part: int, worker: ProxyWorker, number: int) -> dict[str, Any]:
         """Introduce the workers, and return the entries of a part's order about its state.
@@ -429,16 +435,16 @@ class Group:
             worker: Its worker.
             number: Number of the round.
         """
-        copy, state = self._copy_of(attempt, part), await self._places.state_for(part, worker)
-        others = [*([] if copy is None else [copy.id]), *([state["from"]] if state and "from" in state else [])]
-        attempt.links.update(frozenset((worker.id, other)) for other in others)
+        copy, state = self._copy_of(attempt, part), await self._part_states.state_for(part, worker)
+        linked = [*([] if copy is None else [copy.id]), *([state["from"]] if state and "from" in state else [])]
+        attempt.links.update(frozenset((worker.id, other)) for other in linked)
         async with self._reached:
             await self._members.reach(worker, self._links_of(attempt))
         return {"copy": None if copy is None else copy.id, "state": state}
 
     def _links_of(self, attempt: Attempt) -> set[Link]:
         """Return the pairs of workers that call each other in an attempt."""
-        workers = {number: one.id for number, one in attempt.workers.items()}
+        workers = {number: proxy.id for number, proxy in attempt.workers.items()}
         planned = (link for link in self._plan.links() if link <= workers.keys())
         return attempt.links | {frozenset(map(workers.__getitem__, link)) for link in planned}
 
@@ -448,10 +454,10 @@ class Group:
         if following is not attempt.workers[part]:
             return following
         crew = self._run.crew
-        others = [one for (number, _), one in sorted(self._members.members().items()) if number != following.id]
-        return next((one for one in others if not crew.is_leaving(one.id)), None)
+        candidates = [proxy for (number, _), proxy in sorted(self._members.members().items()) if number != following.id]
+        return next((proxy for proxy in candidates if not crew.is_leaving(proxy.id)), None)
 
-    async def _all_there(self, attempt: Attempt, part: int) -> None:
+    async def _wait_for_workers(self, attempt: Attempt, part: int) -> None:
         """Wait until each part has a worker.
 
         Raises:
@@ -461,8 +467,8 @@ class Group:
         has = f"the model has {len(self._plan.parts)} parts" + f" in {self._groups} slots" * (self._groups > 1)
         if self._run.crew.size < needed and not self._waits:
             self._waits = True
-            why = f"{has}, and {_there(self._run.crew.size)}: the run waits {wait_s:g} s for others"
-            self._run.crew.emit(Warned(about="workers", why=why))
+            reason = f"{has}, and {_count_of_workers(self._run.crew.size)}: the run waits {wait_s:g} s for others"
+            self._run.crew.emit(Warned(about="workers", why=reason))
         while not attempt.together.is_set():
             try:
                 async with asyncio.timeout(wait_s):
@@ -470,7 +476,7 @@ class Group:
             except TimeoutError:
                 if self._run.crew.size < needed:
                     raise ClusterTooSmall(
-                        f"{has}, and {_there(self._run.crew.size)} after {wait_s:g} s",
+                        f"{has}, and {_count_of_workers(self._run.crew.size)} after {wait_s:g} s",
                         hint="start more workers, and continue with resume; or cut the model into fewer parts",
                     ) from None
         self._waits = False
@@ -497,17 +503,17 @@ class Group:
             hint="check the network between the two workers, or set the address of that worker: ddlf-worker --advertise HOST:PORT",
         )
 
-    def _moved(self, task: Task, part: int, facts: dict[str, Any]) -> None:
+    def _moved(self, task: Task, part: int, report: dict[str, Any]) -> None:
         """Tell the progress that the last part of a replica reports. All parts of the replica are as far."""
-        if facts["what"] != "training":
+        if report["what"] != "training":
             return
-        loss = None if facts["loss"] is None else float(facts["loss"])
-        done = {name: int(facts[name]) for name in ("done", "total", "epoch")}
+        loss = None if report["loss"] is None else float(report["loss"])
+        done = {name: int(report[name]) for name in ("done", "total", "epoch")}
         replica = self._plan.replica(part)
         for number, member in sorted(self._attempt.workers.items()):
             if self._plan.replica(number) == replica:
-                of = dict(round=task.round + 1, slot=self._first + number + 1, worker=member.id)
-                self._run.crew.emit(SlotMoved(**of, **done, loss=loss if number == part else None))
+                origin = dict(round=task.round + 1, slot=self._first + number + 1, worker=member.id)
+                self._run.crew.emit(SlotMoved(**origin, **done, loss=loss if number == part else None))
 
     def _check(self, task: Task, result: dict[str, Any], worker: ProxyWorker) -> None:
         """Check a part's result, since it comes from another machine.
@@ -542,5 +548,5 @@ class Group:
         )
 
 
-def _there(workers: int) -> str:
+def _count_of_workers(workers: int) -> str:
     return f"{workers} worker{' is' if workers == 1 else 's are'} there"

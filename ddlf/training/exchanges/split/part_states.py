@@ -18,7 +18,7 @@ from ddlf.training.checkpoints.slices import WEIGHTS, Slices, part_name
 from ddlf.training.crew.recovery import LOSS, first_line
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.split.plan import Part, Plan
-from ddlf.training.exchanges.split.state_file import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
+from ddlf.training.exchanges.split.state_file import State, StateFiles, fetched, in_slice, optimizer_name, weight_name
 from ddlf.training.exchanges.split.whole_weights import needs, united, written
 from ddlf.training.progress import WeightsRef
 from ddlf.training.slot.task import OPTIMIZER
@@ -41,7 +41,7 @@ class Source:
     optimizer: Weights | None
 
 
-class Places:
+class PartStates:
     """The states of all parts in the current version of the weights.
 
     Args:
@@ -62,27 +62,27 @@ class Places:
         self.version = 0
         self.at: dict[int, list[Member]] = {}
         self.source: Source | None = source
-        self._here = KeptStates()
+        self._on_master = StateFiles()
 
     def begin_with(self, source: Source) -> None:
         """Make a state the current one that no worker has."""
         self.version += 1
         self.at, self.source = {}, source
 
-    def moved(self, at: dict[int, list[Member]]) -> None:
+    def moved(self, holders: dict[int, list[Member]]) -> None:
         """Make the state after a round the current one, which only workers have.
 
         Args:
-            at: For each part, the workers that have its state.
+            holders: For each part, the workers that have its state.
         """
         self.version += 1
-        self.at, self.source = at, None
-        self._here.drop_before(self.version)
+        self.at, self.source = holders, None
+        self._on_master.drop_before(self.version)
 
     def holders(self, part: int) -> list[tuple[Member, ProxyWorker]]:
         """Return the workers of the run that have the state of a part."""
-        there = self._members.members()
-        return [(one, there[one]) for one in self.at.get(part, ()) if one in there]
+        present = self._members.members()
+        return [(member, present[member]) for member in self.at.get(part, ()) if member in present]
 
     async def state_for(self, part: int, worker: ProxyWorker) -> dict[str, Any] | None:
         """Return the entry ``state`` of an order: how a worker gets the state of a part.
@@ -91,38 +91,38 @@ class Places:
             PartLost: The state is lost.
         """
         holders = [proxy for _, proxy in self.holders(part)]
-        if any(one.id == worker.id for one in holders):
+        if any(holder.id == worker.id for holder in holders):
             return None
         if holders:
             return {"from": holders[0].id}
-        if (part, self.version) in self._here:
-            return {"arrays": self._here.of(part, self.version).views()}
+        if (part, self.version) in self._on_master:
+            return {"arrays": self._on_master.of(part, self.version).views()}
         if self.source is None:
-            raise self.gone(part)
+            raise self.loss_error(part)
         weights = self.source.weights
         if isinstance(weights, WeightsRef) and weights.first is not None:
             return {"seed": self._seed}
-        me = self._plan.parts[part]
+        model_part = self._plan.parts[part]
         if isinstance(weights, WeightsRef) and (slices := weights.slices) is not None:
-            wanted = self._in_slices(self._arrays_of(me))
+            slice_names = self._in_slices(self._arrays_of(model_part))
             has = [{*file["arrays"]} for file in slices.files]
             listed = set[str]().union(*has)
-            if all(name in listed for which, name in wanted.items() if which.startswith("weight")):
-                wanted = {which: name for which, name in wanted.items() if name in listed}
-                numbers = [number for number, names in enumerate(has) if names & {*wanted.values()}]
+            if all(name in listed for array, name in slice_names.items() if array.startswith("weight")):
+                slice_names = {array: name for array, name in slice_names.items() if name in listed}
+                numbers = [number for number, names in enumerate(has) if names & {*slice_names.values()}]
                 await self._members.checkpoints.give(worker, slices, numbers)
-                return {"slices": wanted}
+                return {"slices": slice_names}
         whole = await asyncio.to_thread(weights.read) if isinstance(weights, WeightsRef) else weights
-        found = {weight_name(place): self._plan.piece(part, place, whole[place]) for place in me.all_weights}
+        arrays = {weight_name(index): self._plan.piece(part, index, whole[index]) for index in model_part.all_weights}
         if (optimizer := self.source.optimizer) is not None:
-            of = self._plan.optimizer.of
-            found |= {
-                optimizer_name(place): self._plan.piece(part, of[place], optimizer[place])
-                for place in self._optimizer_of(me)
+            weight_of = self._plan.optimizer.of
+            arrays |= {
+                optimizer_name(index): self._plan.piece(part, weight_of[index], optimizer[index])
+                for index in self._optimizer_of(model_part)
             }
-        return {"arrays": found}
+        return {"arrays": arrays}
 
-    def gone(self, part: int) -> PartLost:
+    def loss_error(self, part: int) -> PartLost:
         """Return the error that says that the state of a part is lost."""
         return PartLost(
             f"the workers that had part {part + 1} of the model and its copy are lost, and the run has no checkpoint",
@@ -144,8 +144,8 @@ class Places:
             if part.weights or not part.number:
                 names = written(plan, part)
                 views |= (await self._united_here(part.number, names)).views()
-        weights = [views[weight_name(place)] for place in range(len(self._names))]
-        return Source(weights, [views[optimizer_name(place)] for place in range(len(plan.optimizer.of))])
+        weights = [views[weight_name(index)] for index in range(len(self._names))]
+        return Source(weights, [views[optimizer_name(index)] for index in range(len(plan.optimizer.of))])
 
     async def _united_here(self, part: int, names: Sequence[str]) -> State:
         """Return whole arrays that a part writes, in a file on the master."""
@@ -159,19 +159,19 @@ class Places:
             PartLost: The part is lost.
         """
         version = self.version
-        if (part, version) not in self._here:
-            why = ""
+        if (part, version) not in self._on_master:
+            reason = ""
             for _, worker in self.holders(part):
                 try:
                     state = await fetched(partial(worker.call, self._members.role), part, version)
                 except LOSS as error:  # the crew notices the loss
-                    why = first_line(error)
+                    reason = first_line(error)
                     continue
-                self._here.put(part, version, state)
+                self._on_master.put(part, version, state)
                 break
             else:
-                raise self.gone(part) from (ConnectionError(why) if why else None)
-        return self._here.of(part, version)
+                raise self.loss_error(part) from (ConnectionError(reason) if reason else None)
+        return self._on_master.of(part, version)
 
     async def hand_back(self, leaving: Callable[[int], bool]) -> None:
         """Fetch the states that only workers have that leave.
@@ -185,60 +185,64 @@ class Places:
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    async def write(self, at: dict[int, list[Member]], version: int, slices: Slices) -> None:
+    async def write(self, holders_of: dict[int, list[Member]], version: int, slices: Slices) -> None:
         """Have the workers of the parts write their slices of a checkpoint.
 
         Args:
-            at: For each part, the workers that have its state.
+            holders_of: For each part, the workers that have its state.
             version: The version of these states.
             slices: The slices of the checkpoint.
         """
-        there = self._members.members()
-        states = KeptStates()  # shares that the master unites, if a worker cannot write
-        holders = {part: [there[member] for member in members if member in there] for part, members in at.items()}
+        present = self._members.members()
+        states = StateFiles()  # shares that the master unites, if a worker cannot write
+        holders = {
+            part: [present[member] for member in members if member in present] for part, members in holders_of.items()
+        }
 
         async def state(part: int) -> State:
             if (part, version) not in states:
                 for proxy in holders[part]:
                     try:
-                        found = await fetched(partial(proxy.call, self._members.role), part, version)
+                        fetched_state = await fetched(partial(proxy.call, self._members.role), part, version)
                     except LOSS:
                         continue
-                    states.put(part, version, found)
+                    states.put(part, version, fetched_state)
                     break
                 else:
-                    raise self.gone(part)
+                    raise self.loss_error(part)
             return states.of(part, version)
 
-        async def one(part: Part) -> None:
+        async def write_part(part: Part) -> None:
             names = written(self._plan, part)
             stored = self._in_slices(names)
             shares = needs(self._plan, names)
-            where = [[number, [proxy.id for proxy in holders[number]]] for number in shares]
+            share_holders = [[number, [proxy.id for proxy in holders[number]]] for number in shares]
 
-            async def on_worker(place: dict[str, Any]) -> dict[str, Any]:
-                for proxy in holders[part.number] if all(workers for _, workers in where) else ():
+            async def on_worker(target: dict[str, Any]) -> dict[str, Any]:
+                for proxy in holders[part.number] if all(workers for _, workers in share_holders) else ():
                     try:
-                        told = await proxy.call(self._members.role, "write", part.number, version, place, stored, where)
-                        return {**told, "by": proxy.id}
+                        answer = await proxy.call(
+                            self._members.role, "write", part.number, version, target, stored, share_holders
+                        )
+                        return {**answer, "by": proxy.id}
                     except LOSS:
                         continue
                 return {"why": ""}
 
-            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
-                found = {number: await state(number) for number in {part.number, *shares}}
-                return in_slice(united(self._plan, part.number, found, names).views(), stored), {}
+            async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
+                part_states = {number: await state(number) for number in {part.number, *shares}}
+                return in_slice(united(self._plan, part.number, part_states, names).views(), stored), {}
 
-            await slices.write_one(part.number, on_worker, here)
+            await slices.write_one(part.number, on_worker, fetch_arrays)
 
         try:
-            await asyncio.gather(*map(one, self._plan.parts))
+            await asyncio.gather(*map(write_part, self._plan.parts))
         finally:
             states.close()
         like = self._plan.graph.model.weights
         slices.sliced[WEIGHTS] = [
-            (f"{place:04d} {name}", np.dtype(one.dtype).name, list(map(int, one.shape)))
-            for place, (name, one) in enumerate(zip(self._names, like, strict=True))
+            (f"{index:04d} {name}", np.dtype(weight.dtype).name, list(map(int, weight.shape)))
+            for index, (name, weight) in enumerate(zip(self._names, like, strict=True))
         ]
         slices.left = [{OPTIMIZER: len(self._plan.optimizer.paths)}]
 
@@ -246,10 +250,10 @@ class Places:
         """Return for arrays of states their names in slices."""
 
         def stored(name: str) -> str:
-            kind, place = name.split()
+            kind, index = name.split()
             if kind == "weight":
-                return part_name(WEIGHTS, 0, f"{int(place):04d} {self._names[int(place)]}")
-            return part_name(SLOTS + OPTIMIZER, 0, f"slot 0000 {int(place):04d}")
+                return part_name(WEIGHTS, 0, f"{int(index):04d} {self._names[int(index)]}")
+            return part_name(SLOTS + OPTIMIZER, 0, f"slot 0000 {int(index):04d}")
 
         return {name: stored(name) for name in names}
 
@@ -259,5 +263,5 @@ class Places:
 
     def _optimizer_of(self, part: Part) -> list[int]:
         """Return the numbers of the variables of the optimizer that a part has."""
-        mine = {*part.weights, None}
-        return [place for place, of in enumerate(self._plan.optimizer.of) if of in mine]
+        own_indices = {*part.weights, None}
+        return [index for index, of in enumerate(self._plan.optimizer.of) if of in own_indices]

@@ -32,7 +32,7 @@ from ddlf.training.exchanges.split.inbox import Inbox, Key, Stopped
 from ddlf.training.exchanges.split.part import KINDS, ModelPart
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
-from ddlf.training.exchanges.split.state_file import KeptStates, State, fetched, in_slice, optimizer_name, weight_name
+from ddlf.training.exchanges.split.state_file import State, StateFiles, fetched, in_slice, optimizer_name, weight_name
 from ddlf.training.exchanges.split.variables import name_all, unmade
 from ddlf.training.exchanges.split.whole_weights import needs, united
 from ddlf.training.roles import REPLICA
@@ -77,7 +77,7 @@ class SplitReplica(Replica, Restored):
         self._plan: Plan
         self._position: Any = None
         self._at: int | None = None  # the version of the weights that the part has
-        self._kept = KeptStates()
+        self._kept = StateFiles()
         self._seed: int | None = None  # of the first weights that the model's initializers make; None if some were made
         self._known: Mapping[str, Any] = {}  # the optimizer that ``create_model`` has loaded, by path
         self._unanswered: deque[Future[Any]] = deque()
@@ -201,7 +201,7 @@ class SplitReplica(Replica, Restored):
         """
         if not is_seen(place):
             return write_if_seen(place, {})
-        states, fetching = {part: self._kept.of(part, version)}, KeptStates()
+        states, fetching = {part: self._kept.of(part, version)}, StateFiles()
         try:
             for number, workers in where:
                 if (number, version) in self._kept:

@@ -27,14 +27,14 @@ PIECE_BYTES = 4 << 20
 """Bytes of a state that travel in one message."""
 
 
-def weight_name(place: int) -> str:
+def weight_name(index: int) -> str:
     """Return the name of a weight in a state, by its number in ``model.weights``."""
-    return f"weight {place}"
+    return f"weight {index}"
 
 
-def optimizer_name(place: int) -> str:
+def optimizer_name(index: int) -> str:
     """Return the name of a variable of the optimizer in a state, by its number in ``OptimizerState.paths``."""
-    return f"optimizer {place}"
+    return f"optimizer {index}"
 
 
 class State:
@@ -50,11 +50,11 @@ class State:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = [(name, kind, tuple(shape)) for name, kind, shape in layout]
-        self._places: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]]] = {}
+        self._spans: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]]] = {}
         end = 0
         for name, kind, shape in self.layout:
             begin = -(-end // ALIGNED) * ALIGNED
-            self._places[name] = begin, dtype_of(kind), shape
+            self._spans[name] = begin, dtype_of(kind), shape
             end = begin + dtype_of(kind).itemsize * prod(shape)
         self.nbytes = max(end, 1)
         self._file, path = tempfile.mkstemp(prefix="ddlf-part-")
@@ -63,18 +63,18 @@ class State:
         os.truncate(self._file, self.nbytes)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._spans
 
     def put(self, name: str, values: np.ndarray[Any, Any]) -> None:
         """Write an array."""
-        begin, kind, shape = self._places[name]
+        begin, kind, shape = self._spans[name]
         if (values.dtype, values.shape) != (kind, shape):
             raise ProtocolError(f"{name} is {values.dtype} {values.shape} instead of {kind} {shape}")
         self.write(begin, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
 
     def get(self, name: str) -> np.ndarray[Any, Any]:
         """Return an array, read from the file."""
-        begin, kind, shape = self._places[name]
+        begin, kind, shape = self._spans[name]
         return self.read(begin, kind.itemsize * prod(shape)).view(kind).reshape(shape)
 
     def views(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -82,12 +82,12 @@ class State:
         data = mmap.mmap(self._file, self.nbytes, access=mmap.ACCESS_READ)
         return {
             name: np.frombuffer(data, kind, prod(shape), begin).reshape(shape)
-            for name, (begin, kind, shape) in self._places.items()
+            for name, (begin, kind, shape) in self._spans.items()
         }
 
     def span(self, name: str) -> tuple[int, int]:
         """Return where an array begins in the file, and its number of bytes."""
-        begin, kind, shape = self._places[name]
+        begin, kind, shape = self._spans[name]
         return begin, kind.itemsize * prod(shape)
 
     def write(self, begin: int, values: np.ndarray[Any, Any]) -> None:
@@ -99,31 +99,31 @@ class State:
 
     def read(self, begin: int, nbytes: int) -> np.ndarray[Any, Any]:
         """Return bytes as an array of uint8."""
-        found = np.empty(max(0, min(nbytes, self.nbytes - begin)), np.uint8)
-        done, data = 0, memoryview(found.data)
-        while done < len(found) and (more := os.preadv(self._file, [data[done:]], begin + done)):
+        values = np.empty(max(0, min(nbytes, self.nbytes - begin)), np.uint8)
+        done, data = 0, memoryview(values.data)
+        while done < len(values) and (more := os.preadv(self._file, [data[done:]], begin + done)):
             done += more
-        return found
+        return values
 
     def close(self) -> None:
         """Free the file. Views of it stay valid."""
         self._closing()
 
 
-class KeptStates:
+class StateFiles:
     """States of parts on one machine, by the number of the part and the version of the weights."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], State] = {}
+        self._states: dict[tuple[int, int], State] = {}
 
-    def __contains__(self, which: tuple[int, int]) -> bool:
-        return which in self._found
+    def __contains__(self, key: tuple[int, int]) -> bool:
+        return key in self._states
 
     def put(self, part: int, version: int, state: State) -> None:
         """Keep a state, in place of an earlier one of the same part and version."""
-        if (before := self._found.pop((part, version), None)) is not None:
+        if (before := self._states.pop((part, version), None)) is not None:
             before.close()
-        self._found[part, version] = state
+        self._states[part, version] = state
 
     def of(self, part: int, version: int) -> State:
         """Return the state of a part.
@@ -131,19 +131,19 @@ class KeptStates:
         Raises:
             AppMissing: It is not here.
         """
-        if (part, version) not in self._found:
+        if (part, version) not in self._states:
             raise AppMissing(f"the state of part {part + 1} in version {version} of the weights is not here")
-        return self._found[part, version]
+        return self._states[part, version]
 
     @property
     def parts(self) -> set[int]:
         """The numbers of the parts with a state here."""
-        return {part for part, _ in list(self._found)}
+        return {part for part, _ in list(self._states)}
 
     def drop_before(self, version: int) -> None:
         """Free all states of earlier versions."""
-        for which in [one for one in self._found if one[1] < version]:
-            self._found.pop(which).close()
+        for key in [stored for stored in self._states if stored[1] < version]:
+            self._states.pop(key).close()
 
     def close(self) -> None:
         """Free all states."""
@@ -170,22 +170,22 @@ async def fetched(ask: Ask, part: int, version: int, names: Collection[str] | No
         names: The arrays to fetch; None for all.
     """
     layout: Sequence[Any] = await ask("layout", part, version)
-    there = State([(str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in layout])
+    remote = State([(str(name), str(kind), tuple(map(int, shape))) for name, kind, shape in layout])
     if names is None:
-        await _copied(ask, part, version, there, (0, there.nbytes), 0)
-        return there
-    state = State([one for one in there.layout if one[0] in names])
+        await _copied(ask, part, version, remote, (0, remote.nbytes), 0)
+        return remote
+    state = State([entry for entry in remote.layout if entry[0] in names])
     for name, _, _ in state.layout:
-        await _copied(ask, part, version, state, there.span(name), state.span(name)[0])
+        await _copied(ask, part, version, state, remote.span(name), state.span(name)[0])
     return state
 
 
-async def _copied(ask: Ask, part: int, version: int, state: State, span: tuple[int, int], into: int) -> None:
-    """Copy bytes of the state on another machine, from a place with a size, to a place in another state."""
+async def _copied(ask: Ask, part: int, version: int, state: State, span: tuple[int, int], target: int) -> None:
+    """Copy bytes of the state on another machine, from a span of bytes to an offset in another state."""
     begin, nbytes = span
-    for at in range(0, nbytes, PIECE_BYTES):
-        count = min(PIECE_BYTES, nbytes - at)
-        piece = np.asarray(await ask("piece", part, version, begin + at, count))
+    for offset in range(0, nbytes, PIECE_BYTES):
+        count = min(PIECE_BYTES, nbytes - offset)
+        piece = np.asarray(await ask("piece", part, version, begin + offset, count))
         if piece.dtype != np.uint8 or len(piece) != count:
             raise ProtocolError(f"a piece of part {part + 1} has {piece.nbytes} bytes")
-        state.write(into + at, piece)
+        state.write(target + offset, piece)

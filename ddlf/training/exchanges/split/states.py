@@ -22,7 +22,7 @@ class SplitStates(SlotStates):
     checkpoint.
 
     Args:
-        run, crew, known, parts, codec: Arguments of ``SlotStates``.
+        run, crew, initial, parts, codec: Arguments of ``SlotStates``.
         restoring: Knows the slices of the checkpoint that the run resumes from.
 
     Attributes:
@@ -33,12 +33,12 @@ class SplitStates(SlotStates):
         self,
         run: str,
         crew: Crew,
-        known: list[SlotState],
+        initial: list[SlotState],
         parts: Mapping[str, Kept],
         codec: str,
         restoring: Restoring | None,
     ) -> None:
-        super().__init__(run, crew, known, {name: replace(one, back=False) for name, one in parts.items()}, codec)
+        super().__init__(run, crew, initial, {name: replace(part, back=False) for name, part in parts.items()}, codec)
         self._restoring = restoring
         self.bring: Callable[[], Awaitable[Weights | None]] = _nothing
 
@@ -68,12 +68,12 @@ class SplitStates(SlotStates):
         assert slices is not None
         lengths, _ = self._restoring.left[slot]
         names = {part_name(SLOTS + OPTIMIZER, 0, f"slot {slot:04d} {i:04d}"): i for i in range(lengths[OPTIMIZER])}
-        found: dict[int, Any] = {}
+        variables: dict[int, Any] = {}
         for number, file in enumerate(slices.files):
             if names.keys() & {*file["arrays"]}:
                 arrays = slices.read_one(number)
-                found.update((names[name], arrays[name]) for name in names.keys() & arrays.keys())
-        return {OPTIMIZER: [found[i] for i in range(lengths[OPTIMIZER])]}
+                variables.update((names[name], arrays[name]) for name in names.keys() & arrays.keys())
+        return {OPTIMIZER: [variables[i] for i in range(lengths[OPTIMIZER])]}
 
     async def _hand_back(self, worker: int) -> None:
         """Do nothing if a worker leaves: the group takes the states of its parts."""

@@ -41,7 +41,7 @@ class Units:
     @property
     def counts(self) -> list[int]:
         """The number of indices of each worker."""
-        return [len(one) for one in self.of]
+        return [len(indices) for indices in self.of]
 
     def take(self, tensor: Any, worker: int) -> Any:
         """Return the share of a worker of a tensor."""
@@ -53,9 +53,9 @@ class Units:
 
     def shape(self, whole: tuple[int | None, ...], worker: int) -> tuple[int | None, ...]:
         """Return the shape of a worker's share of one sample, from the shape of the whole."""
-        found = list(whole)
-        found[self.axis if self.axis < 0 else self.axis - 1] = len(self.of[worker])
-        return tuple(found)
+        sizes = list(whole)
+        sizes[self.axis if self.axis < 0 else self.axis - 1] = len(self.of[worker])
+        return tuple(sizes)
 
 
 def shares(units: int, workers: int, axis: int = UNITS) -> Units:
@@ -68,12 +68,12 @@ def between(bounds: Sequence[int], axis: int) -> Units:
     return Units(tuple(np.arange(low, high) for low, high in pairwise(bounds)), axis)
 
 
-def same(one: Units | None, other: Units | None) -> bool:
+def same(first: Units | None, second: Units | None) -> bool:
     """Return whether each worker has the same units."""
-    if one is None or other is None:
-        return one is other
-    return one is other or (
-        one.axis == other.axis and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    if first is None or second is None:
+        return first is second
+    return first is second or (
+        first.axis == second.axis and all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     )
 
 
@@ -88,10 +88,10 @@ def take(tensor: Any, indices: Indices, axis: int = UNITS) -> Any:
     """Return some indices of a tensor."""
     import keras
 
-    found = run_of(indices)
-    if found is None:
+    run = run_of(indices)
+    if run is None:
         return keras.ops.take(tensor, indices, axis=axis)
-    return tensor[..., found] if axis == UNITS else tensor[(slice(None),) * axis + (found,)]
+    return tensor[..., run] if axis == UNITS else tensor[(slice(None),) * axis + (run,)]
 
 
 def joined(tensors: Sequence[Any], indices: Sequence[Indices], axis: int = UNITS) -> Any:
