@@ -128,7 +128,7 @@ def test_the_table_shows_how_each_layer_is_cut_and_which_layers_stay_whole():
     model.layers[-1].kernel_regularizer = model.layers[-1].kernel.regularizer = (
         keras.regularizers.OrthogonalRegularizer()
     )
-    table = plan_of(model, "within:2").told()
+    table = plan_of(model, "within:2").describe()
     rows = {line.split("  ")[0]: " ".join(line.split()) for line in table.splitlines()}
     assert rows["embedding"] == "embedding units 4, 4 50.0 % "[:-1]
     assert rows["multi_head_attention"] == "multi_head_attention heads 1, 1 50.0 %"

@@ -18,9 +18,9 @@ def test_parts_of_later_replicas_own_nothing():
     assert plan.parts[1].lends == ((2, (3,)), (3, (3,)))
     assert [plan.stage(part) for part in range(4)] == [0, 1, 0, 1]
     assert plan.ends == [1, 2]
-    assert plan.told().startswith("2 replicas of 2 parts, 1 micro-batch")
+    assert plan.describe().startswith("2 replicas of 2 parts, 1 micro-batch")
     of_slot = plan_of(model, "stages:2")  # a plan for slots that do not wait for each other
-    assert of_slot.told(3).startswith("3 replicas of 2 parts, 1 micro-batch")
+    assert of_slot.describe(3).startswith("3 replicas of 2 parts, 1 micro-batch")
     with pytest.raises(ConfigError, match="makes 4 parts of this model in 2 slots, and there are 3 workers"):
         check_workers("stages:2", plan, 3)
 

@@ -67,7 +67,7 @@ class Graph:
             AppError: The model cannot be cut.
         """
         function = functional(model)
-        places = {id(weight): place for place, weight in enumerate(model.weights)}
+        index_of = {id(weight): index for index, weight in enumerate(model.weights)}
         tensors = list(function.inputs)
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         calls: list[Call] = []
@@ -76,18 +76,18 @@ class Graph:
             for tensor in outputs:
                 numbers[id(tensor)] = len(tensors)
                 tensors.append(tensor)
-            operation, taken = node.operation, list(node.input_tensors)
+            operation, inputs = node.operation, list(node.input_tensors)
             weights = getattr(operation, "weights", [])
             calls.append(
                 Call(
                     operation.name,
                     operation,
                     node,
-                    tuple(dict.fromkeys(numbers[id(tensor)] for tensor in taken)),
+                    tuple(dict.fromkeys(numbers[id(tensor)] for tensor in inputs)),
                     tuple(numbers[id(tensor)] for tensor in outputs),
-                    products_of(operation, taken, outputs),
+                    products_of(operation, inputs, outputs),
                     sum(map(bytes_of, outputs)),
-                    tuple(places[id(weight)] for weight in weights),
+                    tuple(index_of[id(weight)] for weight in weights),
                 )
             )
         return cls(
@@ -117,11 +117,11 @@ class Graph:
 
     def crossing(self, end: int) -> list[int]:
         """Return the tensors that a cut before a call crosses, by the number of that call. Inputs do not count."""
-        made = self.producers()
+        producer_of = self.producers()
         last = len(self.calls)
         needed = {tensor for call in self.calls[end:] for tensor in call.inputs}
         needed.update(self.outputs if end < last else ())
-        return sorted(tensor for tensor in needed if made.get(tensor, last) < end)
+        return sorted(tensor for tensor in needed if producer_of.get(tensor, last) < end)
 
 
 def functional(model: Any) -> Any:
@@ -133,15 +133,15 @@ def functional(model: Any) -> Any:
     import keras
     from keras.src.models.functional import Functional
 
-    found = model._functional if isinstance(model, keras.Sequential) else model
-    usual = keras.Sequential.call if isinstance(model, keras.Sequential) else Functional.call
-    own = type(model).call is not usual
-    if not isinstance(found, Functional) or own:
+    function = model._functional if isinstance(model, keras.Sequential) else model
+    keras_call = keras.Sequential.call if isinstance(model, keras.Sequential) else Functional.call
+    has_own_call = type(model).call is not keras_call
+    if not isinstance(function, Functional) or has_own_call:
         raise AppError(
             f"split cuts Sequential and functional models, and {model.name!r} is a {type(model).__name__} with its own call",
             hint="build it with keras.Sequential or keras.Model(inputs, outputs), or leave out split",
         )
-    return found
+    return function
 
 
 def _nodes(function: Any) -> Iterator[Any]:
@@ -157,24 +157,24 @@ def bytes_of(tensor: Any) -> int:
     return int(itemsize * prod(size or 1 for size in tensor.shape[1:]))
 
 
-def products_of(operation: Any, taken: Sequence[Any], returned: Sequence[Any]) -> int:
+def products_of(operation: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Return about how many multiplications a call takes for one sample.
 
     Each matrix of weights is applied at each position of the output, or at each step of the input of a recurrent
     layer. One multiplication is added for each output value.
     """
-    values = sum(prod(size or 1 for size in tensor.shape[1:]) for tensor in returned)
+    values = sum(prod(size or 1 for size in tensor.shape[1:]) for tensor in outputs)
     layers = list(operation._flatten_layers()) if hasattr(operation, "_flatten_layers") else []
-    found = values
+    products = values
     for layer in layers:
         kernels = [weight for weight in layer._trainable_variables if len(weight.shape) > 1]
         if not kernels or "Embedding" in type(layer).__name__:
             continue
-        positions = max((prod(size or 1 for size in tensor.shape[1:-1]) for tensor in returned), default=1)
+        positions = max((prod(size or 1 for size in tensor.shape[1:-1]) for tensor in outputs), default=1)
         if "RNN" in [kind.__name__ for kind in type(operation).__mro__]:
-            positions = max(prod(size or 1 for size in tensor.shape[1:-1]) for tensor in taken)
-        found += positions * sum(prod(weight.shape) for weight in kernels)
-    return found
+            positions = max(prod(size or 1 for size in tensor.shape[1:-1]) for tensor in inputs)
+        products += positions * sum(prod(weight.shape) for weight in kernels)
+    return products
 
 
 def check_graph(graph: Graph) -> None:
@@ -235,8 +235,8 @@ def _check_optimizer(optimizer: Any) -> None:
         raise AppError(
             "split needs the compiled optimizer, and the model has none", hint="compile it with an optimizer"
         )
-    for one in chain(optimizer):
-        if type(one).__name__ == "LossScaleOptimizer":
+    for inner in chain(optimizer):
+        if type(inner).__name__ == "LossScaleOptimizer":
             raise ConfigError(
                 "split does not support LossScaleOptimizer: each part would choose its own scale of the loss",
                 hint="compile the model with the inner optimizer, or leave out split",

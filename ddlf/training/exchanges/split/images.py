@@ -68,7 +68,7 @@ class Window:
 
     def counted(self, low: int, high: int) -> np.ndarray[Any, Any]:
         """Return how many input positions, without zeros, each output from ``low`` to ``high`` needs."""
-        spans = (self.inside(one, one + 1) for one in range(low, high))
+        spans = (self.inside(position, position + 1) for position in range(low, high))
         return np.array([end - begin for begin, end in spans])
 
     def shared(self, has: Units | None, workers: int) -> list[int]:
@@ -80,21 +80,21 @@ class Window:
             has: The input positions of each worker; None if all have all.
             workers: Their number.
         """
-        equal = [len(one) for one in np.array_split(np.arange(self.count), workers)]
+        equal = [len(share) for share in np.array_split(np.arange(self.count), workers)]
         ends = np.cumsum(equal).tolist()
-        if has is None or any(len(one) != one[-1] - one[0] + 1 for one in has):
+        if has is None or any(len(positions) != positions[-1] - positions[0] + 1 for positions in has):
             return [0, *ends]
         most = max(equal[0], math.floor(UNEVEN * self.count / workers))
-        found = [0]
+        firsts = [0]
         for worker, end in enumerate(ends[:-1]):
-            border, left = int(has[worker][-1]) + 1, (workers - worker - 1) * most
+            border, capacity = int(has[worker][-1]) + 1, (workers - worker - 1) * most
             fit = [
-                one
-                for one in (end - 1, end, end + 1)
-                if found[-1] < one <= found[-1] + most and one < self.count <= one + left
+                first
+                for first in (end - 1, end, end + 1)
+                if firsts[-1] < first <= firsts[-1] + most and first < self.count <= first + capacity
             ]
-            found.append(min(fit or [end], key=lambda one: (self._travels(one, border), abs(one - end))))
-        return [*found, self.count]
+            firsts.append(min(fit or [end], key=lambda first: (self._travels(first, border), abs(first - end))))
+        return [*firsts, self.count]
 
     def _travels(self, first: int, border: int) -> int:
         """Return how many positions travel if a worker begins with an output, and its input begins at a border."""
@@ -140,26 +140,26 @@ class Windows:
     @property
     def takes(self) -> Units:
         """The input rows that each worker needs."""
-        spans = (self.axes[0].inside(*one) for one in pairwise(self.bounds))
-        return Units(tuple(np.arange(*one) for one in spans), ROWS)
+        spans = (self.axes[0].inside(*bounds) for bounds in pairwise(self.bounds))
+        return Units(tuple(np.arange(*span) for span in spans), ROWS)
 
     def padded(self, value: Any, worker: int, zero: float = 0.0) -> Any:
         """Return an image with the zeros at its edges that a worker needs, or with another number."""
         import keras
 
-        first, *others = self.axes
-        pads = [first.zeros(*self.bounds[worker : worker + 2]), *(one.zeros(0, one.count) for one in others)]
+        first, *other_axes = self.axes
+        pads = [first.zeros(*self.bounds[worker : worker + 2]), *(axis.zeros(0, axis.count) for axis in other_axes)]
         if not any(map(any, pads)):
             return value
         return keras.ops.pad(value, [(0, 0), *pads, (0, 0)], constant_values=zero)
 
     def counted(self, worker: int) -> np.ndarray[Any, Any]:
         """Return how many values of an image each output of a worker needs, in the shape of a sample."""
-        first, *others = self.axes
-        found = first.counted(*self.bounds[worker : worker + 2])
-        for one in others:
-            found = np.multiply.outer(found, one.counted(0, one.count))
-        return found[None, ..., None]
+        first, *other_axes = self.axes
+        counts = first.counted(*self.bounds[worker : worker + 2])
+        for axis in other_axes:
+            counts = np.multiply.outer(counts, axis.counted(0, axis.count))
+        return counts[None, ..., None]
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,9 @@ class Pooled(Alike):
         if layer.pool_mode == "max":
             least = float(np.finfo(str(symbols[0].dtype)).min)
             return [keras.ops.max_pool(windows.padded(values[0], worker, least), **options)]
-        found = keras.ops.average_pool(windows.padded(values[0], worker), **options)
+        average = keras.ops.average_pool(windows.padded(values[0], worker), **options)
         counted, most = windows.counted(worker), math.prod(layer.pool_size)
-        return [found if (counted == most).all() else found * (most / counted).astype(str(symbols[0].dtype))]
+        return [average if (counted == most).all() else average * (most / counted).astype(str(symbols[0].dtype))]
 
 
 @dataclass(frozen=True)
@@ -251,11 +251,11 @@ def filtered(layer: Any, shape: Sequence[int | None], has: Units | None, workers
         workers: Number of workers.
     """
     sizes = shape[1:-1]
-    known = [one for one in sizes if one is not None]
-    if len(known) < len(sizes):
+    known_sizes = [size for size in sizes if size is not None]
+    if len(known_sizes) < len(sizes):
         return Way("the size of its images is unknown")
-    how = known, layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding
-    windows = Windows.of(*how, has, workers)
+    geometry = known_sizes, layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding
+    windows = Windows.of(*geometry, has, workers)
     if windows is None:
         return Way(f"its images have fewer rows than {workers} parts")
     return Filtered(WHOLE_WEIGHTS, takes=windows.takes, gives=windows.gives, windows=windows)
@@ -263,7 +263,7 @@ def filtered(layer: Any, shape: Sequence[int | None], has: Units | None, workers
 
 def pooled(layer: Any, shape: Sequence[int | None], has: Units, workers: int) -> Way:
     """Return how a pooling layer is cut by image rows; a way without ``gives`` if it cannot be."""
-    sizes = [one or 0 for one in shape[1:-1]]
+    sizes = [size or 0 for size in shape[1:-1]]
     if not all(sizes) or not all(layer.strides):
         return Way()
     windows = Windows.of(sizes, layer.pool_size, layer.strides, [1] * len(sizes), layer.padding, has, workers)

@@ -43,7 +43,7 @@ class Chooser:
         inputs: The symbolic tensors that it takes.
         outputs: The symbolic tensors that it returns.
         cut: For each input, the units that each worker has; None for a whole one.
-        held: Whether each worker has all of each input anyway.
+        has_whole_inputs: Whether each worker has all of each input anyway.
         workers: The number of workers.
         by_rows: Whether to cut a convolution by image rows.
     """
@@ -52,7 +52,7 @@ class Chooser:
     inputs: Sequence[Any]
     outputs: Sequence[Any]
     cut: Sequence[Units | None]
-    held: bool
+    has_whole_inputs: bool
     workers: int
     by_rows: bool = False
 
@@ -60,17 +60,17 @@ class Chooser:
         """Return how the call is computed."""
         layer = self.call.operation
         kind = type(layer)
-        rules = _rules_of_rows() if any(one is not None and one.axis == ROWS for one in self.cut) else {}
+        rules = _rules_of_rows() if any(units is not None and units.axis == ROWS for units in self.cut) else {}
         rule = rules.get(kind) or _rules().get(kind)
-        found = rule(self, layer) if rule else Way(f"a layer {kind.__name__} is not cut")
-        if (found.gives is not None or found.adds) and _casts(layer, self.inputs):
+        way = rule(self, layer) if rule else Way(f"a layer {kind.__name__} is not cut")
+        if (way.gives is not None or way.adds) and _casts(layer, self.inputs):
             return Way("it computes in another type than its weights or its input have")
-        if found.gives is None and not (found.adds or found.why) and any(one is not None for one in self.cut):
-            found = Way(f"a layer {kind.__name__} needs all of its input")
+        if way.gives is None and not (way.adds or way.reason) and any(units is not None for units in self.cut):
+            way = Way(f"a layer {kind.__name__} needs all of its input")
         for variable in getattr(layer, "weights", ()):
-            if id(variable) in found.pieces and (why := _uncuttable(variable)):
-                return Way(why)
-        return found
+            if id(variable) in way.pieces and (reason := _uncuttable(variable)):
+                return Way(reason)
+        return way
 
     # -- layers with matrices -----------------------------------------------------------------------------------------
 
@@ -85,9 +85,9 @@ class Chooser:
         if layer.data_format != "channels_last" or layer.groups > 1 or getattr(layer, "lora_enabled", False):
             return Way("its channels are first, or it has groups or LoRA")
         if self.by_rows:
-            found = filtered(layer, self.inputs[0].shape, self._rows, self.workers)
-            if found.gives is not None:
-                return found
+            way = filtered(layer, self.inputs[0].shape, self._rows, self.workers)
+            if way.gives is not None:
+                return way
         return self._linear(layer, layer.filters, "filters")
 
     @property
@@ -100,16 +100,16 @@ class Chooser:
         """The rows of the first input that each worker has; None if all have all, or units."""
         return None if self.cut[0] is None or self.cut[0].axis != ROWS else self.cut[0]
 
-    def _linear(self, layer: Any, units: int, what: str) -> Way:
-        before, bias = self._units, layer.bias if layer.use_bias else None
+    def _linear(self, layer: Any, units: int, unit_name: str) -> Way:
+        input_units, bias = self._units, layer.bias if layer.use_bias else None
         few = units < self.workers
         gives = None if few else shares(units, self.workers)
         biased = {} if bias is None or few else {id(bias): Piece(0, shares(units, self.workers))}
         cheap = bytes_of(self.outputs[0]) <= bytes_of(self.inputs[0])
-        if before is not None and (few or (cheap and not self.held)):
-            return Rows(takes=before, gives=gives, pieces={id(layer._kernel): Piece(-2, before), **biased})
+        if input_units is not None and (few or (cheap and not self.has_whole_inputs)):
+            return Rows(takes=input_units, gives=gives, pieces={id(layer._kernel): Piece(-2, input_units), **biased})
         if gives is None:
-            return Way(f"it has {units} {what} for {self.workers} parts")
+            return Way(f"it has {units} {unit_name} for {self.workers} parts")
         return Columns(gives=gives, pieces={id(layer._kernel): Piece(-1, gives), **biased})
 
     def attention(self, layer: Any) -> Way:
@@ -119,18 +119,18 @@ class Chooser:
             return Way(f"it has {heads} heads for {workers} parts")
         if len(self.outputs) > 1 or len(self.inputs[0].shape) != 3 or len(layer._output_dense.kernel.shape) != 3:
             return Way("it returns scores, or has more than one axis of attention or of outputs")
-        found, width = shares(heads, workers), self.outputs[0].shape[-1]
+        head_units, width = shares(heads, workers), self.outputs[0].shape[-1]
         pieces = {}
         gate = [layer._gate_dense] if getattr(layer, "_use_gate", False) else []
         for dense in (layer._query_dense, layer._key_dense, layer._value_dense, *gate):
-            pieces[id(dense.kernel)] = Piece(1, found)
+            pieces[id(dense.kernel)] = Piece(1, head_units)
             if dense.bias is not None:
-                pieces[id(dense.bias)] = Piece(0, found)
+                pieces[id(dense.bias)] = Piece(0, head_units)
         dense, gives = layer._output_dense, None if width < workers else shares(width, workers)
-        pieces[id(dense.kernel)] = Piece(0, found)
+        pieces[id(dense.kernel)] = Piece(0, head_units)
         if dense.bias is not None and gives is not None:
             pieces[id(dense.bias)] = Piece(0, gives)
-        return Heads(gives=gives, pieces=pieces, heads=found)
+        return Heads(gives=gives, pieces=pieces, heads=head_units)
 
     def embedding(self, layer: Any) -> Way:
         """Cut an embedding by the units of its output."""
@@ -145,8 +145,8 @@ class Chooser:
         """Let a layer follow the units of its input; if it has several, of the first one that is cut."""
         import keras
 
-        first = next((one for one in self.cut if one is not None), None)
-        shapes = {tuple(one.shape) for one in self.inputs}
+        first = next((units for units in self.cut if units is not None), None)
+        shapes = {tuple(symbol.shape) for symbol in self.inputs}
         if getattr(layer, "data_format", "channels_last") != "channels_last":
             return Way()
         if first is None or len(shapes) > 1 or _has_arrays(self.call.node):
@@ -175,7 +175,7 @@ class Chooser:
             return Way(f"it has {shape[-1]} units for {workers} parts")
         units = self._units or shares(shape[-1], workers)
         variables = [*layer.trainable_variables, *layer.non_trainable_variables]
-        return Alike(takes=units, gives=units, pieces={id(one): Piece(-1, units) for one in variables})
+        return Alike(takes=units, gives=units, pieces={id(variable): Piece(-1, units) for variable in variables})
 
     def layer_normalization(self, layer: Any) -> Way:
         """Cut a LayerNormalization over units that are cut."""
@@ -194,9 +194,9 @@ class Chooser:
     def _normalized(self, layer: Any, first: Units | None, kind: type[Exchanged], shape: Callable[..., Any]) -> Way:
         if first is not None and first.axis == ROWS:
             return Alike(WHOLE_WEIGHTS if layer.weights else "", takes=first, gives=first)
-        if first is None or self.held:
+        if first is None or self.has_whole_inputs:
             return Way("all workers have its whole input anyway")
-        pieces = {id(one): Piece(0, first) for one in layer.trainable_variables}
+        pieces = {id(variable): Piece(0, first) for variable in layer.trainable_variables}
         return kind(takes=first, gives=first, pieces=pieces, shape=shape(self.inputs[0].shape))
 
     def batch_of_rows(self, layer: Any) -> Way:
@@ -228,12 +228,12 @@ class Chooser:
         if rows is None or layer.data_format != "channels_last" or None in shape[1:]:
             return Way()
         row = np.arange(int(np.prod(shape[2:])))
-        return Alike(takes=rows, gives=Units(tuple((one[:, None] * len(row) + row).ravel() for one in rows)))
+        return Alike(takes=rows, gives=Units(tuple((own_rows[:, None] * len(row) + row).ravel() for own_rows in rows)))
 
     def concatenate_rows(self, layer: Any) -> Way:
         """Cut a Concatenate layer on another axis than the rows."""
         rank, first = len(self.inputs[0].shape), self._rows
-        if first is None or layer.axis % rank == ROWS or any(not same(one, first) for one in self.cut):
+        if first is None or layer.axis % rank == ROWS or any(not same(units, first) for units in self.cut):
             return Way()
         return Alike(takes=first, gives=first)
 
@@ -247,14 +247,14 @@ class Chooser:
         units, shape = self._units, self.inputs[0].shape
         if units is None or layer.data_format != "channels_last" or None in shape[1:]:
             return Way()
-        places = np.arange(int(np.prod(shape[1:-1])))[:, None] * shape[-1]
-        return Alike(takes=units, gives=Units(tuple((places + one).ravel() for one in units)))
+        offsets = np.arange(int(np.prod(shape[1:-1])))[:, None] * shape[-1]
+        return Alike(takes=units, gives=Units(tuple((offsets + own_units).ravel() for own_units in units)))
 
     def concatenate(self, layer: Any) -> Way:
         """Cut a Concatenate layer on another axis than its last one."""
         rank = len(self.inputs[0].shape)
-        first = next((one for one in self.cut if one is not None), None)
-        if first is None or layer.axis in (-1, rank - 1) or any(not same(one, first) for one in self.cut):
+        first = next((units for units in self.cut if units is not None), None)
+        if first is None or layer.axis in (-1, rank - 1) or any(not same(units, first) for units in self.cut):
             return Way()
         return Alike(takes=first, gives=first)
 
@@ -265,7 +265,9 @@ def _has_arrays(node: Any) -> bool:
 
     arguments = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
     return any(
-        np.ndim(one) > 0 for one in arguments if not isinstance(one, keras.KerasTensor) and hasattr(one, "shape")
+        np.ndim(argument) > 0
+        for argument in arguments
+        if not isinstance(argument, keras.KerasTensor) and hasattr(argument, "shape")
     )
 
 
@@ -315,7 +317,7 @@ def _casts(layer: Any, inputs: Sequence[Any]) -> bool:
 
     if not isinstance(layer, keras.layers.Layer):
         return False
-    kinds = {layer.variable_dtype, *(str(one.dtype) for one in inputs if "float" in str(one.dtype))}
+    kinds = {layer.variable_dtype, *(str(tensor.dtype) for tensor in inputs if "float" in str(tensor.dtype))}
     return kinds != {layer.compute_dtype}
 
 
@@ -373,8 +375,8 @@ def _rules_of_rows() -> Mapping[type, Callable[[Chooser, Any], Way]]:
     layers = keras.layers
     sizes = (1, 2, 3)
     pools = [getattr(layers, f"{kind}Pooling{n}D") for n in sizes for kind in ("Max", "Average")]
-    others = [getattr(layers, f"{kind}{n}D") for n in sizes for kind in ("UpSampling", "ZeroPadding", "Cropping")]
-    others += [getattr(layers, f"GlobalMaxPooling{n}D") for n in sizes]
+    whole_layers = [getattr(layers, f"{kind}{n}D") for n in sizes for kind in ("UpSampling", "ZeroPadding", "Cropping")]
+    whole_layers += [getattr(layers, f"GlobalMaxPooling{n}D") for n in sizes]
     return {
         layers.BatchNormalization: Chooser.batch_of_rows,
         layers.PReLU: lambda chooser, layer: Way("its weights are not for each row"),
@@ -382,7 +384,7 @@ def _rules_of_rows() -> Mapping[type, Callable[[Chooser, Any], Way]]:
         layers.Concatenate: Chooser.concatenate_rows,
         **dict.fromkeys(pools, Chooser.pool_of_rows),
         **{getattr(layers, f"GlobalAveragePooling{n}D"): Chooser.average_of_rows for n in sizes},
-        **dict.fromkeys(others, lambda chooser, layer: Way()),
+        **dict.fromkeys(whole_layers, lambda chooser, layer: Way()),
     }
 
 

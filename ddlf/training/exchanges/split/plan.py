@@ -70,12 +70,14 @@ class OptimizerState:
         name_all(optimizer)
         trained = {id(weight) for weight in model.trainable_variables}
         prefixes = {
-            f"{optimizer.name}/{weight.path.replace('/', '_')}_": place
-            for place, weight in enumerate(model.weights)
+            f"{optimizer.name}/{weight.path.replace('/', '_')}_": index
+            for index, weight in enumerate(model.weights)
             if id(weight) in trained
         }
         longest = sorted(prefixes, key=len, reverse=True)
-        variables = [one for one in optimizer.variables if has_rate or one is not optimizer._learning_rate]
+        variables = [
+            variable for variable in optimizer.variables if has_rate or variable is not optimizer._learning_rate
+        ]
         paths = [variable.path for variable in variables]
         if len({*paths}) < len(paths):
             raise ConfigError(
@@ -83,8 +85,10 @@ class OptimizerState:
                 "cannot tell them apart",
                 hint="use another optimizer, such as Adam, or leave out split",
             )
-        found = [next((prefixes[one] for one in longest if path.startswith(one)), None) for path in paths]
-        return cls(tuple(paths), tuple(found), tuple(map(bytes_of, variables)))
+        weight_numbers = [
+            next((prefixes[prefix] for prefix in longest if path.startswith(prefix)), None) for path in paths
+        ]
+        return cls(tuple(paths), tuple(weight_numbers), tuple(map(bytes_of, variables)))
 
 
 def bytes_of(variable: Any) -> int:
@@ -120,7 +124,7 @@ class Part:
     @property
     def all_weights(self) -> tuple[int, ...]:
         """The numbers of all weights that it has: its own, and the borrowed ones."""
-        return (*self.weights, *(place for place, _ in self.borrows))
+        return (*self.weights, *(index for index, _ in self.borrows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,7 @@ class Plan:
                 hint=f"use at most stages:{count}",
             )
         costs = [call.products for call in graph.calls]
-        borders = [sum(bytes_of_tensor(graph, one) for one in graph.crossing(end)) for end in range(1, count)]
+        borders = [sum(bytes_of_tensor(graph, tensor) for tensor in graph.crossing(end)) for end in range(1, count)]
         if cut.parts:
             return planned(balanced(costs, borders, cut.parts))
         most, least = min(count, MOST_PARTS), 0
@@ -237,29 +241,29 @@ class Plan:
         """Return the replica of a part, from 0."""
         return part // self.parts_of_replica
 
-    def piece(self, part: int, place: int | None, value: Any) -> Any:
+    def piece(self, part: int, index: int | None, value: Any) -> Any:
         """Return a part's share of a weight, or of a variable of the optimizer that belongs to it.
 
         Args:
             part: Number of the part.
-            place: Number of the weight in ``model.weights``; None for a variable that belongs to all weights.
+            index: Number of the weight in ``model.weights``; None for a variable that belongs to all weights.
             value: The whole value.
         """
-        piece = None if place is None else self.program.pieces.get(place)
+        piece = None if index is None else self.program.pieces.get(index)
         return value if piece is None else piece.of(value, part % self.program.workers)
 
-    def shape(self, part: int, place: int) -> tuple[int, ...]:
+    def shape(self, part: int, index: int) -> tuple[int, ...]:
         """Return the shape of a part's share of a weight."""
-        whole, piece = self.program.shapes[place], self.program.pieces.get(place)
+        whole, piece = self.program.shapes[index], self.program.pieces.get(index)
         if piece is None:
             return whole
-        found = list(whole)
-        found[piece.axis] = len(piece.units[part % self.program.workers])
-        return tuple(found)
+        shape = list(whole)
+        shape[piece.axis] = len(piece.units[part % self.program.workers])
+        return tuple(shape)
 
-    def joined(self, place: int | None, values: Sequence[Any]) -> Any:
+    def joined(self, index: int | None, values: Sequence[Any]) -> Any:
         """Return the whole value from the shares of the parts that own a weight, in their order."""
-        piece = None if place is None else self.program.pieces.get(place)
+        piece = None if index is None else self.program.pieces.get(index)
         return values[0] if piece is None else piece.join(values)
 
     def writes(self, part: Part) -> list[int]:
@@ -269,13 +273,13 @@ class Plan:
         """
         trained = {id(weight) for weight in self.graph.model.trainable_variables}
         weights = self.graph.model.weights
-        steps = (one for one in self.parts if any(id(weights[place]) in trained for place in one.weights))
-        mine = {*part.weights, *((None,) if next(steps, self.parts[0]) is part else ())}
-        return [number for number, of in enumerate(self.optimizer.of) if of in mine]
+        stepping = (other for other in self.parts if any(id(weights[index]) in trained for index in other.weights))
+        own_weights = {*part.weights, *((None,) if next(stepping, self.parts[0]) is part else ())}
+        return [number for number, of in enumerate(self.optimizer.of) if of in own_weights]
 
-    def share(self, part: int, place: int | None) -> float:
+    def share(self, part: int, index: int | None) -> float:
         """Return the share of a weight that a part has, from 0 to 1."""
-        piece = None if place is None else self.program.pieces.get(place)
+        piece = None if index is None else self.program.pieces.get(index)
         return 1.0 if piece is None else piece.share(part % self.program.workers)
 
     def share_of_call(self, part: int, call: int) -> float:
@@ -286,17 +290,17 @@ class Plan:
     def bytes_of_weights(self, part: Part) -> int:
         """Return the bytes of the weights that a part has, including the borrowed ones."""
         weights = self.graph.model.weights
-        return sum(round(bytes_of(weights[place]) * self.share(part.number, place)) for place in part.all_weights)
+        return sum(round(bytes_of(weights[index]) * self.share(part.number, index)) for index in part.all_weights)
 
     def bytes_of_optimizer(self, part: Part) -> int:
         """Return the bytes of a part's optimizer variables."""
-        mine, found = {*part.weights, None}, zip(self.optimizer.of, self.optimizer.nbytes, strict=True)
-        return sum(round(nbytes * self.share(part.number, of)) for of, nbytes in found if of in mine)
+        own_weights, variables = {*part.weights, None}, zip(self.optimizer.of, self.optimizer.nbytes, strict=True)
+        return sum(round(nbytes * self.share(part.number, of)) for of, nbytes in variables if of in own_weights)
 
     def bytes_of_activations(self, part: Part) -> int:
         """Return the largest number of bytes of a part's activations, for s - i micro-batches."""
-        held = min(self.stages - self.stage(part.number), self.micro_batches)
-        samples = held * max(sizes(self.batch_size, self.micro_batches))
+        micro_batches = min(self.stages - self.stage(part.number), self.micro_batches)
+        samples = micro_batches * max(sizes(self.batch_size, self.micro_batches))
         calls = range(part.begin, part.end)
         return samples * sum(
             round(self.graph.calls[call].activations * self.share_of_call(part.number, call)) for call in calls
@@ -319,15 +323,15 @@ class Plan:
         """Return the bytes of weights that several parts use: a part sends its gradients, and the owner new values."""
         weights = self.graph.model.weights
         trained = {id(weight) for weight in self.graph.model.trainable_variables}
-        times = [(place, 1) for place, _ in part.borrows] + [(place, len(users)) for place, users in part.lends]
-        found = [(weights[place], self.share(part.number, place), n) for place, n in times]
-        return sum(n * round(bytes_of(weight) * share) for weight, share, n in found if id(weight) in trained)
+        times = [(index, 1) for index, _ in part.borrows] + [(index, len(users)) for index, users in part.lends]
+        shared = [(weights[index], self.share(part.number, index), n) for index, n in times]
+        return sum(n * round(bytes_of(weight) * share) for weight, share, n in shared if id(weight) in trained)
 
     def bytes_of_values(self, part: Part) -> int:
         """Return the bytes of the values that a part sends in a batch: activations forward, and gradients back."""
         values, number = self.program.values, part.number % self.parts_of_replica
-        forward = sum(one.nbytes * len(one.receivers) for one in values if one.part == number)
-        back = sum(one.nbytes for one in values if number in one.receivers and one.differentiable)
+        forward = sum(value.nbytes * len(value.receivers) for value in values if value.part == number)
+        back = sum(value.nbytes for value in values if number in value.receivers and value.differentiable)
         return self.batch_size * (forward + back)
 
     def check(self) -> None:
@@ -339,7 +343,7 @@ class Plan:
         """
         ways = zip(self.graph.calls, self.program.ways, strict=True)
         if self.program.workers > 1 and not any(call.weights and way.counted is not None for call, way in ways):
-            whole = [f"{name}: {why}" for name, _, _, why in self.layers() if why]
+            whole = [f"{name}: {reason}" for name, _, _, reason in self.layers() if reason]
             raise ConfigError(
                 f"split='within:{self.program.workers}' cuts no layer of the model {self.graph.model.name!r}"
                 + f" ({'; '.join(whole[:SHOWN])})" * bool(whole),
@@ -357,7 +361,7 @@ class Plan:
             for call in self.graph.calls[part.begin : part.end]:
                 name, other = used.setdefault(id(call.operation), (call.name, self.stage(part.number)))
                 layers = call.operation._flatten_layers() if hasattr(call.operation, "_flatten_layers") else ()
-                changing = any(one._non_trainable_variables for one in layers)
+                changing = any(layer._non_trainable_variables for layer in layers)
                 stage = self.stage(part.number)
                 if other != stage and changing:
                     raise ConfigError(
@@ -367,19 +371,19 @@ class Plan:
 
     def links(self) -> set[frozenset[int]]:
         """Return the pairs of parts whose workers call each other in a round, or when they write a checkpoint."""
-        found, count = set[frozenset[int]](), self.parts_of_replica
+        links, count = set[frozenset[int]](), self.parts_of_replica
         for part in self.parts:
             base, number = part.number - part.number % count, part.number % count
-            values = (one for one in self.program.values if one.part == number)
-            others = {base + receiver for one in values for receiver in one.receivers}
-            others.update(owner for _, owner in part.borrows)
-            others.add(self.following(part.number))
+            values = (value for value in self.program.values if value.part == number)
+            linked = {base + receiver for value in values for receiver in value.receivers}
+            linked.update(owner for _, owner in part.borrows)
+            linked.add(self.following(part.number))
             if self.program.pieces:  # they put the shares of weights together
-                others.update(base + one for one in range(count) if self.stage(one) == self.stage(number))
+                linked.update(base + other for other in range(count) if self.stage(other) == self.stage(number))
             if self.graph.model.optimizer.global_clipnorm and part.weights:
-                others.update(one.number for one in self.parts if one.weights)
-            found.update(frozenset((part.number, other)) for other in others - {part.number})
-        return found
+                linked.update(other.number for other in self.parts if other.weights)
+            links.update(frozenset((part.number, other)) for other in linked - {part.number})
+        return links
 
     def following(self, part: int) -> int:
         """Return the part whose worker keeps a copy of the state of another part.
@@ -416,7 +420,7 @@ class Plan:
         )
         return ModelCut(parts=tuple(parts), micro_batches=self.micro_batches)
 
-    def told(self, slots: int = 1) -> str:
+    def describe(self, slots: int = 1) -> str:
         """Return the number of parts and micro-batches, and the table, for people.
 
         Args:
@@ -436,10 +440,10 @@ class Plan:
             names = [call.name for call in self.graph.calls[part.begin : part.end]]
             shown = names if len(names) <= SHOWN else [names[0], "..", names[-1]]
             products = self.products(part)
-            found = map(
+            memory = map(
                 size, (self.bytes_of_weights(part), self.bytes_of_optimizer(part), self.bytes_of_activations(part))
             )
-            rows.append((str(part.number + 1), " ".join(shown), *found, f"{products:,}", size(self.bytes_sent(part))))
+            rows.append((str(part.number + 1), " ".join(shown), *memory, f"{products:,}", size(self.bytes_sent(part))))
         return aligned(rows, left={0, 1})
 
     def layers(self) -> list[tuple[str, str, float, str]]:
@@ -449,28 +453,28 @@ class Plan:
             For each layer: its name; how it is cut, with the units of each worker; the largest share of its weights
             that a worker has; and why it, or a weight of it, stays whole, or why the share is large; "" without a reason.
         """
-        found: dict[str, tuple[str, str, float, str]] = {}
+        rows: dict[str, tuple[str, str, float, str]] = {}
         weights = self.graph.model.weights
         for number, (call, way) in enumerate(zip(self.graph.calls, self.program.ways, strict=True)):
             parts = [part for part in self.parts[: self.parts_of_replica] if part.begin <= number < part.end]
-            whole = sum(bytes_of(weights[place]) for place in call.weights)
-            kept = [
+            whole = sum(bytes_of(weights[index]) for index in call.weights)
+            nbytes_of_parts = [
                 sum(
-                    bytes_of(weights[place]) * self.share(part.number, place)
-                    for place in call.weights
-                    if place in part.all_weights
+                    bytes_of(weights[index]) * self.share(part.number, index)
+                    for index in call.weights
+                    if index in part.all_weights
                 )
                 for part in parts
             ]
-            share = max(kept) / whole if whole else 0.0
-            found.setdefault(call.name, (call.name, way.told(), share, way.why or _uneven(way, share)))
-        return list(found.values())
+            share = max(nbytes_of_parts) / whole if whole else 0.0
+            rows.setdefault(call.name, (call.name, way.describe(), share, way.reason or _uneven(way, share)))
+        return list(rows.values())
 
     def table_of_layers(self) -> str:
         """Return how each layer is cut within a stage, as a table for people."""
         rows: list[tuple[str, ...]] = [("layer", "cut by", "largest share", "why not smaller")]
-        for name, how, share, why in self.layers():
-            rows.append((name, how, f"{100 * share:.1f} %" if share else "no weights", why))
+        for name, cut, share, reason in self.layers():
+            rows.append((name, cut, f"{100 * share:.1f} %" if share else "no weights", reason))
         return aligned(rows, left={0, 1, 3})
 
 
@@ -479,8 +483,8 @@ def aligned(rows: Sequence[tuple[str, ...]], left: set[int]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
-            text.ljust(width) if place in left else text.rjust(width)
-            for place, (text, width) in enumerate(zip(row, widths, strict=True))
+            text.ljust(width) if number in left else text.rjust(width)
+            for number, (text, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
     ]
@@ -516,19 +520,19 @@ def _parts(ends: Sequence[int], program: Program, replicas: int) -> tuple[Part, 
     workers, count = program.workers, len(program.uses)
     used_in: dict[tuple[int, int], list[int]] = {}  # a weight, and which share of it -> parts
     for part in range(count * replicas):
-        for place in program.uses[part % count]:
-            used_in.setdefault((place, part % workers if place in program.pieces else 0), []).append(part)
-    found = []
+        for index in program.uses[part % count]:
+            used_in.setdefault((index, part % workers if index in program.pieces else 0), []).append(part)
+    all_parts = []
     for part in range(count * replicas):
         number, stage = part % count, part % count // workers
-        mine = sorted((place, parts) for (place, _), parts in used_in.items() if part in parts)
-        weights = tuple(place for place, parts in mine if parts[0] == part)
-        borrows = tuple((place, parts[0]) for place, parts in mine if parts[0] != part)
-        lends = tuple((place, tuple(parts[1:])) for place, parts in mine if parts[0] == part and len(parts) > 1)
-        first = tuple(place for place, parts in mine if parts[0] % count == number)
+        weight_users = sorted((index, parts) for (index, _), parts in used_in.items() if part in parts)
+        weights = tuple(index for index, parts in weight_users if parts[0] == part)
+        borrows = tuple((index, parts[0]) for index, parts in weight_users if parts[0] != part)
+        lends = tuple((index, tuple(parts[1:])) for index, parts in weight_users if parts[0] == part and len(parts) > 1)
+        first = tuple(index for index, parts in weight_users if parts[0] % count == number)
         begin = ends[stage - 1] if stage else 0
-        found.append(Part(part, begin, ends[stage], weights, borrows, lends, program.inputs[number], first))
-    return tuple(found)
+        all_parts.append(Part(part, begin, ends[stage], weights, borrows, lends, program.inputs[number], first))
+    return tuple(all_parts)
 
 
 def _ends_by_name(graph: Graph, cut: Cut) -> list[int]:

@@ -186,7 +186,7 @@ class _Builder:
     workers: int
     by_rows: int = 0
     ops: list[Op] = field(default_factory=list)
-    made: dict[Name, Op] = field(default_factory=dict)
+    op_of: dict[Name, Op] = field(default_factory=dict)
     shapes: dict[Name, tuple[tuple[int | None, ...], str, str]] = field(default_factory=dict)
     cut: dict[int, Units | None] = field(default_factory=dict)
     stage_of: dict[int, int] = field(default_factory=dict)
@@ -197,7 +197,7 @@ class _Builder:
     lengths: dict[Name, int] = field(default_factory=dict)
     ways: list[Way] = field(default_factory=list)
     pieces: dict[int, Piece] = field(default_factory=dict)
-    known: dict[int, Way] = field(default_factory=dict)
+    way_of: dict[int, Way] = field(default_factory=dict)
 
     def program(self) -> Program:
         graph, begin = self.graph, 0
@@ -221,9 +221,9 @@ class _Builder:
         parts = [stage * self.workers + worker for worker in range(self.workers)]
         way = self._way(stage, call, parts)
         self.ways.append(way)
-        for place, weight in zip(call.weights, getattr(call.operation, "weights", []), strict=True):
+        for index, weight in zip(call.weights, getattr(call.operation, "weights", []), strict=True):
             if id(weight) in way.pieces:
-                self.pieces[place] = way.pieces[id(weight)]
+                self.pieces[index] = way.pieces[id(weight)]
         for tensor in call.outputs:
             self.stage_of[tensor] = stage
         function = way.activation(call.operation)
@@ -238,8 +238,8 @@ class _Builder:
         result = tensor + len(self.graph.tensors) if later else tensor
         self.stage_of[result] = stage
         bias = way.bias(call.operation)
-        places = dict(zip(map(id, getattr(call.operation, "weights", [])), call.weights, strict=True))
-        variable = None if bias is None else places[id(bias)]
+        index_of = dict(zip(map(id, getattr(call.operation, "weights", [])), call.weights, strict=True))
+        variable = None if bias is None else index_of[id(bias)]
         after = None if later else function
 
         def finished(summed: Any) -> Any:
@@ -248,58 +248,58 @@ class _Builder:
             return after(summed) if after else summed
 
         biased = () if variable is None else (variable,)
-        used = tuple(place for place in call.weights if place != variable)
+        used = tuple(index for index in call.weights if index != variable)
         if way.adds:
             self._sum(number, way, parts, result, finished, used, biased)
         else:
             self.cut[result] = way.gives
             for worker, part in enumerate(parts):
-                taken = self._inputs(call, way, part)
+                inputs = self._inputs(call, way, part)
                 compute = self._computing(number, way, worker, finished)
-                self._add(Op(part, taken, (Name(OWN, result, part),), compute, (*used, *biased), number), number)
+                self._add(Op(part, inputs, (Name(OWN, result, part),), compute, (*used, *biased), number), number)
         if later:
             self._activation(number, result, tensor, later, parts)
 
     def _way(self, stage: int, call: Any, parts: Sequence[int]) -> Way:
         if self.workers == 1:
             return Way()
-        known = self.known.get(id(call.operation))
-        if known is not None and known.pieces:
-            return known
+        earlier = self.way_of.get(id(call.operation))
+        if earlier is not None and earlier.pieces:
+            return earlier
         symbols = self.graph.tensors
         cut = [self.cut.get(tensor) for tensor in call.inputs]
-        held = all(Name(WHOLE, tensor, part) in self.made for tensor in call.inputs for part in parts)
-        inputs, outputs = [symbols[one] for one in call.inputs], [symbols[one] for one in call.outputs]
-        way = Chooser(call, inputs, outputs, cut, held, self.workers, self._by_rows(call)).way()
+        has_whole_inputs = all(Name(WHOLE, tensor, part) in self.op_of for tensor in call.inputs for part in parts)
+        inputs, outputs = [symbols[tensor] for tensor in call.inputs], [symbols[tensor] for tensor in call.outputs]
+        way = Chooser(call, inputs, outputs, cut, has_whole_inputs, self.workers, self._by_rows(call)).way()
         if isinstance(way, Softmax) and self._only_for_the_loss(call.outputs[0]):
             way = Way()
-        if known is not None and way.pieces:
+        if earlier is not None and way.pieces:
             way = Way("it is used several times, and its first use is not cut")
-        if way.pieces and any(self._is_tied(call, place) for place in call.weights):
+        if way.pieces and any(self._is_tied(call, index) for index in call.weights):
             way = Way("another layer uses its weights, too")
-        self.known[id(call.operation)] = way
+        self.way_of[id(call.operation)] = way
         return way
 
-    def _is_tied(self, call: Any, place: int) -> bool:
+    def _is_tied(self, call: Any, index: int) -> bool:
         """Return whether another layer than that of a call uses a weight, by its number."""
-        return any(place in one.weights for one in self.graph.calls if one.operation is not call.operation)
+        return any(index in other.weights for other in self.graph.calls if other.operation is not call.operation)
 
     def _by_rows(self, call: Any) -> bool:
         """Return whether a call belongs to the convolutions that are cut by image rows."""
-        convolutions = [one for one in self.graph.calls if is_convolution(one.operation)]
-        return any(one is call for one in convolutions[: self.by_rows])
+        convolutions = [convolution for convolution in self.graph.calls if is_convolution(convolution.operation)]
+        return any(convolution is call for convolution in convolutions[: self.by_rows])
 
     def _inputs(self, call: Any, way: Way, part: int) -> tuple[Name, ...]:
         if way.takes is None:
             return tuple(self._whole(tensor, part) for tensor in call.inputs)
-        return tuple(self._own(tensor, part, way.takes) for tensor in call.inputs)
+        return tuple(self._units_at(tensor, part, way.takes) for tensor in call.inputs)
 
     def _computing(self, number: int, way: Way, worker: int, after: Callable[[Any], Any] | None = None) -> Compute:
         call, symbols = self.graph.calls[number], self.graph.tensors
 
         def compute(values: Sequence[Any], training: bool) -> Sequence[Any]:
-            found = way.compute(call, [symbols[tensor] for tensor in call.inputs], values, worker, training)
-            return [after(one) for one in found] if after else found
+            outputs = way.compute(call, [symbols[tensor] for tensor in call.inputs], values, worker, training)
+            return [after(output) for output in outputs] if after else outputs
 
         return compute
 
@@ -312,8 +312,8 @@ class _Builder:
             self.holders[tensor] = list(parts) if way.gives is None else []
         for worker, part in enumerate(parts):
             gives = tuple(Name(kind, tensor, part) for tensor in call.outputs)
-            taken = self._inputs(call, way, part)
-            self._add(Op(part, taken, gives, self._computing(number, way, worker), call.weights, number), number)
+            inputs = self._inputs(call, way, part)
+            self._add(Op(part, inputs, gives, self._computing(number, way, worker), call.weights, number), number)
 
     def _sum(
         self,
@@ -328,30 +328,30 @@ class _Builder:
         """Add a call whose results must be added up: by the units of each part, or where the whole sum is needed."""
         units = way.gives
         call = self.graph.calls[number]
-        at: Sequence[int] = parts
-        once = sum(one.operation is call.operation for one in self.graph.calls) == 1
-        if self._only_for_the_loss(call.outputs[0]) and (once or units is None):
-            units, at = None, parts[-1:]
-            for place in biased:  # the bias is whole, where the sum is
-                self.pieces.pop(place, None)
-        self.cut[result], self.holders[result] = units, [] if units is not None else list(at)
+        holders: Sequence[int] = parts
+        is_used_once = sum(other.operation is call.operation for other in self.graph.calls) == 1
+        if self._only_for_the_loss(call.outputs[0]) and (is_used_once or units is None):
+            units, holders = None, parts[-1:]
+            for index in biased:  # the bias is whole, where the sum is
+                self.pieces.pop(index, None)
+        self.cut[result], self.holders[result] = units, [] if units is not None else list(holders)
         for worker, part in enumerate(parts):
-            taken, compute = self._inputs(call, way, part), self._computing(number, way, worker)
+            inputs, compute = self._inputs(call, way, part), self._computing(number, way, worker)
             if units is None:
                 gives: tuple[Name, ...] = (Name(ADDEND, result, part),)
-                self._add(Op(part, taken, gives, compute, used, number), number)
+                self._add(Op(part, inputs, gives, compute, used, number), number)
                 continue
 
             def pieces(
                 values: Sequence[Any], training: bool, compute: Compute = compute, units: Units = units
             ) -> Sequence[Any]:
-                (found,) = compute(values, training)
-                return [units.take(found, worker) for worker in range(len(units))]
+                (total,) = compute(values, training)
+                return [units.take(total, worker) for worker in range(len(units))]
 
             gives = tuple(Name(ADDEND, result, part, to) for to in parts)
-            self._add(Op(part, taken, gives, pieces, used, number), number)
-        for part in at:
-            addends = tuple(Name(ADDEND, result, one, -1 if units is None else part) for one in parts)
+            self._add(Op(part, inputs, gives, pieces, used, number), number)
+        for part in holders:
+            addends = tuple(Name(ADDEND, result, source, -1 if units is None else part) for source in parts)
             gives = (Name(WHOLE if units is None else OWN, result, part),)
 
             def add(values: Sequence[Any], training: bool) -> Sequence[Any]:
@@ -376,21 +376,22 @@ class _Builder:
                 number, softmax_of(units, self.graph.tensors[before % count].shape), before, after, None, parts
             )
             return
-        self.cut[after], at = None, self.holders.get(before) or list(parts)
-        self.holders[after] = list(at)
-        for part in at:
-            taken = (self._whole(before, part),)
+        self.cut[after], holders = None, self.holders.get(before) or list(parts)
+        self.holders[after] = list(holders)
+        for part in holders:
+            inputs = (self._whole(before, part),)
             self._add(
-                Op(part, taken, (Name(WHOLE, after, part),), lambda values, training: [function(values[0])]), number
+                Op(part, inputs, (Name(WHOLE, after, part),), lambda values, training: [function(values[0])]), number
             )
 
     def _exchange(self, number: int, way: Exchanged, before: int, after: int, layer: Any, parts: Sequence[int]) -> None:
         """Add a call that exchanges numbers of the units of all parts, not the units."""
         assert way.takes is not None
         self.cut[after], self.holders[after], self.numbers[after] = way.gives, [], way.shape
-        mine, numbers = [self._own(before, part, way.takes) for part in parts], tuple[Name, ...]()
+        shares, numbers = [self._units_at(before, part, way.takes) for part in parts], tuple[Name, ...]()
         for step, kind in enumerate(way.kinds):
-            kept, told = ([Name(one, after, part, step) for part in parts] for one in (BEFORE, kind))
+            next_shares = [Name(BEFORE, after, part, step) for part in parts]
+            statistics = [Name(kind, after, part, step) for part in parts]
             for worker, part in enumerate(parts):
 
                 def tell(
@@ -398,8 +399,8 @@ class _Builder:
                 ) -> Sequence[Any]:
                     return way.tell(layer, step, values[0], values[1:], worker)
 
-                self._add(Op(part, (mine[worker], *numbers), (kept[worker], told[worker]), tell), number)
-            mine, numbers = kept, tuple(told)
+                self._add(Op(part, (shares[worker], *numbers), (next_shares[worker], statistics[worker]), tell), number)
+            shares, numbers = next_shares, tuple(statistics)
         weights = () if layer is None else self.graph.calls[number].weights
         for worker, part in enumerate(parts):
 
@@ -407,14 +408,14 @@ class _Builder:
                 return [way.finish(layer, values[0], values[1:], worker, training)]
 
             call = -1 if layer is None else number
-            self._add(Op(part, (mine[worker], *numbers), (Name(OWN, after, part),), finish, weights, call), number)
+            self._add(Op(part, (shares[worker], *numbers), (Name(OWN, after, part),), finish, weights, call), number)
 
     # -- conversions --------------------------------------------------------------------------------------------------
 
     def _whole(self, tensor: int, part: int) -> Name:
         """Return the name of a whole tensor at a part, and add the ops that bring it there."""
         name = Name(WHOLE, tensor, part)
-        if name in self.made or tensor < len(self.graph.inputs):
+        if name in self.op_of or tensor < len(self.graph.inputs):
             return name
         units = self.cut[tensor]
         if units is None:
@@ -424,7 +425,7 @@ class _Builder:
         self._gathered(tensor, part, total, name)
         return name
 
-    def _own(self, tensor: int, part: int, units: Units) -> Name:
+    def _units_at(self, tensor: int, part: int, units: Units) -> Name:
         """Return the name of a part's units of a tensor, and add the ops that bring them there."""
         worker, has = part % self.workers, self.cut.get(tensor)
         if same(has, units):
@@ -432,20 +433,20 @@ class _Builder:
             if owner != part:
                 self._receives(tensor, part, units[worker], Name(OWN, tensor, owner))
             return Name(OWN, tensor, owner)
-        number = next((place for place, one in enumerate(self.slicings) if same(one, units)), len(self.slicings))
+        number = next((i for i, slicing in enumerate(self.slicings) if same(slicing, units)), len(self.slicings))
         if number == len(self.slicings):
             self.slicings.append(units)
         name = Name(SLICED, tensor, part, number)
-        if name in self.made:
+        if name in self.op_of:
             return name
-        if has is not None and has.axis == units.axis and Name(WHOLE, tensor, part) not in self.made:
+        if has is not None and has.axis == units.axis and Name(WHOLE, tensor, part) not in self.op_of:
             self._gathered(tensor, part, units[worker], name)
             return name
         whole = self._whole(tensor, part)
         self._add(Op(part, (whole,), (name,), lambda values, training: [units.take(values[0], worker)]), -1)
         return name
 
-    def _gathered(self, tensor: int, part: int, wanted: Indices, name: Name) -> None:
+    def _gathered(self, tensor: int, part: int, needed: Indices, name: Name) -> None:
         """Bring some indices of a tensor that is cut to a part. No value travels to a part twice."""
         units, first = self.cut[tensor], self.stage_of[tensor] * self.workers
         assert units is not None
@@ -453,44 +454,44 @@ class _Builder:
         if first <= part < first + self.workers:
             self._receives(tensor, part, units[part - first], Name(OWN, tensor, part))
         has = self.received.setdefault((tensor, part), [])
-        for worker, mine in enumerate(units):
-            there = np.concatenate([one for one, _ in has]) if has else np.zeros(0, int)
-            lacks = np.setdiff1d(np.intersect1d(wanted, mine), there)
+        for worker, owned in enumerate(units):
+            present = np.concatenate([piece for piece, _ in has]) if has else np.zeros(0, int)
+            lacks = np.setdiff1d(np.intersect1d(needed, owned), present)
             if not len(lacks):
                 continue
-            if len(lacks) == len(mine):
-                self._receives(tensor, part, mine, Name(OWN, tensor, first + worker))
+            if len(lacks) == len(owned):
+                self._receives(tensor, part, owned, Name(OWN, tensor, first + worker))
                 continue
-            places = np.flatnonzero(np.isin(mine, lacks))
+            positions = np.flatnonzero(np.isin(owned, lacks))
             border = Name(BORDER, tensor, first + worker, len(self.ops))
 
-            def of_border(values: Sequence[Any], training: bool, places: Indices = places) -> Sequence[Any]:
-                return [take(values[0], places, axis)]
+            def of_border(values: Sequence[Any], training: bool, positions: Indices = positions) -> Sequence[Any]:
+                return [take(values[0], positions, axis)]
 
             self.lengths[border] = len(lacks)
             self._add(Op(first + worker, (Name(OWN, tensor, first + worker),), (border,), of_border), -1)
-            self._receives(tensor, part, mine[places], border)
-        used = [(one, source) for one, source in has if np.isin(one, wanted).any()]
-        indices = [one for one, _ in used]
+            self._receives(tensor, part, owned[positions], border)
+        used = [(piece, source) for piece, source in has if np.isin(piece, needed).any()]
+        indices = [piece for piece, _ in used]
         order = np.sort(np.concatenate(indices))
-        chosen = np.searchsorted(order, wanted)
+        chosen = np.searchsorted(order, needed)
 
-        def together(values: Sequence[Any], training: bool) -> Sequence[Any]:
-            found = joined(values, indices, axis)
-            return [found if len(chosen) == len(order) else take(found, chosen, axis)]
+        def assemble(values: Sequence[Any], training: bool) -> Sequence[Any]:
+            gathered = joined(values, indices, axis)
+            return [gathered if len(chosen) == len(order) else take(gathered, chosen, axis)]
 
-        self._add(Op(part, tuple(source for _, source in used), (name,), together), -1)
+        self._add(Op(part, tuple(source for _, source in used), (name,), assemble), -1)
 
     def _receives(self, tensor: int, part: int, indices: Indices, name: Name) -> None:
         """Note that a part has some indices of a tensor."""
         has = self.received.setdefault((tensor, part), [])
-        if name not in [one for _, one in has]:
+        if name not in [source for _, source in has]:
             has.append((indices, name))
 
     def _add(self, op: Op, number: int) -> None:
         self.ops.append(op)
         for name in op.gives:
-            self.made[name] = op
+            self.op_of[name] = op
             self.shapes[name] = self._shape(name, number)
 
     def _shape(self, name: Name, number: int) -> tuple[tuple[int | None, ...], str, str]:
@@ -513,32 +514,35 @@ class _Builder:
 
     def _needed(self, loss: Op) -> set[Op]:
         """Return the ops that the loss needs."""
-        found, left = {loss}, [loss]
-        while left:
-            for name in left.pop().takes:
-                op = self.made.get(name)
-                if op is not None and op not in found:
-                    found.add(op)
-                    left.append(op)
-        return found
+        needed, pending = {loss}, [loss]
+        while pending:
+            for name in pending.pop().takes:
+                op = self.op_of.get(name)
+                if op is not None and op not in needed:
+                    needed.add(op)
+                    pending.append(op)
+        return needed
 
     def _segmented(self, ops: Sequence[Op], last: int) -> Program:
         parts = last + 1
         level: dict[Op, int] = {}
         for op in ops:
-            before = [self.made[name] for name in op.takes if name in self.made]
+            producers = [self.op_of[name] for name in op.takes if name in self.op_of]
             level[op] = max(
-                (level[one] + (one.part != op.part and self._stage(one) == self._stage(op)) for one in before),
+                (
+                    level[producer] + (producer.part != op.part and self._stage(producer) == self._stage(op))
+                    for producer in producers
+                ),
                 default=0,
             )
         if ops:
             level[ops[-1]] = max(level[op] for op in ops if op.part == last)
         cut = self._lightened(ops, level)
-        place = {op: (op.part, cut[op]) for op in ops}
+        segment_of = {op: (op.part, cut[op]) for op in ops}
         used: dict[Name, list[Op]] = {}
         for op in ops:
             for name in op.takes:
-                if name in self.made and place[self.made[name]] != place[op]:
+                if name in self.op_of and segment_of[self.op_of[name]] != segment_of[op]:
                     used.setdefault(name, []).append(op)
         names = [name for op in ops for name in op.gives if name in used]
         numbers = {name: number for number, name in enumerate(names)}
@@ -547,12 +551,11 @@ class _Builder:
             tuple(self._segments_of([op for op in ops if op.part == part], cut, numbers, used, ops[-1]))
             for part in range(parts)
         )
-        inputs = tuple(tuple(sorted({one for segment in mine for one in segment.inputs})) for mine in segments)
+        inputs = tuple(tuple(sorted({i for segment in part for i in segment.inputs})) for part in segments)
         uses = tuple(
-            tuple(dict.fromkeys(place for segment in mine for op in segment.ops for place in op.weights))
-            for mine in segments
+            tuple(dict.fromkeys(i for segment in part for op in segment.ops for i in op.weights)) for part in segments
         )
-        shapes = tuple(tuple(map(int, one.shape)) for one in self.graph.model.weights)
+        shapes = tuple(tuple(map(int, weight.shape)) for weight in self.graph.model.weights)
         return Program(
             self.workers, self.by_rows, values, segments, tuple(self.ways), self.pieces, inputs, uses, shapes
         )
@@ -562,16 +565,16 @@ class _Builder:
 
         The gradients of a segment's weights are there at the same time, so a segment has few large weights.
         """
-        found: dict[Op, tuple[int, int]] = {}
+        segment_of: dict[Op, tuple[int, int]] = {}
         filled: dict[tuple[int, int], tuple[int, int]] = {}
         for op in ops:
             number, values = filled.get((op.part, level[op]), (0, 0))
-            more = sum(prod(self.graph.model.weights[place].shape) for place in op.weights) // self.workers
+            more = sum(prod(self.graph.model.weights[index].shape) for index in op.weights) // self.workers
             if values and values + more > MOST_VALUES:
                 number, values = number + 1, 0
             filled[op.part, level[op]] = number, values + more
-            found[op] = level[op], number
-        return found
+            segment_of[op] = level[op], number
+        return segment_of
 
     def _stage(self, op: Op) -> int:
         return op.part // self.workers
@@ -590,17 +593,19 @@ class _Builder:
         used: dict[Name, list[Op]],
         loss: Op,
     ) -> Iterator[Segment]:
-        seen: set[int] = set()
+        earlier: set[int] = set()  # values that earlier segments have taken
         name_of = {number: name for name, number in numbers.items()}
-        for at in sorted({cut[op] for op in ops}):
-            mine = tuple(op for op in ops if cut[op] == at)
-            made = {name for op in mine for name in op.gives}
-            takes = sorted({numbers[name] for op in mine for name in op.takes if name in numbers and name not in made})
-            gives = sorted(numbers[name] for name in made if name in used)
-            inputs = sorted({one.tensor for op in mine for one in op.takes if one not in self.made})
+        for key in sorted({cut[op] for op in ops}):
+            own_ops = tuple(op for op in ops if cut[op] == key)
+            produced = {name for op in own_ops for name in op.gives}
+            takes = sorted(
+                {numbers[name] for op in own_ops for name in op.takes if name in numbers and name not in produced}
+            )
+            gives = sorted(numbers[name] for name in produced if name in used)
+            inputs = sorted({name.tensor for op in own_ops for name in op.takes if name not in self.op_of})
             names = {number: name_of[number] for number in (*takes, *gives)}
-            receives = [one for one in takes if one not in seen and name_of[one].part != mine[0].part]
-            seen.update(takes)
+            receives = [i for i in takes if i not in earlier and name_of[i].part != own_ops[0].part]
+            earlier.update(takes)
             yield Segment(
-                mine, names, tuple(takes), tuple(receives), tuple(gives), tuple(inputs), has_loss=loss in mine
+                own_ops, names, tuple(takes), tuple(receives), tuple(gives), tuple(inputs), has_loss=loss in own_ops
             )

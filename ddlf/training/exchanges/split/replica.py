@@ -76,10 +76,10 @@ class SplitReplica(Replica, Restored):
         self._part: ModelPart | None = None
         self._plan: Plan
         self._position: Any = None
-        self._at: int | None = None  # the version of the weights that the part has
-        self._kept = StateFiles()
+        self._version: int | None = None  # the version of the weights that the part has
+        self._state_files = StateFiles()
         self._seed: int | None = None  # of the first weights that the model's initializers make; None if some were made
-        self._known: Mapping[str, Any] = {}  # the optimizer that ``create_model`` has loaded, by path
+        self._loaded_optimizer: Mapping[str, Any] = {}  # the optimizer that ``create_model`` has loaded, by path
         self._unanswered: deque[Future[Any]] = deque()
         self._attempt = 0
         self._clip: float | None = None  # global_clipnorm of the compiled optimizer
@@ -92,25 +92,27 @@ class SplitReplica(Replica, Restored):
 
         If ``create_model`` needs the values of weights, the model is made whole, and its weights go into a file.
         """
-        why = "create_model reads or changes weights"
+        reason = "create_model reads or changes weights"
         try:
             with unmade():
                 await super().build_on_master(app, seed, create)
-            if all(not is_made(one) and alone(one) for one in app.model.weights):
+            if all(not is_made(weight) and alone(weight) for weight in app.model.weights):
                 return
             if not any(map(is_made, app.model.weights)):
-                why = "an initializer of create_model is not one of Keras's with its own seed"
+                reason = "an initializer of create_model is not one of Keras's with its own seed"
         except Exception:  # the next attempt raises the app's own errors
             vars(app).pop("model", None)
         await super().build_on_master(app, seed, create)
         weights = app.model.weights
-        state = State([(weight_name(i), np.dtype(one.dtype).name, tuple(one.shape)) for i, one in enumerate(weights)])
-        for place, value in enumerate(weights):
-            state.put(weight_name(place), value_of(value))
+        state = State(
+            [(weight_name(i), np.dtype(weight.dtype).name, tuple(weight.shape)) for i, weight in enumerate(weights)]
+        )
+        for index, variable in enumerate(weights):
+            state.put(weight_name(index), value_of(variable))
         app.run_context.first = list(state.views().values())
         free(weights)
         app.run_context.emit(
-            Warned(about="model", why=f"{why}, so each machine makes the whole model once before it keeps its part")
+            Warned(about="model", why=f"{reason}, so each machine makes the whole model once before it keeps its part")
         )
 
     # -- verbs --------------------------------------------------------------------------------------------------------
@@ -143,16 +145,16 @@ class SplitReplica(Replica, Restored):
             Facts about the round. Or ``peer`` and ``why``, if a worker was not reached; or ``fault`` and ``hint``, if a
             tensor has NaN; or ``unfit``, if the weights have; or ``stopped``.
         """
-        found: dict[str, Any] = await self._with_state(order, self.train_part)
-        if order["copy"] is None or "digest" not in found:
-            return found
+        result: dict[str, Any] = await self._with_state(order, self.train_part)
+        if order["copy"] is None or "digest" not in result:
+            return result
         try:
             await self._ask(order["copy"], REPLICA, "copy", order["part"], order["version"] + 1, self._me)
         except (AppMissing, LeaseError) as error:
             return {"peer": order["copy"], "why": error.message}
         except Unreached as error:
             return {"peer": error.worker, "why": error.why}
-        return found
+        return result
 
     async def evaluate(self, order: dict[str, Any]) -> dict[str, Any]:
         """Evaluate a part of the model, together with the other parts.
@@ -169,49 +171,49 @@ class SplitReplica(Replica, Restored):
     @offered
     async def layout(self, part: int, version: int) -> list[list[Any]]:
         """Return the names, types and shapes of the state of a part."""
-        return [[name, kind, list(shape)] for name, kind, shape in self._kept.of(part, version).layout]
+        return [[name, kind, list(shape)] for name, kind, shape in self._state_files.of(part, version).layout]
 
     @offered
     async def piece(self, part: int, version: int, begin: int, nbytes: int) -> np.ndarray[Any, Any]:
         """Return some bytes of the state of a part."""
-        return await asyncio.to_thread(self._kept.of(part, version).read, begin, nbytes)
+        return await asyncio.to_thread(self._state_files.of(part, version).read, begin, nbytes)
 
     @offered
     async def copy(self, part: int, version: int, worker: int) -> None:
         """Keep a copy of the state of a part, fetched from the worker that has trained it."""
-        self._kept.drop_before(version - 1)
-        if (part, version) not in self._kept:
-            self._kept.put(part, version, await fetched(partial(self._ask, worker, REPLICA), part, version))
+        self._state_files.drop_before(version - 1)
+        if (part, version) not in self._state_files:
+            self._state_files.put(part, version, await fetched(partial(self._ask, worker, REPLICA), part, version))
         self._show(version)
 
     @concurrent
     async def write(
-        self, part: int, version: int, place: dict[str, Any], names: dict[str, str], where: Sequence[Any]
+        self, part: int, version: int, target: dict[str, Any], names: dict[str, str], share_holders: Sequence[Any]
     ) -> dict[str, Any]:
         """Write arrays of a part into a checkpoint. Arrays that are cut are written whole.
 
         Args:
             part, version: The state.
-            place: Where to write, as in ``write_if_seen``.
+            target: Where to write, as in ``write_if_seen``.
             names: The name in the slice of each array to write.
-            where: The parts whose shares make these arrays whole, each with the workers that have its state.
+            share_holders: The parts whose shares make these arrays whole, each with the workers that have its state.
 
         Returns:
             The answer of ``write_if_seen``.
         """
-        if not is_seen(place):
-            return write_if_seen(place, {})
-        states, fetching = {part: self._kept.of(part, version)}, StateFiles()
+        if not is_seen(target):
+            return write_if_seen(target, {})
+        states, fetching = {part: self._state_files.of(part, version)}, StateFiles()
         try:
-            for number, workers in where:
-                if (number, version) in self._kept:
-                    states[number] = self._kept.of(number, version)
+            for number, workers in share_holders:
+                if (number, version) in self._state_files:
+                    states[number] = self._state_files.of(number, version)
                     continue
                 ask, shares = partial(self._ask, workers[0], REPLICA), needs(self._plan, [*names])
                 states[number] = await fetched(ask, number, version, shares[number])
                 fetching.put(number, version, states[number])
             return await asyncio.to_thread(
-                lambda: write_if_seen(place, in_slice(united(self._plan, part, states, [*names]).views(), names))
+                lambda: write_if_seen(target, in_slice(united(self._plan, part, states, [*names]).views(), names))
             )
         except (AppMissing, LeaseError) as error:
             return {"why": error.message, "seen": True}
@@ -234,33 +236,33 @@ class SplitReplica(Replica, Restored):
     async def close(self) -> None:
         """End local training at the next batch, since the run is over, and free the states of parts."""
         await super().close()
-        self._kept.close()
+        self._state_files.close()
         self._worker.on_part(None)
 
     def _show(self, version: int) -> None:
         """Tell which part this worker has, and how many copies of others."""
-        number, of, nbytes, mine = 0, 0, 0, set[int]()
+        number, of, nbytes, own_parts = 0, 0, 0, set[int]()
         if (part := self._part) is not None:
-            me, of = self._plan.parts[part.number], len(self._plan.parts)
-            number, mine = part.number + 1, {part.number}
-            nbytes = self._plan.bytes_of_weights(me) + self._plan.bytes_of_optimizer(me)
-        self._worker.on_part(HeldPart(number, of, nbytes, version, len(self._kept.parts - mine), self._run))
+            model_part, of = self._plan.parts[part.number], len(self._plan.parts)
+            number, own_parts = part.number + 1, {part.number}
+            nbytes = self._plan.bytes_of_weights(model_part) + self._plan.bytes_of_optimizer(model_part)
+        self._worker.on_part(HeldPart(number, of, nbytes, version, len(self._state_files.parts - own_parts), self._run))
 
     async def _with_state(
         self, order: dict[str, Any], work: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
         """Fetch the state that an order needs, and carry the order out on the compute thread."""
-        which, state = (order["part"], order["version"]), order["state"]
-        self._kept.drop_before(order["version"])
-        if state is not None and "from" in state and which not in self._kept:
+        key, state = (order["part"], order["version"]), order["state"]
+        self._state_files.drop_before(order["version"])
+        if state is not None and "from" in state and key not in self._state_files:
             try:
-                self._kept.put(*which, await fetched(partial(self._ask, state["from"], REPLICA), *which))
+                self._state_files.put(*key, await fetched(partial(self._ask, state["from"], REPLICA), *key))
             except Unreached as error:
                 return {"peer": error.worker, "why": error.why}
             except (AppMissing, LeaseError) as error:
                 return {"peer": state["from"], "why": error.message}
-        found: dict[str, Any] = await self._on_thread(lambda: work(order))
-        return found
+        result: dict[str, Any] = await self._on_thread(lambda: work(order))
+        return result
 
     # -- methods for the compute thread -------------------------------------------------------------------------------
 
@@ -279,12 +281,12 @@ class SplitReplica(Replica, Restored):
                 self._create(self._seed)
         except Exception:  # create_model needs the values of weights, or has an error, which the next line raises
             self._create(self._seed)
-        model, self._known = app.model, {}
+        model, self._loaded_optimizer = app.model, {}
         if any(map(is_made, model.weights)) and model.optimizer is not None and model.optimizer.built:
             name_all(model.optimizer)
-            self._known = {one.path: value_of(one) for one in model.optimizer.variables}
+            self._loaded_optimizer = {variable.path: value_of(variable) for variable in model.optimizer.variables}
             model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
-        self._part, self._at = None, None
+        self._part, self._version = None, None
         return {
             "weights": describe_weights(model),
             "optimizer": describe_optimizer(model.optimizer),
@@ -312,15 +314,15 @@ class SplitReplica(Replica, Restored):
         task = self._task = Task.from_message(order["task"])
         self._fed, self._told = [], time.monotonic()
         part = self._become(order)
-        self._at = None
+        self._version = None
         self._show(order["version"])
         metrics, failure = self._caught(lambda: self._samples.during(lambda: self._rounds(part, task, order)))
         if failure:
             return failure
-        if (wrong := self._keep(part, order["version"] + 1)) is not None:
-            return {"unfit": asdict(wrong)}
-        self._at = order["version"] + 1
-        self._show(self._at)
+        if (problem := self._keep(part, order["version"] + 1)) is not None:
+            return {"unfit": asdict(problem)}
+        self._version = order["version"] + 1
+        self._show(self._version)
         wait_data_s, _ = self._samples.told()
         return {
             **self._results(part, metrics),
@@ -364,12 +366,12 @@ class SplitReplica(Replica, Restored):
         """Do some work of the group. Return its metrics; and why it has failed, as ``step`` returns it."""
         self.stopping = False
         try:
-            found = work()
+            metrics = work()
             if self.stopping:  # the samples have ended early
                 raise Stopped
             while self._unanswered:
                 self._unanswered.popleft().result()
-            return found, {}
+            return metrics, {}
         except (Stopped, StreamClosed):
             return {}, {"stopped": True}
         except Unreached as error:
@@ -392,14 +394,14 @@ class SplitReplica(Replica, Restored):
             AppMissing: The worker should have the part's state, but does not.
         """
         number, version, state = order["part"], order["version"], order["state"]
-        if state is None and self._part is not None and (self._part.number, self._at) == (number, version):
+        if state is None and self._part is not None and (self._part.number, self._version) == (number, version):
             return self._part
-        self._at = None
+        self._version = None
         if state is not None and "seed" in state:
             if self._part is not None or self._seed != state["seed"]:
                 self._rebuild(state["seed"])
-            part = self._made(number, order, partial(self._first, number))
-            self._optimizer_is(self._known)
+            part = self._make_part(number, order, partial(self._first, number))
+            self._set_optimizer(self._loaded_optimizer)
             return part
         read = self._reader(number, version, state)
         paths = self._plan.optimizer.paths if self._part is not None else ()
@@ -408,46 +410,46 @@ class SplitReplica(Replica, Restored):
         weights = self.app.model.weights
         whole = state is not None and "slices" in state  # slices have whole arrays
 
-        def shape(place: int) -> tuple[int, ...]:
-            return self._plan.program.shapes[place] if whole else self._plan.shape(number, place)
+        def shape(index: int) -> tuple[int, ...]:
+            return self._plan.program.shapes[index] if whole else self._plan.shape(number, index)
 
-        def mine(place: int | None, value: Any) -> Any:
-            return self._plan.piece(number, place, value) if whole else value
+        def share_of(index: int | None, value: Any) -> Any:
+            return self._plan.piece(number, index, value) if whole else value
 
-        def fill(place: int) -> None:
-            if (value := read(weight_name(place))) is None:
-                raise AppMissing(f"weight {place + 1} is not in the state of part {number + 1}")
-            value = mine(place, value.reshape(shape(place)))
-            if tuple(weights[place].shape) != value.shape:  # create_model has made the whole weight
-                free([weights[place]])
-            put(weights[place], value)
+        def fill(index: int) -> None:
+            if (value := read(weight_name(index))) is None:
+                raise AppMissing(f"weight {index + 1} is not in the state of part {number + 1}")
+            value = share_of(index, value.reshape(shape(index)))
+            if tuple(weights[index].shape) != value.shape:  # create_model has made the whole weight
+                free([weights[index]])
+            put(weights[index], value)
 
-        part = self._made(number, order, fill)
+        part = self._make_part(number, order, fill)
         paths = self._plan.optimizer.paths
-        self._optimizer_is(
+        self._set_optimizer(
             {
-                path: mine(self._plan.optimizer.of[i], value)
+                path: share_of(self._plan.optimizer.of[i], value)
                 for i, path in enumerate(paths)
                 if (value := read(optimizer_name(i))) is not None
             }
-            or self._known
+            or self._loaded_optimizer
         )
         return part
 
-    def _first(self, number: int, place: int) -> None:
+    def _first(self, number: int, index: int) -> None:
         """Give a weight its first value. A part with a share of it has the whole weight only for this moment."""
-        variable = self.app.model.weights[place]
+        variable = self.app.model.weights[index]
         make(variable)
-        if place in self._plan.program.pieces:
-            share = self._plan.piece(number, place, value_of(variable))
+        if index in self._plan.program.pieces:
+            share = self._plan.piece(number, index, value_of(variable))
             free([variable])
             put(variable, share)
 
     def _reader(self, number: int, version: int, state: Mapping[str, Any] | None) -> Callable[[str], Any]:
         """Return the function that returns an array of a part's state by its name; None if the state does not have it."""
         if state is None or "from" in state:
-            kept = self._kept.of(number, version)
-            return lambda name: kept.get(name) if name in kept else None
+            state_file = self._state_files.of(number, version)
+            return lambda name: state_file.get(name) if name in state_file else None
         if "arrays" in state:
             return dict(state["arrays"]).get
         slices = {name: array for arrays in self.taken().values() for name, array in arrays.items()}
@@ -457,7 +459,7 @@ class SplitReplica(Replica, Restored):
         free(self.app.model.weights)
         self.build(seed)
 
-    def _made(self, number: int, order: dict[str, Any], fill: Callable[[int], None]) -> ModelPart:
+    def _make_part(self, number: int, order: dict[str, Any], fill: Callable[[int], None]) -> ModelPart:
         """Return the part with its weights, which ``fill`` sets by their numbers. All other weights have no memory."""
         import keras
 
@@ -472,10 +474,10 @@ class SplitReplica(Replica, Restored):
                 order["replicas"],
                 order["by_rows"],
             )
-        mine = self._plan.parts[number].all_weights
-        for place in mine:
-            fill(place)
-        free(one for place, one in enumerate(model.weights) if place not in {*mine})
+        indices = self._plan.parts[number].all_weights
+        for index in indices:
+            fill(index)
+        free(weight for index, weight in enumerate(model.weights) if index not in {*indices})
         if self._part is None:
             self._part = KINDS[keras.backend.backend()](self._plan, number)
             model.optimizer.build(self._part.trained)
@@ -484,23 +486,23 @@ class SplitReplica(Replica, Restored):
             self._position = RunPosition.of(model.optimizer)
         return self._part
 
-    def _optimizer_is(self, known: Mapping[str, Any]) -> None:
+    def _set_optimizer(self, values: Mapping[str, Any]) -> None:
         """Set the variables of the optimizer by their paths, if they are known."""
-        for variable in self.app.model.optimizer.variables if known else ():
-            variable.assign(known[variable.path])
+        for variable in self.app.model.optimizer.variables if values else ():
+            variable.assign(values[variable.path])
 
     def _keep(self, part: ModelPart, version: int) -> Fault | None:
         """Keep the state of the part in a file. Return why the weights cannot be used, if they cannot."""
         model, paths = self.app.model, self._plan.optimizer.paths
-        found = [(weight_name(place), model.weights[place]) for place in self._plan.parts[part.number].all_weights]
-        found += [(optimizer_name(paths.index(one.path)), one) for one in model.optimizer.variables]
-        state = State([(name, np.dtype(one.dtype).name, tuple(one.shape)) for name, one in found])
-        for name, variable in found:
+        variables = [(weight_name(i), model.weights[i]) for i in self._plan.parts[part.number].all_weights]
+        variables += [(optimizer_name(paths.index(v.path)), v) for v in model.optimizer.variables]
+        state = State([(name, np.dtype(v.dtype).name, tuple(v.shape)) for name, v in variables])
+        for name, variable in variables:
             value = value_of(variable)
             if name.startswith("weight") and not is_finite(value):
                 return fault([value], 1, [value], [variable.path])
             state.put(name, value)
-        self._kept.put(part.number, version, state)
+        self._state_files.put(part.number, version, state)
         return None
 
     def _rounds(self, part: ModelPart, task: Task, order: dict[str, Any]) -> dict[str, float]:
@@ -523,15 +525,15 @@ class SplitReplica(Replica, Restored):
             for number, begin in enumerate(range(0, max(samples), size)):
                 if self.stopping:
                     raise Stopped
-                mine, *_ = counts = [min(size, max(0, one - begin)) for one in (len(indices), *samples)]
-                batch = next(batches) if mine else ()
-                if mine and not begun:
+                own_count, *_ = counts = [min(size, max(0, total - begin)) for total in (len(indices), *samples)]
+                batch = next(batches) if own_count else ()
+                if own_count and not begun:
                     part.prepare(batch)
                     begun = True
-                end = begin + mine
+                end = begin + own_count
                 seed = (task.seed, task.round, epoch, number, *([task.slot] * (task.slot > 0)))
-                stage.train(batch, mine, seed, sum(counts[1:]))
-                if mine:
+                stage.train(batch, own_count, seed, sum(counts[1:]))
+                if own_count:
                     self._tell_moved(part, task.first_epoch + epoch, end)
         return scalars(model.get_metrics_result()) if part.is_last else {}
 
@@ -574,7 +576,7 @@ class SplitReplica(Replica, Restored):
         }
 
 
-def check_backend(wanted: str) -> None:
+def check_backend(master_backend: str) -> None:
     """Raise an error if this worker computes with another backend than the master, or with one that is not supported.
 
     Raises:
@@ -582,13 +584,13 @@ def check_backend(wanted: str) -> None:
     """
     import keras
 
-    mine = keras.backend.backend()
-    if mine != wanted:
+    own_backend = keras.backend.backend()
+    if own_backend != master_backend:
         raise ConfigError(
-            f"this worker computes with {mine}, and the master with {wanted}: the parts of a model need the same backend",
-            hint=f"start it with KERAS_BACKEND={wanted}",
+            f"this worker computes with {own_backend}, and the master with {master_backend}: the parts of a model need the same backend",
+            hint=f"start it with KERAS_BACKEND={master_backend}",
         )
-    if mine not in KINDS:
+    if own_backend not in KINDS:
         raise ConfigError(
-            f"split does not support Keras on {mine}", hint="use KERAS_BACKEND=tensorflow or KERAS_BACKEND=jax"
+            f"split does not support Keras on {own_backend}", hint="use KERAS_BACKEND=tensorflow or KERAS_BACKEND=jax"
         )

@@ -112,10 +112,10 @@ class Split(Exchange):
         plan = self._plan(app, spec)
         check_workers(self.parts, plan, crew.size, spec.slots or 1)
         app.run_context.emit(plan.event())
-        if why := plan.warning():
-            app.run_context.emit(Warned(about="model", why=why))
-        values = {one.field: getattr(self, one.field) for one in self.settings()}
-        return Planned(**values, plan=plan, reads=reads_model(app)), plan.told(spec.slots or 1)
+        if warning := plan.warning():
+            app.run_context.emit(Warned(about="model", why=warning))
+        values = {setting.field: getattr(self, setting.field) for setting in self.settings()}
+        return Planned(**values, plan=plan, reads=reads_model(app)), plan.describe(spec.slots or 1)
 
     async def preview(self, app: App, spec: RunSpec) -> str:
         """Return the plan of a run that does not begin. It loads the data, and builds the model without memory.
@@ -133,7 +133,7 @@ class Split(Exchange):
         with fresh_names(), unmade():
             await awaited(app.create_model())
             ready_model(app)
-        return self._plan(app, spec).told(spec.slots or 1)
+        return self._plan(app, spec).describe(spec.slots or 1)
 
     def _plan(self, app: App, spec: RunSpec) -> Plan:
         from ddlf.training.exchanges.split.graph import Graph, check_graph
@@ -163,12 +163,12 @@ class Split(Exchange):
         return Members(place.run, place.crew, place.cluster, place.lossless, REPLICA)
 
     def states(
-        self, place: Place, source: WeightSource, known: list[SlotState], parts: Mapping[str, Kept]
+        self, place: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
         """Return the object that manages the optimizer, which stays with the parts."""
         from ddlf.training.exchanges.split.states import SplitStates
 
-        return SplitStates(place.run, place.crew, known, parts, place.spec.exchange.codec.name, source.restoring)
+        return SplitStates(place.run, place.crew, states, parts, place.spec.exchange.codec.name, source.restoring)
 
     def worker_refusals(self, workers: int, one_at_a_time: bool, slots: int) -> Iterator[Refusal]:
         """Yield an error if the workers are too few, or cannot answer while they compute."""
@@ -238,13 +238,15 @@ def reads_model(app: App) -> bool:
     A hook without Python code may do so, too.
     """
     hooks = (getattr(app, name) for name in ("on_round", "on_event", "is_convergent"))
-    own = [getattr(hook, "__func__", hook) for hook in hooks if getattr(hook, "__module__", "") != "ddlf.app"]
-    return any("model" in names_in(hook.__code__) if hasattr(hook, "__code__") else True for hook in own)
+    own_hooks = [getattr(hook, "__func__", hook) for hook in hooks if getattr(hook, "__module__", "") != "ddlf.app"]
+    return any("model" in names_in(hook.__code__) if hasattr(hook, "__code__") else True for hook in own_hooks)
 
 
 def names_in(code: CodeType) -> set[str]:
     """Return the names of attributes and variables in the code of a function and of the functions in it."""
-    return {*code.co_names}.union(*(names_in(one) for one in code.co_consts if isinstance(one, CodeType)))
+    return {*code.co_names}.union(
+        *(names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    )
 
 
 def check_workers(cut: Cut, plan: Plan, workers: int, slots: int = 1) -> None:

@@ -67,15 +67,15 @@ class Softmax(Exchanged):
         if number == 0:
             return value, ops.stop_gradient(ops.max(value, axis=-1, keepdims=True))
         most = ops.max(ops.concatenate(list(numbers), axis=-1), axis=-1, keepdims=True)
-        found = ops.exp(value - ops.stop_gradient(most))
-        return found, ops.sum(found, axis=-1, keepdims=True)
+        powers = ops.exp(value - ops.stop_gradient(most))
+        return powers, ops.sum(powers, axis=-1, keepdims=True)
 
     def finish(self, layer: Any, value: Any, numbers: Sequence[Any], worker: int, training: bool) -> Any:
         """Divide by the sum of all workers."""
         return value / sum(numbers[1:], numbers[0])
 
 
-def _told(value: Any, axes: tuple[int, ...]) -> Any:
+def _mean_and_variance(value: Any, axes: tuple[int, ...]) -> Any:
     """Return mean and variance over some axes, one after the other on the last axis."""
     from keras import ops
 
@@ -87,21 +87,21 @@ def _moments(numbers: Sequence[Any], counts: Sequence[int], axes: tuple[int, ...
     """Return the mean and the variance of all workers.
 
     Args:
-        numbers: The result of ``_told`` of each worker.
+        numbers: The result of ``_mean_and_variance`` of each worker.
         counts: The number of values behind each of these.
         axes: Further axes over which to take the mean.
     """
     from keras import ops
 
-    pairs, total = [ops.split(one, 2, axis=-1) for one in numbers], sum(counts)
+    pairs, total = [ops.split(pair, 2, axis=-1) for pair in numbers], sum(counts)
 
     def mean(values: Sequence[Any]) -> Any:
         weighted = [value * (count / total) for value, count in zip(values, counts, strict=True)]
-        found = sum(weighted[1:], weighted[0])
-        return ops.mean(found, axes, keepdims=True) if axes else found
+        combined = sum(weighted[1:], weighted[0])
+        return ops.mean(combined, axes, keepdims=True) if axes else combined
 
-    of_all = mean([one for one, _ in pairs])
-    return of_all, mean([variance + ops.square(one - of_all) for one, variance in pairs])
+    mean_of_all = mean([worker_mean for worker_mean, _ in pairs])
+    return mean_of_all, mean([variance + ops.square(worker_mean - mean_of_all) for worker_mean, variance in pairs])
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class NormalizedUnits(Exchanged):
 
     def tell(self, layer: Any, number: int, value: Any, numbers: Sequence[Any], worker: int) -> tuple[Any, Any]:
         """Return the share, and the mean and variance of each position."""
-        return value, _told(value, (-1,))
+        return value, _mean_and_variance(value, (-1,))
 
     def finish(self, layer: Any, value: Any, numbers: Sequence[Any], worker: int, training: bool) -> Any:
         """Normalize the share."""
@@ -118,9 +118,9 @@ class NormalizedUnits(Exchanged):
 
         assert self.gives is not None
         mean, variance = _moments(numbers, self.gives.counts, ())
-        found = (value - mean) * ops.rsqrt(variance + layer.epsilon)
-        found = found if layer.gamma is None else found * layer.gamma
-        return found if layer.beta is None else found + layer.beta
+        normalized = (value - mean) * ops.rsqrt(variance + layer.epsilon)
+        normalized = normalized if layer.gamma is None else normalized * layer.gamma
+        return normalized if layer.beta is None else normalized + layer.beta
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class NormalizedRows(Exchanged):
 
     def tell(self, layer: Any, number: int, value: Any, numbers: Sequence[Any], worker: int) -> tuple[Any, Any]:
         """Return the share, and the mean and variance of each channel of each sample."""
-        return value, _told(value, self._axes(value))
+        return value, _mean_and_variance(value, self._axes(value))
 
     def finish(self, layer: Any, value: Any, numbers: Sequence[Any], worker: int, training: bool) -> Any:
         """Normalize the share, and move the averages."""
@@ -161,7 +161,7 @@ class NormalizedRows(Exchanged):
         if not (training and layer.trainable):
             return layer(value, training=False)
         all_axes = tuple(range(len(value.shape) - 1))
-        mean, variance = (ops.squeeze(one, all_axes) for one in _moments(numbers, self.gives.counts, (0,)))
+        mean, variance = (ops.squeeze(moment, all_axes) for moment in _moments(numbers, self.gives.counts, (0,)))
         for moving, new in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
             moving.assign(moving * layer.momentum + new * (1.0 - layer.momentum))
         return ops.batch_normalization(

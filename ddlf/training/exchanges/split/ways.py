@@ -25,7 +25,7 @@ class Way:
     """How a call of a layer is computed. This one is for a layer that stays whole.
 
     Args:
-        why: Why the layer, or a weight of it, stays whole; "" if it is cut, or has whole inputs and no weights.
+        reason: Why the layer, or a weight of it, stays whole; "" if it is cut, or has whole inputs and no weights.
         takes: The units of the input that each worker needs; None if it needs all.
         gives: The units of the output that each worker computes; None if it computes all.
         pieces: How weights are cut, by the ``id`` of the variable. Others are whole.
@@ -35,7 +35,7 @@ class Way:
     adds: ClassVar[bool] = False
     """Whether the outputs of all workers must be added up, and ``gives`` are the units of the sum."""
 
-    why: str = ""
+    reason: str = ""
     takes: Units | None = None
     gives: Units | None = None
     pieces: Mapping[int, Piece] = field(default_factory=lambda: MappingProxyType({}))
@@ -45,7 +45,7 @@ class Way:
         """The units that each worker has, as people count them; None if all have all."""
         return self.takes if self.adds and self.takes is not None else self.gives
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return how the call is cut, for people."""
         units = self.counted
         if units is None:
@@ -82,7 +82,7 @@ class Way:
         from keras.src.models.functional import operation_fn
 
         args, options = call.node.arguments.fill_in(
-            {id(one): value for one, value in zip(symbols, values, strict=True)}
+            {id(symbol): value for symbol, value in zip(symbols, values, strict=True)}
         )
         return list(keras.tree.flatten(operation_fn(call.operation, training=training)(*args, **options)))
 

@@ -101,7 +101,7 @@ class DownpourPart(SplitReplica):
                 like = self._rows.like[place]
                 put(model.weights[place], np.zeros(like.shape, like.dtype))
 
-            part = self._made(number, order, fill)
+            part = self._make_part(number, order, fill)
             self._stepper = PartStepper(model, self._rows, self._plan.parts[number].weights, part.trained)
         assert self._part is not None
         return self._part
