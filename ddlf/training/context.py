@@ -53,7 +53,7 @@ class RunContext:
         threads: The number of compute threads of every worker; None leaves each worker its own number.
         local_files: The partition files that each worker has on its disks, by the worker's number.
         arrays_only: Whether ``load_dataset`` sets only arrays.
-        made: The attributes that ``load_dataset`` and ``create_model`` have set, each with its previous value, if any.
+        created: The attributes that ``load_dataset`` and ``create_model`` have set, each with its previous value, if any.
         feeds: The inputs of evaluations, by part of the data.
         test_function: The compiled test step of the model.
         display: The active display; None while the app is not displayed.
@@ -79,7 +79,7 @@ class RunContext:
     threads: int | None = None
     local_files: dict[int, Any] = field(default_factory=dict)
     arrays_only: bool = False
-    made: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    created: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     feeds: Mapping[str, Any] = field(default_factory=dict)
     test_function: Any = None
     display: Display | None = None
@@ -104,10 +104,10 @@ def travels(app: App) -> dict[str, Any]:
 
     These are all except ``MASTER_ONLY`` and the results of ``load_dataset`` and ``create_model``.
     """
-    state, set_here = {}, app.run_context.made
+    state, created = {}, app.run_context.created
     for name, value in vars(app).items():
-        made = set_here.get(name)
-        if name in MASTER_ONLY or (made is not None and made[0] is value and len(made) == 1):
+        values = created.get(name)
+        if name in MASTER_ONLY or (values is not None and values[0] is value and len(values) == 1):
             continue
-        state[name] = made[1] if made is not None and made[0] is value else value
+        state[name] = values[1] if values is not None and values[0] is value else value
     return state

@@ -165,24 +165,26 @@ class FileLedger:
         epochs = epochs if fed is None else fed
         if not epochs:
             return
-        one = replace(indices, again=(), end=indices.begin + len(indices))
+        portion = replace(indices, again=(), end=indices.begin + len(indices))
         if skipped:
-            self._skipped = [*self._skipped, (one, epochs, tuple(skipped))]
-        alike = [(open, times) for open, times in self._open if _epoch(open) == _epoch(one)]
-        if all(times == epochs for _, times in alike) and _is_all([one, *(open for open, _ in alike)], self.samples):
+            self._skipped = [*self._skipped, (portion, epochs, tuple(skipped))]
+        alike = [(open, times) for open, times in self._open if _epoch(open) == _epoch(portion)]
+        if all(times == epochs for _, times in alike) and _is_all(
+            [portion, *(open for open, _ in alike)], self.samples
+        ):
             self._open = [entry for entry in self._open if entry not in alike]
             self._times += epochs
             return
         for number, (open, times) in enumerate(self._open):
             if (
                 times == epochs
-                and replace(open, end=one.end) == replace(one, begin=open.begin)
-                and open.end == one.begin
+                and replace(open, end=portion.end) == replace(portion, begin=open.begin)
+                and open.end == portion.begin
             ):
-                longer = replace(open, end=one.end), times
+                longer = replace(open, end=portion.end), times
                 self._open = [*self._open[:number], longer, *self._open[number + 1 :]]
                 return
-        self._open = [*self._open, (one, epochs)]
+        self._open = [*self._open, (portion, epochs)]
 
     @property
     def counts(self) -> np.ndarray[Any, Any]:
@@ -360,7 +362,7 @@ class Progress:
         offsets: Samples of the current epoch that earlier rounds have used, before each round and after the last one.
         portion: Samples of each slot in future rounds that are parts of epochs; 0 if rounds are whole epochs.
         together: Samples of all slots in such a round, if the user set this number instead.
-        asked: Local epochs of the whole training, as last planned.
+        planned_epochs: Local epochs of the whole training, as last planned.
         converged: Whether ``is_convergent`` has ended the training.
         reason: Why the loop itself has ended the training early; "" if it has not. Not stored.
         spent: Whether the privacy budget has ended the training. Not stored.
@@ -376,7 +378,7 @@ class Progress:
             current rates.
         callbacks: The states of callbacks on the master, from ``CallbackStates``; None if callbacks start fresh.
         begun: The number of epochs whose begin was reported to callbacks.
-        told: The number of records in the epoch metrics that were reported to callbacks; None if it is not needed.
+        reported_records: The number of records in the epoch metrics that were reported to callbacks; None if it is not needed.
         slots_from: Pairs of a first round and K from that round on; more than one if slots were added. Each round has
             all samples once.
         parts_from: Pairs of a first round and the samples of each slot from that round on (with files, in the epoch),
@@ -399,7 +401,7 @@ class Progress:
     offsets: list[int] = field(default_factory=list)
     portion: int = 0
     together: int = 0
-    asked: int = 0
+    planned_epochs: int = 0
     converged: bool = False
     reason: str = ""
     spent: bool = False
@@ -413,7 +415,7 @@ class Progress:
     rates: list[list[float]] = field(default_factory=list)
     callbacks: list[Any] | None = None
     begun: int = 0
-    told: int | None = None
+    reported_records: int | None = None
     slots_from: list[tuple[int, int]] = field(default_factory=list)
     parts_from: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     versions_from: list[tuple[int, int]] = field(default_factory=list)
@@ -431,7 +433,7 @@ class Progress:
         if self.reason or not (self.is_complete or self.converged):
             return self.reason
         return (
-            f"all {self.asked} epochs are done"
+            f"all {self.planned_epochs} epochs are done"
             if self.is_complete
             else "is_convergent, converge or a callback stopped it"
         )
@@ -475,7 +477,7 @@ class Progress:
         self.parts_from += [(self.reached, ())] if paced else []
         left = epochs + begun if more else max(0, epochs - self.starts[-1])
         self._add(left, worker_epochs, begun=begun and left > 0)
-        self.asked = self.starts[-1]
+        self.planned_epochs = self.starts[-1]
 
     def add_slots(self, number: int, slots: int) -> None:
         """Increase the number of slots from a round on, which must begin an epoch.
@@ -579,11 +581,13 @@ class Progress:
     def following(self, slot: int, number: int) -> int:
         """Return the next round, from ``number`` on, in which a slot trains; the number of rounds if there is none."""
         rounds = range(number, len(self.epochs))
-        return next((one for one in rounds if slot < self.tasks_in(one)), len(self.epochs))
+        return next((round_number for round_number in rounds if slot < self.tasks_in(round_number)), len(self.epochs))
 
     def preceding(self, slot: int, number: int) -> int:
         """Return the last round before ``number`` in which a slot trained; -1 if there is none."""
-        return next((one for one in range(number - 1, -1, -1) if slot < self.tasks_in(one)), -1)
+        return next(
+            (round_number for round_number in range(number - 1, -1, -1) if slot < self.tasks_in(round_number)), -1
+        )
 
     @property
     def reached(self) -> int:
@@ -619,14 +623,14 @@ class Progress:
         del records[len(then.records) :]
         vars(ledger).update(vars(then.ledger))
         then = then.snapshot()  # later rounds do not change the argument
-        for one in fields(self):
-            setattr(self, one.name, getattr(then, one.name))
+        for entry in fields(self):
+            setattr(self, entry.name, getattr(then, entry.name))
         self.records, self.ledger = records, ledger
 
     def set_back(self, then: Self) -> None:
         """Restore the state of a snapshot, with its weights in this process."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(then, one.name))
+        for entry in fields(self):
+            setattr(self, entry.name, getattr(then, entry.name))
         if not is_unmade(self.weights):
             self.fetch()
 
@@ -678,16 +682,16 @@ class Progress:
             names: Names of the weights, for people who read the file.
             slices: The parts that workers have already written.
         """
-        there = {} if slices is None else {**dict.fromkeys(slices.sliced), **slices.arrays}
+        on_workers = {} if slices is None else {**dict.fromkeys(slices.sliced), **slices.arrays}
         weights: dict[str, Any] = {}
-        if "weights" not in there:
+        if "weights" not in on_workers:
             weights = {
-                f"{i:04d} {name}": one for i, (name, one) in enumerate(zip(names, local(self.weights), strict=True))
+                f"{i:04d} {name}": array for i, (name, array) in enumerate(zip(names, local(self.weights), strict=True))
             }
         arrays: dict[str, dict[str, Any]] = {
-            **({} if "weights" in there else {"weights": weights}),
+            **({} if "weights" in on_workers else {"weights": weights}),
             **({"ledger": {"counts": self.ledger.counts}} if isinstance(self.ledger, SampleLedger) else {}),
-            **{KEPT + name: numbered(group) for name, group in self.state.items() if KEPT + name not in there},
+            **{KEPT + name: numbered(group) for name, group in self.state.items() if KEPT + name not in on_workers},
             **({} if slices is None else slices.arrays),
             **({} if self.callbacks is None else {"callbacks": numbered(self.callbacks)}),
         }
@@ -699,14 +703,18 @@ class Progress:
             "slot_rounds": list(self.slot_rounds),
             "slots_from": [list(entry) for entry in self.slots_from],
             "epochs": self._done(),
-            "asked": self.asked,
+            "asked": self.planned_epochs,
             "converged": self.converged and not self.spent,  # a larger budget continues
             "speeds": list(self.speeds),
             **({"parts_from": [[first, list(parts)] for first, parts in self.parts_from]} if self.parts_from else {}),
             **({"versions_from": [list(entry) for entry in self.versions_from]} if self.versions_from else {}),
-            "dropped": [[*which, worker] for which, worker in self.dropped.items()],
+            "dropped": [[*slot_and_round, worker] for slot_and_round, worker in self.dropped.items()],
             **({} if isinstance(self.ledger, SampleLedger) else {"ledger": self.ledger.to_facts()}),
-            **({} if self.told is None else {"rates": self.rates, "begun": self.begun, "told": self.told}),
+            **(
+                {}
+                if self.reported_records is None
+                else {"rates": self.rates, "begun": self.begun, "told": self.reported_records}
+            ),
         }
         checkpoint = Checkpoint(round=self.version, arrays=arrays, facts=facts, slices=slices)
         return with_states(checkpoint, self.states, () if slices is None else slices.left)
@@ -728,8 +736,12 @@ class Progress:
         if "states" not in facts:
             arrays, facts = as_of_now(arrays, facts)
         ledger: Any = SampleLedger(0)
-        if (kept := facts.get("ledger")) is not None:
-            ledger = ShareLedger.from_facts(kept) if "shares" in kept else FileLedger.from_facts(kept)
+        if (ledger_facts := facts.get("ledger")) is not None:
+            ledger = (
+                ShareLedger.from_facts(ledger_facts)
+                if "shares" in ledger_facts
+                else FileLedger.from_facts(ledger_facts)
+            )
         else:
             ledger.counts = np.array(arrays["ledger"]["counts"])
         slot_rounds = list(facts["slot_rounds"])
@@ -743,7 +755,7 @@ class Progress:
             slots_from=[(first, slots) for first, slots in facts.get("slots_from", ())],
             parts_from=[(first, tuple(parts)) for first, parts in facts.get("parts_from", ())],
             versions_from=[(first, version) for first, version in facts.get("versions_from", ())],
-            asked=facts.get("asked", 0),
+            planned_epochs=facts.get("asked", 0),
             converged=facts.get("converged", False),
             state={
                 name.removeprefix(KEPT): list(group.values()) for name, group in arrays.items() if name.startswith(KEPT)
@@ -758,7 +770,7 @@ class Progress:
             rates=facts.get("rates", []),
             callbacks=list(arrays["callbacks"].values()) if "callbacks" in arrays else None,
             begun=facts.get("begun", 0),
-            told=facts.get("told"),
+            reported_records=facts.get("told"),
             speeds=list(facts["speeds"]) or [None] * len(facts["states"]),
             settings=dict(facts["settings"]),
             dropped={(slot, number): worker for slot, number, worker in facts.get("dropped", ())},
@@ -769,7 +781,7 @@ class Progress:
         progress.training = facts.get("training", progress.training)
         if "epochs" in facts:
             done = [(epochs, *size) for count, epochs, *size in facts["epochs"] for _ in range(count)]
-            progress.epochs, progress.sizes = [one[0] for one in done], [sum(one[1:]) for one in done]
+            progress.epochs, progress.sizes = [entry[0] for entry in done], [sum(entry[1:]) for entry in done]
         elif progress.reached:
             # Older format: all rounds have ``worker_epochs`` epochs, except the last, which has the remainder.
             usual = facts["settings"]["worker_epochs"]

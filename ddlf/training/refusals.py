@@ -188,12 +188,12 @@ def of_private_data(spec: RunSpec) -> Iterator[Refusal]:
         f"exchange={exchange!r} contradicts private=True: other workers would see the updates of each worker",
         "use exchange='star', where only the master sees them",
     )
-    for name, why in COMMON:
+    for name, reason in COMMON:
         for setting, value in spec.changed([name]):
             hint = f"leave out {setting.name}"
             if name == "class_weight" and data.privacy_unit != "sample":  # its steps have no sample weights
                 hint += ", and set w_train in load_dataset"
-            yield Refusal(private, f"{name}={_text(value)} contradicts private=True: {why}", hint)
+            yield Refusal(private, f"{name}={_text(value)} contradicts private=True: {reason}", hint)
     yield Refusal(
         private and spec.batchnorm == "recalibrated",
         "batchnorm='recalibrated' contradicts private=True: it reads the samples of a round twice, after its merge",
@@ -433,7 +433,7 @@ def check_files(spec: RunSpec, data: DataSet) -> None:
         ),
     ]
     instead = ", or use shuffle='global'"
-    for name, value, applies, why, more in (
+    for name, value, applies, reason, alternative in (
         ("shuffle", repr(str(rule)), whole and bool(data.manifest.hosts), "each worker has some of the files", ""),
         (
             "partition",
@@ -460,8 +460,8 @@ def check_files(spec: RunSpec, data: DataSet) -> None:
         rows.append(
             Refusal(
                 applies,
-                f"{name}={value} cannot be combined with partition files that are read with shuffle={str(rule)!r}: {why}",
-                f"leave out {name}{more}",
+                f"{name}={value} cannot be combined with partition files that are read with shuffle={str(rule)!r}: {reason}",
+                f"leave out {name}{alternative}",
             )
         )
     check(rows)
@@ -478,16 +478,16 @@ def check_rounds(spec: RunSpec, samples: int, slots: int) -> None:
     Raises:
         ConfigError: The rounds are too short.
     """
-    asked = spec.local.round_samples
-    if asked is None or spec.data.shuffle is None or isinstance(spec.data.shuffle, Global):
+    round_samples = spec.local.round_samples
+    if round_samples is None or spec.data.shuffle is None or isinstance(spec.data.shuffle, Global):
         return
-    rounds = ceil(samples / asked)
+    rounds = ceil(samples / round_samples)
     last = samples - (rounds - 1) * ceil(samples / rounds)
     share = 1 / LEAST_SHARE - CUT_TOLERANCE if spec.data.balance == "speed" else 1
     least = int((share - CUT_TOLERANCE) * samples / slots) - 1
     if least * last < samples:
         raise ConfigError(
-            f"round_samples={asked} cuts {samples:,} samples into {rounds:,} rounds, too short for {slots} slots",
+            f"round_samples={round_samples} cuts {samples:,} samples into {rounds:,} rounds, too short for {slots} slots",
             hint="use longer rounds, or fewer slots",
         )
 
@@ -558,10 +558,10 @@ def check_app(app: App) -> None:
 
 
 def _check_misspelt(app: App, base: type) -> None:
-    own = {
+    class_values = {
         name: value for cls in reversed(type(app).__mro__) if issubclass(cls, base) for name, value in vars(cls).items()
     }
-    for name, value in {**own, **vars(app)}.items():
+    for name, value in {**class_values, **vars(app)}.items():
         if name in GROUPS and _looks_like_settings(value, GROUPS[name]) and not _is_read(type(app), base, name):
             group = GROUPS[name].__name__
             raise ConfigError(
@@ -576,19 +576,19 @@ def _check_misspelt(app: App, base: type) -> None:
             or isinstance(value, property)
         ):
             continue
-        near = _settings_like(name)
+        similar = _settings_like(name)
         # An attribute of another type, or one that the app's own methods read, is not a misspelt setting.
-        if near and _alike(value, SETTINGS[near[0]].default) and not _is_read(type(app), base, name):
+        if similar and _alike(value, SETTINGS[similar[0]].default) and not _is_read(type(app), base, name):
             raise ConfigError(
-                f"{type(app).__name__}.{name} is not a setting, so it would have no effect; did you mean {near[0]}?",
-                hint=f"rename the attribute if you did not mean {near[0]}",
+                f"{type(app).__name__}.{name} is not a setting, so it would have no effect; did you mean {similar[0]}?",
+                hint=f"rename the attribute if you did not mean {similar[0]}",
             )
 
 
 def _looks_like_settings(value: Any, group: type[Group]) -> bool:
     """Return whether a dict or a text seems to be meant as a group of settings."""
     settings: list[Setting[Any, Any]] = list(group.settings()) if is_dataclass(group) else []
-    names = {name for one in settings for name in (one.field, one.name)}
+    names = {name for setting in settings for name in (setting.field, setting.name)}
     if isinstance(value, str) and "=" in value:
         return value.partition("=")[0].strip() in names
     return isinstance(value, dict) and bool(value) and set(value) <= names
@@ -598,7 +598,7 @@ def _looks_like_settings(value: Any, group: type[Group]) -> bool:
 def _settings_like(name: str) -> list[str]:
     if name in SYNONYMS:
         return [SYNONYMS[name]]
-    return get_close_matches(name, [known for known in SETTINGS if known != "callbacks"], 1, SIMILAR)
+    return get_close_matches(name, [setting for setting in SETTINGS if setting != "callbacks"], 1, SIMILAR)
 
 
 def _alike(value: Any, setting: Any) -> bool:
@@ -634,8 +634,8 @@ def check_backend() -> None:
     """
     name = os.environ.get("KERAS_BACKEND")
     if name and name not in BACKENDS:
-        near = get_close_matches(name, BACKENDS, 1)
-        guess = f", did you mean {near[0]!r}?" if near else ""
+        similar = get_close_matches(name, BACKENDS, 1)
+        guess = f", did you mean {similar[0]!r}?" if similar else ""
         raise ConfigError(f"KERAS_BACKEND must be one of {', '.join(BACKENDS)}, got {name!r}{guess}")
     if not _is_installed("keras"):
         raise ConfigError(
@@ -645,10 +645,12 @@ def check_backend() -> None:
         home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
         name = None if (home / "keras.json").is_file() else "tensorflow"  # the file may name another backend
     if name and not _is_installed(name):
-        others = [other for other in BACKENDS if _is_installed(other)]
+        installed = [other for other in BACKENDS if _is_installed(other)]
         raise ConfigError(
             f"{name}, which Keras would use here, is not installed",
-            hint=f"set KERAS_BACKEND={others[0]}, which is installed" if others else f"install it: pip install {name}",
+            hint=f"set KERAS_BACKEND={installed[0]}, which is installed"
+            if installed
+            else f"install it: pip install {name}",
         )
 
 

@@ -67,18 +67,18 @@ class KindOf(Generic[Kind]):
         entries: The entry point group in which other packages register their classes. A class of another package is
             imported only when its name is used.
         base: The class that all classes derive from.
-        own: DDLF's own classes by name.
+        builtin: DDLF's own classes by name.
     """
 
-    def __init__(self, setting: str, entries: str, base: type[Kind], own: Mapping[str, type[Kind]]) -> None:
+    def __init__(self, setting: str, entries: str, base: type[Kind], builtin: Mapping[str, type[Kind]]) -> None:
         self.setting = setting
-        self._entries, self._base, self._own = entries, base, own
+        self._entries, self._base, self._builtin = entries, base, builtin
 
     def __call__(self, name: str, value: Any) -> str:
         if isinstance(value, Group) and value.name:
             return value.name
         text = value.partition(":")[0] if isinstance(value, str) else value
-        return text if text in self._own else OneOf(*self.names)(name, text)
+        return text if text in self._builtin else OneOf(*self.names)(name, text)
 
     def kind(self, name: str) -> type[Kind]:
         """Return the strategy or exchange class with a name that the check has returned.
@@ -86,8 +86,8 @@ class KindOf(Generic[Kind]):
         Raises:
             ConfigError: The package that registers the name cannot be imported, or the class is of another kind.
         """
-        if name in self._own:
-            return self._own[name]
+        if name in self._builtin:
+            return self._builtin[name]
         entry = outside(self._entries)[name]
         package = entry.dist.name if entry.dist is not None else entry.value
         try:
@@ -106,7 +106,7 @@ class KindOf(Generic[Kind]):
 
     def find(self, name: Any) -> type[Kind] | None:
         """Return the class with this name, or None if there is none."""
-        return self.kind(name) if name in self._own or name in outside(self._entries) else None
+        return self.kind(name) if name in self._builtin or name in outside(self._entries) else None
 
     def group(self, name: str, text: str) -> Kind | None:
         """Return the group of settings that a text describes.
@@ -121,20 +121,20 @@ class KindOf(Generic[Kind]):
     @property
     def more(self) -> tuple[str, ...]:
         """The names that other packages have registered for the setting."""
-        return tuple(name for name in outside(self._entries) if name not in self._own)
+        return tuple(name for name in outside(self._entries) if name not in self._builtin)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all classes that the setting can select."""
-        return (*self._own, *self.more)
+        return (*self._builtin, *self.more)
 
     def about(self) -> str:
         """Return the descriptions and names of DDLF's own classes, for the help of the setting."""
-        *parts, last = (f"{getattr(kind, 'about', '')} ({name})" for name, kind in self._own.items())
+        *parts, last = (f"{getattr(kind, 'about', '')} ({name})" for name, kind in self._builtin.items())
         return f"{', '.join(parts)}, or {last}"
 
     def __str__(self) -> str:
-        return str(OneOf(*self._own))
+        return str(OneOf(*self._builtin))
 
 
 MODE = KindOf("mode", "ddlf.strategies", StrategySettings, STRATEGIES)
@@ -186,20 +186,20 @@ KINDS_OF_GROUPS: tuple[type[Group], ...] = (
 def _settings() -> dict[str, Setting[Any, Any]]:
     """Return all settings by the names of the app's attributes. Also note in each which strategies or exchanges have it."""
     table: dict[str, Setting[Any, Any]] = {"mode": _MODE, "exchange": _EXCHANGE}
-    shared = {one.name for one in ExchangeSettings.settings()}
+    shared = {declared.name for declared in ExchangeSettings.settings()}
     for kind in KINDS_OF_GROUPS:
-        for one in kind.settings():
-            known = table.setdefault(one.name, one)
+        for declared in kind.settings():
+            setting = table.setdefault(declared.name, declared)
             if issubclass(kind, StrategySettings):
-                known.strategies = (*known.strategies, kind.name)
-            if issubclass(kind, ExchangeSettings) and one.name not in shared:
-                known.exchanges = (*known.exchanges, kind.name)
+                setting.strategies = (*setting.strategies, kind.name)
+            if issubclass(kind, ExchangeSettings) and declared.name not in shared:
+                setting.exchanges = (*setting.exchanges, kind.name)
     return table
 
 
 SETTINGS: Mapping[str, Setting[Any, Any]] = _settings()
 """Each setting by the name of the app's attribute, in the order of all lists."""
-DEFAULTS: Mapping[str, Any] = {name: one.default for name, one in SETTINGS.items()}
+DEFAULTS: Mapping[str, Any] = {name: setting.default for name, setting in SETTINGS.items()}
 
 
 def titles() -> dict[str, tuple[str, ...]]:
@@ -209,12 +209,12 @@ def titles() -> dict[str, tuple[str, ...]]:
     """
     attributes = {kind: name for name, kind in reversed(GROUPS.items())}
     table: dict[str, list[str]] = {"run": ["mode"]}
-    known = {"mode", "exchange"}
+    listed = {"mode", "exchange"}
     for kind in KINDS_OF_GROUPS:
         title = attributes.get(kind) or kind.name or "run"
         names = table.setdefault(title, ["exchange"] if kind is ExchangeSettings else [])
-        names += [one.name for one in kind.settings() if one.name not in known]
-        known.update(names)
+        names += [setting.name for setting in kind.settings() if setting.name not in listed]
+        listed.update(names)
     return {title: tuple(names) for title, names in table.items() if names}
 
 
@@ -227,11 +227,11 @@ def settings_with(mode: Any, exchange: Any) -> Mapping[str, Setting[Any, Any]]:
         mode: The value of the setting ``mode``. An invalid one adds no settings.
         exchange: The value of the setting ``exchange``, likewise.
     """
-    own: dict[str, Setting[Any, Any]] = {}
+    kind_settings: dict[str, Setting[Any, Any]] = {}
     for kinds, value in ((EXCHANGE, exchange), (MODE, mode)):
         with suppress(ConfigError):  # the check of the run raises the error
-            own |= {one.name: one for one in kinds.kind(kinds(kinds.setting, value)).settings()}
-    return {**SETTINGS, **{name: one for name, one in own.items() if name not in SETTINGS}}
+            kind_settings |= {setting.name: setting for setting in kinds.kind(kinds(kinds.setting, value)).settings()}
+    return {**SETTINGS, **{name: setting for name, setting in kind_settings.items() if name not in SETTINGS}}
 
 
 def option(name: str) -> str:
@@ -258,8 +258,8 @@ def group_of(name: str, value: object) -> Group | None:
         return None
     if name in GROUPS and issubclass(kind, GROUPS[name]):
         return value if isinstance(value, Group) else kind()
-    given = f"ddlf.{kind.__name__}" + ("(...)" if isinstance(value, Group) else "")
-    raise ConfigError(f"{name} cannot be {given}", hint=f"write {belongs} = ddlf.{kind.__name__}(...)")
+    written = f"ddlf.{kind.__name__}" + ("(...)" if isinstance(value, Group) else "")
+    raise ConfigError(f"{name} cannot be {written}", hint=f"write {belongs} = ddlf.{kind.__name__}(...)")
 
 
 class View:
@@ -269,8 +269,10 @@ class View:
         self._kind = kind
 
     def __get__(self, app: object, owner: type) -> Any:
-        where = owner if app is None else app
-        return self._kind.of_flat({one.name: getattr(where, one.name, one.default) for one in self._kind.settings()})
+        holder = owner if app is None else app
+        return self._kind.of_flat(
+            {setting.name: getattr(holder, setting.name, setting.default) for setting in self._kind.settings()}
+        )
 
 
 def spread(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -287,21 +289,21 @@ def spread(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         ConfigError: A group and another value contradict each other.
     """
     groups = {name: group for name, value in values.items() if (group := group_of(name, value)) is not None}
-    found = {name: value for name, value in values.items() if name not in groups}
+    flattened = {name: value for name, value in values.items() if name not in groups}
     for name, group in groups.items():
-        said = group.given()
+        given = group.given()
         if group.name:
-            said["mode" if isinstance(group, StrategySettings) else "exchange"] = group.name
-        settings = {**SETTINGS, **{one.name: one for one in group.settings()}}
-        for key, value in said.items():
-            if key in found and settings[key].check(key, found[key]) != value:
+            given["mode" if isinstance(group, StrategySettings) else "exchange"] = group.name
+        settings = {**SETTINGS, **{setting.name: setting for setting in group.settings()}}
+        for key, value in given.items():
+            if key in flattened and settings[key].check(key, flattened[key]) != value:
                 text = repr(value if isinstance(value, str | int | float | None) else str(value))
                 raise ConfigError(
-                    f"{key}={found[key]!r}, but {name} has {key}={text}{f' in {where}' if where else ''}",
+                    f"{key}={flattened[key]!r}, but {name} has {key}={text}{f' in {where}' if where else ''}",
                     hint="leave out one of the two",
                 )
-            found[key] = value
-    return found
+            flattened[key] = value
+    return flattened
 
 
 class Configured(Protocol):
@@ -310,45 +312,45 @@ class Configured(Protocol):
     mode: Any
 
 
-def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] | None = None) -> RunSpec:
+def spec_of(app: Configured, mode: str | None = None, overrides: Mapping[str, Any] | None = None) -> RunSpec:
     """Return all settings of a run, as one ``RunSpec``, from an app's attributes.
 
     Args:
         app: Has the settings as attributes.
         mode: The name of the strategy; by default the app's ``mode``.
-        given: Settings that override the attributes, by name; None overrides nothing.
+        overrides: Settings that override the attributes, by name; None overrides nothing.
 
     Raises:
         ConfigError: A value is invalid, or has no effect with the strategy.
     """
-    given = given or {}
+    overrides = overrides or {}
     mode = MODE("mode", mode or app.mode)
     kind = MODE.kind(mode)
-    exchange = _exchange_of(app, given)
+    exchange = _exchange_of(app, overrides)
     if exchange.strategies and mode not in exchange.strategies:
         by = exchange.chosen_by
-        chosen = given.get(by) or getattr(app, by, None) if by else None
+        chosen = overrides.get(by) or getattr(app, by, None) if by else None
         name, value = ("exchange", exchange.name) if chosen is None else (by, chosen)
         raise _unused(name, value, DEFAULTS[name], kind, exchange.strategies)
-    own = {one.name: one for one in (*exchange.settings(), *kind.settings())}
+    own_settings = {setting.name: setting for setting in (*exchange.settings(), *kind.settings())}
     values: dict[str, Any] = {}
-    for name, setting in {**SETTINGS, **own}.items():
-        chosen = given.get(name)
+    for name, setting in {**SETTINGS, **own_settings}.items():
+        chosen = overrides.get(name)
         value = getattr(app, name, setting.default) if chosen is None else chosen
         if name in OF_A_CLASS and chosen is None and _is_of_another_mode(app, name, kind):
             value = setting.default
         usual = setting.default
         if value is None and usual is None and setting.value is not None:
-            value = own.get(name, setting).value  # each strategy has its own default
+            value = own_settings.get(name, setting).value  # each strategy has its own default
         values[name] = setting.check(name, value)
         if not setting.used_by(mode) and value != usual and values[name] != setting.check(name, setting.value):
             raise _unused(name, value, usual, kind, setting.strategies)
         if setting.exchanges and exchange.name not in setting.exchanges and value != usual:
-            others = " or ".join(map(repr, setting.exchanges))
+            exchanges = " or ".join(map(repr, setting.exchanges))
             text = value if isinstance(value, int) else repr(str(value))
             raise ConfigError(
-                f"{name}={text} is for exchange={others}, and exchange={exchange.name!r} does not use it",
-                hint=f"leave {name} at {usual!r}, or use exchange={others}",
+                f"{name}={text} is for exchange={exchanges}, and exchange={exchange.name!r} does not use it",
+                hint=f"leave {name} at {usual!r}, or use exchange={exchanges}",
             )
     values["mode"] = mode
     for name, rule in values.items():
@@ -361,7 +363,7 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
         for other in getattr(rule, "ignores", ()):
             if values[other] != SETTINGS[other].check(other, SETTINGS[other].value):
                 raise ConfigError(
-                    f"{other}={given.get(other) or getattr(app, other)!r} has no effect with {name}={str(rule)!r}",
+                    f"{other}={overrides.get(other) or getattr(app, other)!r} has no effect with {name}={str(rule)!r}",
                     hint=f"leave {other} out, or choose another {name}",
                 )
     if exchange.one_step and values["worker_steps"] is None:
@@ -375,19 +377,19 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
         evaluation=Evaluation.of_flat(values),
         checkpoint=Checkpoint.of_flat(values),
         output=Output.of_flat(values),
-        **{one.field: values[one.name] for one in RunSpec.settings()},
+        **{setting.field: values[setting.name] for setting in RunSpec.settings()},
     )
 
 
-def _exchange_of(app: Configured, given: Mapping[str, Any]) -> type[ExchangeSettings]:
+def _exchange_of(app: Configured, overrides: Mapping[str, Any]) -> type[ExchangeSettings]:
     """Return the class of a run's exchange: the one that the user named, or the one that another setting selects."""
-    chosen = EXCHANGE("exchange", given.get("exchange") or getattr(app, "exchange", DEFAULTS["exchange"]))
+    chosen = EXCHANGE("exchange", overrides.get("exchange") or getattr(app, "exchange", DEFAULTS["exchange"]))
     for kind in EXCHANGES.values() if chosen == DEFAULTS["exchange"] else ():
         by = kind.chosen_by
-        value = (given.get(by) or getattr(app, by, None)) if by else None
+        value = (overrides.get(by) or getattr(app, by, None)) if by else None
         if value is None:
             continue
-        if given.get("exchange") is not None or "exchange" in vars(app):
+        if overrides.get("exchange") is not None or "exchange" in vars(app):
             raise ConfigError(
                 f"exchange={chosen!r} does not go with {by}={str(value)!r}, which selects exchange={kind.name!r}",
                 hint=f"leave out exchange or {by}",
@@ -405,11 +407,11 @@ def _is_of_another_mode(app: Configured, name: str, kind: type[StrategySettings]
     return name in kind.unused and getattr(type(app), "mode", kind.name) != kind.name and name not in vars(app)
 
 
-def _unused(name: str, value: Any, usual: Any, kind: type[StrategySettings], others: Sequence[str]) -> ConfigError:
-    words = " and ".join(STRATEGIES[other].words for other in others)
+def _unused(name: str, value: Any, usual: Any, kind: type[StrategySettings], modes: Sequence[str]) -> ConfigError:
+    words = " and ".join(STRATEGIES[mode].words for mode in modes)
     return ConfigError(
         f"{name}={value!r} is for {words} training: {kind.words} training does not use it",
-        hint=f"leave {name} at {usual!r}, or train in mode {' or '.join(map(repr, others))}",
+        hint=f"leave {name} at {usual!r}, or train in mode {' or '.join(map(repr, modes))}",
     )
 
 
@@ -421,4 +423,6 @@ def flat(spec: RunSpec) -> dict[str, Any]:
     values = {"mode": spec.train.name, "exchange": spec.exchange.name}
     for group in spec.groups:
         values.update(group.flat())
-    return {name: one.check(name, one.value) for name, one in SETTINGS.items() if name not in values} | values
+    return {
+        name: setting.check(name, setting.value) for name, setting in SETTINGS.items() if name not in values
+    } | values

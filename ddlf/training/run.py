@@ -53,7 +53,7 @@ from ddlf.training.crew.crew import Crew, SlotLeftOut, Work
 from ddlf.training.crew.recovery import end_all
 from ddlf.training.evaluation.master import compute, measured, validate
 from ddlf.training.evaluation.model import evaluate, evaluate_on
-from ddlf.training.evaluation.workers import EvaluationThere
+from ddlf.training.evaluation.workers import WorkerEvaluation
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.external_weights import Outside
 from ddlf.training.progress import Progress, WeightsRef, shapes
@@ -172,7 +172,7 @@ class Reporter:
         records: Records of the run. They contain the reported record, which gets its evaluation there.
         spec: All settings of the run.
         callbacks: The user's Keras callbacks on the master, if any.
-        there: Evaluates on the workers, if they share evaluations.
+        worker_evaluation: Evaluates on the workers, if they share evaluations.
 
     Attributes:
         is_testing: Whether a record waits for its evaluation.
@@ -185,15 +185,15 @@ class Reporter:
         records: list[RoundRecord],
         spec: RunSpec,
         callbacks: Callbacks | None = None,
-        there: EvaluationThere | None = None,
+        worker_evaluation: WorkerEvaluation | None = None,
     ) -> None:
-        self._app, self._there = app, there
+        self._app, self._worker_evaluation = app, worker_evaluation
         self._records = records
         self._batch_size = spec.data.batch_size
         self._every, self._rule = spec.evaluation.every, spec.evaluation.converge
         self._can_converge = bool(self._rule.metric)
         self._validates = app.run_context.data.has(app, "val")
-        self._tests_there = app.run_context.data.is_elsewhere(app, "test")
+        self._workers_test = app.run_context.data.is_elsewhere(app, "test")
         self._callbacks = callbacks
         self._turn = asyncio.Lock()  # a fair lock: the first caller gets it first
         self._tasks: set[asyncio.Task[bool]] = set()
@@ -213,11 +213,11 @@ class Reporter:
         Returns:
             A task that ends when the hooks have returned. Its result says whether training must end.
         """
-        place = len(self._records) - 1
+        index = len(self._records) - 1
         tested, validated = self.due(validate=validate, last=last)
         self.is_testing = self.is_testing or tested or validated
         callbacks = self._callbacks if validate else None
-        task = asyncio.get_running_loop().create_task(self._report(place, weights, validated, tested, callbacks))
+        task = asyncio.get_running_loop().create_task(self._report(index, weights, validated, tested, callbacks))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if callbacks is not None:
@@ -231,20 +231,20 @@ class Reporter:
         """
         every = self._every and self._records[-1].version % self._every == 0
         # Only workers have the test data of a private run, and only until its end.
-        tested = bool(every) or (last and (bool(self._every) or self._tests_there))
+        tested = bool(every) or (last and (bool(self._every) or self._workers_test))
         return tested, validate and self._validates
 
     async def tested(self, weights: Weights, x: Any, y: Any) -> dict[str, float]:
         """Evaluate weights on some samples, between two reports. The model has its earlier weights afterwards."""
         async with self._turn:
             context, model = self._app.run_context, vars(self._app)["model"]
-            held = context.weights if context.weights is not None else model.get_weights()
+            weights_before = context.weights if context.weights is not None else model.get_weights()
             context.weights = None
             try:
-                found: dict[str, float] = await compute(evaluate_on, model, weights, x, y)
+                values: dict[str, float] = await compute(evaluate_on, model, weights, x, y)
             finally:
-                context.weights = held
-            return found
+                context.weights = weights_before
+            return values
 
     @property
     def shows(self) -> bool:
@@ -266,25 +266,34 @@ class Reporter:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _report(
-        self, place: int, weights: Weights | WeightsRef, validated: bool, tested: bool, callbacks: Callbacks | None
+        self, index: int, weights: Weights | WeightsRef, validated: bool, tested: bool, callbacks: Callbacks | None
     ) -> bool:
         app = self._app
         async with self._turn:
-            record = self._records[place]
+            record = self._records[index]
             if validated or tested or callbacks is not None:
                 app.run_context.weights = None  # the model must keep its weights during the evaluation
                 if callbacks is not None:
                     await callbacks.show()
                 if validated:
-                    told = None if callbacks is None else callbacks.for_tests()
-                    more = await measured(validate, app, weights, self._batch_size, told, there=self._there)
-                    self._records[place] = record = dataclasses.replace(record, metrics=record.metrics | more)
+                    test_callbacks = None if callbacks is None else callbacks.for_tests()
+                    more = await measured(
+                        validate,
+                        app,
+                        weights,
+                        self._batch_size,
+                        test_callbacks,
+                        worker_evaluation=self._worker_evaluation,
+                    )
+                    self._records[index] = record = dataclasses.replace(record, metrics=record.metrics | more)
                 if callbacks is not None:
-                    self._records[place] = record = await callbacks.end_epoch()
+                    self._records[index] = record = await callbacks.end_epoch()
                     weights = callbacks.weights
                 if tested:
-                    record = dataclasses.replace(record, test=await measured(evaluate, app, weights, there=self._there))
-                self._records[place] = record
+                    record = dataclasses.replace(
+                        record, test=await measured(evaluate, app, weights, worker_evaluation=self._worker_evaluation)
+                    )
+                self._records[index] = record
                 self.is_testing = False
             app.run_context.weights = weights
             app.history.append(record)
@@ -313,8 +322,10 @@ class Reporter:
                 f"converge={str(rule)!r} looks at {rule.metric!r}, which is not a metric of this run",
                 hint=f"name one of {', '.join(now) or 'the metrics that train returns'}",
             )
-        found = (metrics(before).get(rule.metric) for before in reversed(self._app.history))
-        return bool(rule.reached(list(itertools.islice((one for one in found if one is not None), rule.last))))
+        history_values = (metrics(before).get(rule.metric) for before in reversed(self._app.history))
+        return bool(
+            rule.reached(list(itertools.islice((value for value in history_values if value is not None), rule.last)))
+        )
 
 
 @contextlib.asynccontextmanager
@@ -503,17 +514,17 @@ class Run:
         samples = self.progress.ledger.shares[left.slot].samples
         self.without.append((left.slot + 1, left.worker, samples))
         at = {"round": number + 1, "slot": left.slot + 1, "worker": left.worker}
-        is_said = self._missed.get(left.slot) == (number - 1, left.why)
-        self._missed[left.slot] = number, left.why
-        self.crew.emit(SlotMissed(**at, samples=samples, why="" if is_said else left.why))
+        is_said = self._missed.get(left.slot) == (number - 1, left.reason)
+        self._missed[left.slot] = number, left.reason
+        self.crew.emit(SlotMissed(**at, samples=samples, why="" if is_said else left.reason))
 
     def end_without(self, slot: int, rounds: range) -> None:
         """End an asynchronous slot before its last rounds, numbered from 0, because its worker stays away."""
         for number in rounds:
             self.facts.data.leave_out(self.progress.ledger, slot, number)
         self.progress.slot_rounds[slot] = rounds.stop
-        why = f"slot {slot + 1} ends without its last {len(rounds)} of {rounds.stop} rounds: its worker stays away"
-        self.crew.emit(Warned(about="data", why=why))
+        sentence = f"slot {slot + 1} ends without its last {len(rounds)} of {rounds.stop} rounds: its worker stays away"
+        self.crew.emit(Warned(about="data", why=sentence))
 
     async def meanwhile(self) -> None:
         """Do what can be done while the workers compute a round: report the previous round, and order the next one.
@@ -605,9 +616,9 @@ class Run:
         if self.account is None:
             return
         await self._count(self.account, release)
-        if why := await asyncio.to_thread(self.account.spent, release):
+        if reason := await asyncio.to_thread(self.account.spent, release):
             self.progress.spent = True
-            self.converge(why)
+            self.converge(reason)
 
     async def _count(self, account: ReleaseAccount, release: Cost) -> None:
         def counted() -> None:
@@ -629,9 +640,9 @@ class Run:
             Ended: They would. None has left.
         """
         for cost in filter(None, map(self.cost, tasks)):
-            if self.account is not None and (why := await asyncio.to_thread(self.account.spent, cost)):
+            if self.account is not None and (reason := await asyncio.to_thread(self.account.spent, cost)):
                 self.progress.spent = True
-                self.converge(why)
+                self.converge(reason)
                 raise Ended
 
     async def _send(self, make: Callable[[], Task], worker: ProxyWorker, holds: bool) -> Reply:
@@ -645,11 +656,11 @@ class Run:
         self, outside: Outside, weights: Weights | WeightsRef, *, counted: bool
     ) -> Weights | WeightsRef:
         """Let peers have the weights of a commit, and take over their sets. Return the global weights then."""
-        here = None if isinstance(weights, WeightsRef) else weights
-        found = await outside.exchanged(here)
-        if found is not None and found is not here:
+        on_master = None if isinstance(weights, WeightsRef) else weights
+        exchanged = await outside.exchanged(on_master)
+        if exchanged is not None and exchanged is not on_master:
             self.progress.merges += not counted
-            self.progress.weights = weights = found
+            self.progress.weights = weights = exchanged
         if outside.over and not self.converged:
             self.converge(outside.over)
         return weights
@@ -689,7 +700,9 @@ class Run:
             await self.stop_workers()
         if self.converged and not self.progress.is_complete:
             progress, unit = self.progress, "rounds" if self.loops is None else "updates"
-            self.crew.emit(Converged(version=progress.version, epochs=progress.asked, why=progress.reason, unit=unit))
+            self.crew.emit(
+                Converged(version=progress.version, epochs=progress.planned_epochs, why=progress.reason, unit=unit)
+            )
 
     async def close(self) -> None:
         """Stop everything that still runs, whether the run succeeded or failed."""
@@ -767,7 +780,7 @@ class Run:
             make: Makes a new task for each worker that tries.
             avoid: Workers that may train it only if there are no others.
         """
-        reply: Reply = await self.near(slot, number, part, partial(self._send, make), avoid=avoid)
+        reply: Reply = await self.carry_near_data(slot, number, part, partial(self._send, make), avoid=avoid)
         self.crew.emit(arrived(reply))
         if reply.overflow:
             steps, scale = reply.overflow
@@ -778,7 +791,7 @@ class Run:
             )
         return reply
 
-    async def near(
+    async def carry_near_data(
         self,
         slot: int,
         number: int,
@@ -800,8 +813,8 @@ class Run:
         """
         if self.nearby is None:
             return await self.crew.carry(slot, number, work, avoid=avoid, leaves=leaves)
-        work, near = self.nearby.around(part, work), self.nearby.of(part)
-        return await self.crew.carry(slot, number, work, avoid=avoid, leaves=leaves, near=near)
+        work, local_bytes = self.nearby.after_files(part, work), self.nearby.of(part)
+        return await self.crew.carry(slot, number, work, avoid=avoid, leaves=leaves, local_bytes=local_bytes)
 
     async def use_newest_files(self, first: Callable[[], int]) -> None:
         """Switch to the newest version of the partition files, at the beginning of an epoch, as ``go_over`` does."""
@@ -984,26 +997,26 @@ async def gather(
 
 
 async def _as_they_come(run: Run, carrying: Sequence[asyncio.Task[Reply]], into: Merge | None) -> list[Reply]:
-    places = {one: place for place, one in enumerate(carrying)}
+    positions = {carried: index for index, carried in enumerate(carrying)}
     waiting = set(carrying)
     fit: dict[int, Reply] = {}
     while waiting:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         run.arrived = time.perf_counter()
-        for one in sorted(done, key=places.__getitem__):
+        for carried in sorted(done, key=positions.__getitem__):
             try:
-                fit[places[one]] = reply = one.result()
+                fit[positions[carried]] = reply = carried.result()
             except SlotLeftOut as left:
                 run.left_without(left)
                 if into is not None:
-                    into.leave_out(places[one])
+                    into.leave_out(positions[carried])
                 continue
             check(run, reply)
             if into is not None:
-                into.add(places[one], reply.update, reply.weight, checked=True)
+                into.add(positions[carried], reply.update, reply.weight, checked=True)
     if not fit and carrying:
         raise nobody(run)
-    return [fit[place] for place in sorted(fit)]
+    return [fit[index] for index in sorted(fit)]
 
 
 async def _compared(
@@ -1017,20 +1030,20 @@ async def _compared(
             replies[outcome.slot] = outcome
     if not replies:
         raise nobody(run)
-    there = [task for task in tasks if task.slot in replies]
+    answered = [task for task in tasks if task.slot in replies]
     refused: dict[int, frozenset[int]] = {}
-    said: dict[int, tuple[Reply, str]] = {}  # slot -> the reply that was judged last, and the verdict
+    judged: dict[int, tuple[Reply, str]] = {}  # slot -> the reply that was judged last, and the verdict
     while True:
         compares = run.exchange.weights_out.compares if any(map(stays, replies.values())) else None
         verdicts = verdicts_on(run, replies) if compares is None else await compares(replies)
         retried = []
-        for task in there:
+        for task in answered:
             slot, reply, verdict = task.slot, replies[task.slot], verdicts[task.slot]
             if verdict.action == "accept":
                 run.crew.trust(reply.worker)
                 continue
-            before, action = said.get(slot, (None, ""))
-            said[slot] = reply, verdict.action
+            before, action = judged.get(slot, (None, ""))
+            judged[slot] = reply, verdict.action
             if before is reply and action == verdict.action:
                 continue  # judged again only because other updates were recomputed, with the same verdict
             run.verdicts.append(f"{verdict} (worker {reply.worker})")
@@ -1047,13 +1060,13 @@ async def _compared(
         replies.update({reply.slot: reply for reply in computed})
     run.arrived = time.perf_counter()
     fit = []
-    for place, task in enumerate(tasks):
+    for index, task in enumerate(tasks):
         if task.slot in replies and verdicts[task.slot].action != "reject":
             fit.append(as_it_counts(replies[task.slot], verdicts[task.slot]))
             if into is not None:
-                into.add(place, fit[-1].update, fit[-1].weight, checked=True)
+                into.add(index, fit[-1].update, fit[-1].weight, checked=True)
         elif into is not None:
-            into.leave_out(place)
+            into.leave_out(index)
     if not fit:
         raise BadUpdate("no update of this round can be used: " + "; ".join(run.verdicts))
     return fit
@@ -1081,9 +1094,9 @@ def check(run: Run, reply: Reply) -> None:
     Raises:
         BadUpdate: Names the worker, the tensor and the number of wrong values.
     """
-    found = reply.update if stays(reply) else fault(reply.update, reply.samples, run.weights, run.facts.names)
-    if found is not None:
-        raise found.error(reply.slot + 1, f"worker {reply.worker}")
+    problem = reply.update if stays(reply) else fault(reply.update, reply.samples, run.weights, run.facts.names)
+    if problem is not None:
+        raise problem.error(reply.slot + 1, f"worker {reply.worker}")
 
 
 def stays(reply: Reply) -> bool:
@@ -1101,17 +1114,17 @@ def check_weights(run: Run, weights: Weights | WeightsRef, replies: Sequence[Rep
     """
     if isinstance(weights, WeightsRef) or weights is run.progress.weights:  # weights on the workers were checked there
         return
-    if (found := fault(weights, 1, weights, run.facts.names)) is not None:
-        raise unfit(found, replies[0].task.round)
+    if (problem := fault(weights, 1, weights, run.facts.names)) is not None:
+        raise unfit(problem, replies[0].task.round)
 
 
-def unfit(found: Fault, number: int) -> BadUpdate:
+def unfit(fault: Fault, number: int) -> BadUpdate:
     """Return the error for unusable weights after a round, numbered from 0."""
     return BadUpdate(
-        f"the weights after round {number + 1} cannot be used: {found.reason}, and no update was",
+        f"the weights after round {number + 1} cannot be used: {fault.reason}, and no update was",
         hint="lower the learning rate of the rule that applies updates: that of outer, or of the model's optimizer",
-        tensor=found.tensor,
-        count=found.count,
+        tensor=fault.tensor,
+        count=fault.count,
     )
 
 
@@ -1153,11 +1166,11 @@ def tell_clipped(run: Run, reply: Reply, verdict: Verdict) -> None:
 
 def verdicts_on(run: Run, replies: dict[int, Reply]) -> dict[int, Verdict]:
     """Return whether each of these slots' updates is usable, by slot. Messages number slots from 1."""
-    found = judge(
+    verdicts = judge(
         {slot + 1: (reply.update, reply.weight) for slot, reply in replies.items()},
         run.weights,
         run.facts.update_policy,
         names=run.facts.names,
         trainable=run.facts.trainable,
     )
-    return {number - 1: verdict for number, verdict in found.items()}
+    return {number - 1: verdict for number, verdict in verdicts.items()}

@@ -742,7 +742,11 @@ class RunSpec(Group):
         Args:
             names: Names of app's attributes. Settings that the run does not have are left out.
         """
-        values = {one.name: (one, getattr(group, one.field)) for group in self.groups for one in group.settings()}
+        values = {
+            setting.name: (setting, getattr(group, setting.field))
+            for group in self.groups
+            for setting in group.settings()
+        }
         for name in names:
             if name in values and values[name][1] != (setting := values[name][0]).check(name, setting.value):
                 yield values[name]

@@ -37,8 +37,8 @@ from ddlf.training.crew.opening import crew_of
 from ddlf.training.crew.threads import given_threads
 from ddlf.training.evaluation.master import check_test_data, to_its_end
 from ddlf.training.evaluation.metrics import MetricMerge
-from ddlf.training.evaluation.private import OwnEvaluation
-from ddlf.training.evaluation.workers import EvaluationThere
+from ddlf.training.evaluation.private import PrivateEvaluation
+from ddlf.training.evaluation.workers import WorkerEvaluation
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.recalibration import norms_of
 from ddlf.training.external_weights import outside
@@ -80,13 +80,13 @@ async def choose_settings(app: App) -> None:
         await choose(app)
 
 
-def check(app: App, mode: str, *given: int | None, fresh: bool = False) -> RunSpec:
+def check(app: App, mode: str, *numbers: int | None, fresh: bool = False) -> RunSpec:
     """Raise an error for wrong settings, methods and folders that can be found before anything starts.
 
     Args:
         app: The user's ``IApp``.
         mode: The name of the strategy.
-        given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
+        numbers: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
         fresh: Whether to ignore the app's earlier training.
 
     Returns:
@@ -97,14 +97,14 @@ def check(app: App, mode: str, *given: int | None, fresh: bool = False) -> RunSp
         AppError: The app lacks something.
     """
     check_app(app)
-    spec = spec_of(app, mode, dict(zip(NUMBERS, given, strict=False)))
+    spec = spec_of(app, mode, dict(zip(NUMBERS, numbers, strict=False)))
     check_spec(spec)
     _check_workers(spec, app.cluster)
     spec.exchange.check_app(app)
     check_folders(app, fresh)
-    goes_on = app.resume is not None or (app.run_context.progress is not None and not fresh)
-    unknown = goes_on or app.cluster is None
-    check_slots(spec, spec.slots or (0 if unknown else spec.slots_on(app.cluster.places)))
+    continues = app.resume is not None or (app.run_context.progress is not None and not fresh)
+    slots_unknown = continues or app.cluster is None
+    check_slots(spec, spec.slots or (0 if slots_unknown else spec.slots_on(app.cluster.places)))
     check_backend()
     given_threads(app, fresh=fresh)
     return spec
@@ -116,7 +116,7 @@ def _check_workers(spec: RunSpec, cluster: Any) -> None:
         check_takeover(spec, of_workers=getattr(cluster, "takeover", False))
 
 
-async def train(app: App, mode: str, *given: int | None, fresh: bool = False, crew_of: Any = crew_of) -> History:
+async def train(app: App, mode: str, *numbers: int | None, fresh: bool = False, crew_of: Any = crew_of) -> History:
     """Train an app with a strategy: check its settings, prepare all nodes, and run the strategy's loop.
 
     The app has the result, also after an error.
@@ -124,7 +124,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
     Args:
         app: The user's ``IApp``.
         mode: The name of the strategy.
-        given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
+        numbers: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
         fresh: Whether to ignore the app's earlier training, except for the model's weights.
         crew_of: Prepares the workers.
 
@@ -134,10 +134,10 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
     Raises:
         LeaseError: The app is being trained already; no event is emitted for this run.
     """
-    spec = check(app, mode, *given, fresh=fresh)
+    spec = check(app, mode, *numbers, fresh=fresh)
     replica = resolve_name(spec.role)
     async with (
-        _told(app, spec) as name,
+        _announced(app, spec) as name,
         crew_of(
             app,
             spec.seed,
@@ -148,16 +148,16 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
             fresh=fresh,
         ) as (crew, samples),
     ):
-        spec = spec_of(app, mode, dict(zip(NUMBERS, given, strict=True)))  # create_model may have set callbacks
+        spec = spec_of(app, mode, dict(zip(NUMBERS, numbers, strict=True)))  # create_model may have set callbacks
         check_spec(spec)
         _check_workers(spec, app.cluster)  # with min_workers, fewer workers may have answered
         spec = settled(app, replace(spec, threads=app.run_context.threads))
         spec.local.rule.check_optimizer(app.run_context.optimizer)  # raise errors before warnings about the run
         strategy, exchange = parts_of(spec)
-        exchange, why = await exchange.chosen(app, crew, spec)
-        if why:
+        exchange, reason = await exchange.chosen(app, crew, spec)
+        if reason:
             spec = replace(spec, exchange=exchange)
-            app.run_context.emit(ExchangeChosen(exchange=exchange.name, why=why))
+            app.run_context.emit(ExchangeChosen(exchange=exchange.name, why=reason))
         step = exchange.step(app)
         loop = strategy.loop(spec, step)
         decays = not isinstance(spec.local.rate_decay, Never)
@@ -178,21 +178,23 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
         before = len(progress.records)
         app.ledger = progress.ledger
         app.history = History(progress.records)  # the reported records
-        found = History()  # the records of this training
+        records = History()  # the records of this training
         posted = False  # whether peers have got the weights after the last commit
         app.run_context.stop = False  # from now on the app can ask the run to stop
         try:
             if progress.converged or progress.is_complete:
-                asked = progress.asked if progress.converged else progress.starts[-1]
-                app.run_context.emit(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
+                epochs = progress.planned_epochs if progress.converged else progress.starts[-1]
+                app.run_context.emit(
+                    NothingToTrain(round=progress.reached, epochs=epochs, converged=progress.converged)
+                )
             else:
                 run.outside = outside(app.peer, app, spec, progress, run.reporter.tested)
                 if run.outside is not None:
                     await run.outside.join()
                 await _train(run, loop, callbacks)
                 posted = run.outside is not None and await run.outside.leave(local(progress.weights))
-            found += progress.records[before:]
-            return found
+            records += progress.records[before:]
+            return records
         finally:
             try:
                 await run.close()
@@ -200,7 +202,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
                 app.run_context.stop = app.run_context.weights = None
                 progress.converged = progress.converged or run.converged
                 app.history = History(progress.records)
-                app.history.ended = found.ended = progress.ended
+                app.history.ended = records.ended = progress.ended
                 final = callbacks.final if callbacks is not None else None
                 if keeps_averages(app.model):  # the averages may be on the workers
                     await to_its_end(_bring_states(run))
@@ -238,14 +240,14 @@ async def _bring_states(run: Run) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
+async def _announced(app: App, spec: RunSpec) -> AsyncIterator[str]:
     """Emit the events at the beginning and at the end of a run, around a ``with`` block. Yield the name of the run."""
     if app.run_context.is_training:
         raise LeaseError(
             "this app is in another training run of this program",
             hint="wait until that run has ended, or train another app",
         )
-    run, before = secrets.token_hex(8), app.run_context.progress
+    run, progress_before = secrets.token_hex(8), app.run_context.progress
     app.run_context.is_training = True
     app.run_context.emit(
         RunBegan(
@@ -262,28 +264,30 @@ async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
         )
     )
     how: How = "failed"
-    why = ""
+    reason = ""
     try:
         yield run
         ended = app.run_context.progress
         assert ended is not None
         how = "converged" if ended.converged else "complete" if ended.is_complete else "stopped"
-        why = ended.reason
+        reason = ended.reason
     except BaseException as error:
         how = "failed" if isinstance(error, Exception) else "cancelled"
-        why = str(error)
+        reason = str(error)
         if isinstance(error, asyncio.CancelledError):
             vars(error)["_render_traceback_"] = lambda: [_interrupted(app)]
         raise
     finally:
         app.run_context.is_training = False
-        trained = None if app.run_context.progress is before else app.run_context.progress
+        trained = None if app.run_context.progress is progress_before else app.run_context.progress
         # Not needed for synchronous training: equal seeds give equal bits.
         weights = digest(local(trained.weights)) if trained is not None and not spec.train.in_rounds else ""
         version = 0 if trained is None else trained.version
-        found = app.history.staleness if version and not spec.train.in_rounds else {}
-        staleness = tuple(found.get(tau, 0) for tau in range(max(found, default=-1) + 1))
-        app.run_context.emit(RunEnded(run=run, how=how, version=version, why=why, staleness=staleness, weights=weights))
+        counts = app.history.staleness if version and not spec.train.in_rounds else {}
+        staleness = tuple(counts.get(tau, 0) for tau in range(max(counts, default=-1) + 1))
+        app.run_context.emit(
+            RunEnded(run=run, how=how, version=version, why=reason, staleness=staleness, weights=weights)
+        )
 
 
 def _interrupted(app: App) -> str:
@@ -315,28 +319,28 @@ async def _run(
     contradictions.check(privacy_choice(spec, averages=averages, momenta=momenta))
     trained = {id(weight) for weight in app.model.trainable_weights}
     norms = norms_of(app, spec.batchnorm)
-    apart = norms.get("apart", ())
-    trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
+    local_weights = norms.get("apart", ())
+    trainable = [id(weight) in trained and index not in local_weights for index, weight in enumerate(app.model.weights)]
     if spec.data.noises_updates and not all(trainable):
         untrained = [weight.path for weight, on in zip(app.model.weights, trainable, strict=True) if not on]
         names = ", ".join(untrained[:3]) + ", .." * (len(untrained) > 3)
-        why = f"{names}: not trained, so left out of the noised sum; they stay as they are"
-        app.run_context.emit(Warned(about="noise", why=why))
-    if why := check_effect(spec, shapes_of(app.model.weights), trainable):
-        app.run_context.emit(Warned(about="codec", why=why))
+        reason = f"{names}: not trained, so left out of the noised sum; they stay as they are"
+        app.run_context.emit(Warned(about="noise", why=reason))
+    if reason := check_effect(spec, shapes_of(app.model.weights), trainable):
+        app.run_context.emit(Warned(about="codec", why=reason))
     exact = [not flag for flag in trainable]
-    place = Place(app.run_context.name, crew, app.cluster, exact, spec, isinstance(spec.outer, Streaming))
+    weight_context = Place(app.run_context.name, crew, app.cluster, exact, spec, isinstance(spec.outer, Streaming))
     strategy, exchange = parts_of(spec)
-    weights_out = strategy.weights(place) or exchange.weights(place)
+    weights_out = strategy.weights(weight_context) or exchange.weights(weight_context)
     progress, keeper, source = await begin(app, samples, spec, fresh=fresh, restoring=weights_out.restoring)
     samples = progress.samples  # with private data, a worker of the training before may be away
     check_rounds(spec, samples, len(progress.states))
     weights_out.slot_weights = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     if app.run_context.data.homes is not None:
         crew.carries = "own slot"
-        weights_out.evaluation = OwnEvaluation(app, crew, (app.run_context.name, REPLICA))
+        weights_out.evaluation = PrivateEvaluation(app, crew, (app.run_context.name, REPLICA))
     elif spec.evaluation.on == "workers":
-        weights_out.evaluation = EvaluationThere(app, crew, (app.run_context.name, REPLICA))
+        weights_out.evaluation = WorkerEvaluation(app, crew, (app.run_context.name, REPLICA))
     progress.records = History(progress.records)
     fixed = spec.slots is not None or progress.owners is not None or spec.train.has_fixed_slots(spec)
     fixed = fixed or spec.exchange.spans_workers
@@ -363,10 +367,10 @@ async def _run(
     if batch_norms(app.model):
         least = samples // len(progress.states) if progress.owners is None else int(np.bincount(progress.owners).min())
         differ = progress.owners is not None and spec.data.partition.goes_by_labels
-        if why := warning(min(least, spec.data.batch_size), differ, spec.batchnorm):
-            app.run_context.emit(Warned(about="model", why=why))
-    if why := spec.train.slot_warning(len(progress.states)):
-        app.run_context.emit(Warned(about="merge", why=why))
+        if reason := warning(min(least, spec.data.batch_size), differ, spec.batchnorm):
+            app.run_context.emit(Warned(about="model", why=reason))
+    if reason := spec.train.slot_warning(len(progress.states)):
+        app.run_context.emit(Warned(about="merge", why=reason))
     facts = Facts(
         samples=samples,
         names=[weight.path for weight in app.model.weights],
@@ -387,7 +391,7 @@ async def _run(
         differences=weights_out.differences,
         callbacks=bool(app.worker_callbacks),
     )
-    states = exchange.states(place, weights_out, progress.states, kept_parts(plan))
+    states = exchange.states(weight_context, weights_out, progress.states, kept_parts(plan))
     reporter = Reporter(app, progress.records, spec, callbacks, weights_out.evaluation)
     follows = followers(app.model.optimizer) or (
         spec.local.optimizer_state == "fresh" and restarts(app.model.optimizer)
@@ -428,13 +432,13 @@ def _account(app: App, spec: RunSpec, progress: Progress, source: Path | None) -
     check_delta(terms.delta, most if unit == "sample" else len(progress.states))
     target, _ = checkpoint_folders(app)
     folder = target or (None if context.recording is None else context.recording.path)
-    known = folder if source is None else source.absolute().parent if is_checkpoint(source) else source
+    earlier_folder = folder if source is None else source.absolute().parent if is_checkpoint(source) else source
     counted = [record for record in progress.records if record.epsilons]
-    left = sum(len(record.workers) for record in counted) if unit == "sample" else len(counted)
+    releases = sum(len(record.workers) for record in counted) if unit == "sample" else len(counted)
     if source is None and context.account is not None:  # this process has trained these weights before
         account = context.account.goes_on(terms, budget)
-    elif known is not None and (source is not None or (known / RELEASES).exists()):
-        account = ReleaseAccount.resume(known, terms, budget, least=left)
+    elif earlier_folder is not None and (source is not None or (earlier_folder / RELEASES).exists()):
+        account = ReleaseAccount.resume(earlier_folder, terms, budget, least=releases)
     else:
         account = ReleaseAccount.begin(folder, terms, budget)
     if folder is not None:

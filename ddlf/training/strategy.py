@@ -156,19 +156,19 @@ class Exchange(ExchangeSettings):
         return StarWeights(str(self.weights_codec), place.lossless, fragments=place.fragments)
 
     def states(
-        self, place: Place, source: WeightSource, known: list[SlotState], parts: Mapping[str, Kept]
+        self, place: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
         """Return the object that keeps the states of the slots between rounds.
 
         Args:
             place: The workers of the run, and what else locates its weights.
             source: The source of its weights.
-            known: The initial state of each slot.
+            states: The initial state of each slot.
             parts: How slots keep their parts, by name.
         """
         from ddlf.training.exchanges.states import SlotStates
 
-        return SlotStates(place.run, place.crew, known, parts, place.spec.exchange.codec.name)
+        return SlotStates(place.run, place.crew, states, parts, place.spec.exchange.codec.name)
 
 
 def parts_of(spec: RunSpec) -> tuple[Strategy, Exchange]:

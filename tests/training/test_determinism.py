@@ -11,7 +11,14 @@ from ddlf.testing import in_process_cluster
 from ddlf.testing.fake_run import FakeRun
 from ddlf.training.crew.opening import Opening
 from ddlf.training.slot import arithmetic
-from ddlf.training.slot.arithmetic import Arithmetic, mixed, mixed_backends, prepare_master, said_of, set_arithmetic
+from ddlf.training.slot.arithmetic import (
+    Arithmetic,
+    arithmetic_warnings,
+    mixed,
+    mixed_backends,
+    prepare_master,
+    set_arithmetic,
+)
 from ddlf.worker import determinism
 from tests.training.models import Quick, app, equal
 
@@ -92,23 +99,23 @@ async def test_run_is_not_resumed_with_another_arithmetic(tmp_path):
 )
 def test_run_warns_of_a_setting_without_full_effect(settings, workers, about):
     computed = {f"worker {number}": Arithmetic(card=card) for number, card in enumerate(workers, 1)}
-    assert [subject for subject, _ in said_of(app(None, **settings), computed, Arithmetic())] == about
+    assert [subject for subject, _ in arithmetic_warnings(app(None, **settings), computed, Arithmetic())] == about
 
 
 def test_run_warns_of_determinism_without_effect():
     reason = "JAX computes equal bits on CPUs in any case"
     workers = {"worker 1": Arithmetic(in_any_case=reason)}
     trained = app(None, deterministic=True)
-    assert list(said_of(trained, workers, Arithmetic(in_any_case=reason))) == [
+    assert list(arithmetic_warnings(trained, workers, Arithmetic(in_any_case=reason))) == [
         ("deterministic", f"deterministic=True changes nothing in this run: {reason}")
     ]
-    assert not list(said_of(trained, workers, Arithmetic("H100")))
+    assert not list(arithmetic_warnings(trained, workers, Arithmetic("H100")))
 
 
 def test_card_that_the_framework_does_not_see_is_said(monkeypatch):
     monkeypatch.setenv("DDLF_CARDS", '["0 (Test Card)"]')
     workers = {"worker 1": set_arithmetic(app(None)), "worker 2": Arithmetic()}
-    ((about, message),) = said_of(app(None), workers, Arithmetic())
+    ((about, message),) = arithmetic_warnings(app(None), workers, Arithmetic())
     assert about == "cards"
     assert message.startswith(
         "worker 1 has the card 0 (Test Card), but its framework does not see it and computes on the CPU"

@@ -295,7 +295,7 @@ async def test_a_failed_link_between_two_workers_is_named(monkeypatch):
 
 def shard(size=4, **facts):
     weights = np.zeros(size, "f4")
-    return Server.made(
+    return Server.from_facts(
         {
             "weights": weights,
             "rest": np.zeros(0, "f4"),
@@ -377,7 +377,7 @@ async def test_a_moved_shard_continues_from_its_state():
     for number in range(3):
         await first.push(1, 1, 0, number, 0, g, NONE)
     snapshot = {**await first.snapshot(), "rule": "adam", "staleness": "inverse", "collects": 2}
-    moved = Server.made(snapshot)
+    moved = Server.from_facts(snapshot)
     for server in (first, moved):
         await server.push(1, 1, 0, 3, 1, g, NONE)
     assert first.weights.tobytes() == moved.weights.tobytes()

@@ -757,7 +757,7 @@ async def test_a_keeper_that_fails_releases_the_folder(tmp_path):
 def test_facts_of_a_checkpoint_are_read_back_unchanged():
     progress = Progress(
         weights=[np.zeros(2)], ledger=SampleLedger(1), states=[{}], speeds=[None],
-        epochs=[2, 2, 1, 2, 2], round=3, version=7, asked=9, converged=True, settings={"worker_epochs": 2},
+        epochs=[2, 2, 1, 2, 2], round=3, version=7, planned_epochs=9, converged=True, settings={"worker_epochs": 2},
     )  # fmt: skip
     stored = progress.to_checkpoint(["a"])
     back = Progress.from_checkpoint(Checkpoint(round=stored.round, arrays=stored.arrays, facts=stored.facts))

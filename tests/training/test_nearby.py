@@ -8,7 +8,7 @@ from ddlf.errors import ConfigError, ConnectError, DatasetError, WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_run import MadeUp
 from ddlf.training.crew.schedule import Finished, Lost, Ready, Schedule, Start, Wanted
-from ddlf.training.samples.files import check_all_there, held
+from ddlf.training.samples.files import check_all_present, unpacked_files
 
 SIZES = (26, 25) * 4
 """204 samples."""
@@ -119,13 +119,13 @@ async def test_a_worker_that_comes_back_in_time_brings_its_files_back():
 def test_files_without_a_worker_are_named_before_round_one():
     data = MadeUp(SIZES, hosts=2)
     some = {
-        1: held(np.packbits([1, 1, 0, 0, 0, 1, 0, 1]).tobytes(), data),
-        2: held(np.packbits([0] * 8).tobytes(), data),
+        1: unpacked_files(np.packbits([1, 1, 0, 0, 0, 1, 0, 1]).tobytes(), data),
+        2: unpacked_files(np.packbits([0] * 8).tobytes(), data),
     }
     with pytest.raises(DatasetError, match=r"4 partition files of .*00002.*00003.*00004.*00006.* are on no worker"):
-        check_all_there(data, some)
-    check_all_there(data, some | {3: held(None, data)})
-    check_all_there(MadeUp(SIZES), some)
+        check_all_present(data, some)
+    check_all_present(data, some | {3: unpacked_files(None, data)})
+    check_all_present(MadeUp(SIZES), some)
 
 
 async def test_global_shuffle_is_refused_when_workers_have_some_files():
@@ -140,10 +140,10 @@ def test_as_many_slots_as_possible_go_to_workers_with_their_files():
     schedule = Schedule()
     for worker in (1, 2, 3):
         schedule.apply(Ready(worker))
-    schedule.apply(Wanted(0, near={1: 10, 2: 10}))
-    schedule.apply(Wanted(1, near={1: 10, 2: 3}))
-    schedule.apply(Wanted(2, near={2: 10, 3: 9}))
-    schedule.apply(Wanted(3, near={3: 10}))
+    schedule.apply(Wanted(0, local_bytes={1: 10, 2: 10}))
+    schedule.apply(Wanted(1, local_bytes={1: 10, 2: 3}))
+    schedule.apply(Wanted(2, local_bytes={2: 10, 3: 9}))
+    schedule.apply(Wanted(3, local_bytes={3: 10}))
     started = {action.slot: action.worker for action in schedule.plan(0)}
     assert started[3] == 3
     assert {started.get(0), started.get(1), started.get(2)} == {1, 2, None}
@@ -156,7 +156,7 @@ def test_a_slot_goes_to_the_next_nearest_worker_if_the_nearest_is_lost():
     schedule = Schedule()
     for worker in (1, 2, 3):
         schedule.apply(Ready(worker))
-    schedule.apply(Wanted(0, near={1: 1, 2: 10, 3: 5}))
+    schedule.apply(Wanted(0, local_bytes={1: 1, 2: 10, 3: 5}))
     assert schedule.plan(0) == [Start(0, 2)]
     schedule.apply(Lost(2))
     assert schedule.plan(1) == [Start(0, 3)]

@@ -96,7 +96,7 @@ async def test_worker_whose_round_is_over_evaluates_before_its_next_task():
 
 
 async def test_a_marked_moment_does_not_change_and_is_freed():
-    server = Server.made(
+    server = Server.from_facts(
         {
             "weights": np.zeros(4, "f4"),
             "rest": np.zeros(0, "f4"),

@@ -286,12 +286,12 @@ async def test_shard_that_could_not_be_moved_is_copied_again():
 
 
 async def test_push_from_undone_weights_is_not_refused():
-    server = Server.made(facts(), 2, [[2, 0]])
+    server = Server.from_facts(facts(), 2, [[2, 0]])
     assert await server.push(0, 1, 0, 0, 7, np.ones(4, "f4"), NONE) == (0, 0)
 
 
 async def test_shard_that_was_handed_on_refuses_everything():
-    server = Server.made(facts())
+    server = Server.from_facts(facts())
     await server.shut()
     for request in (
         server.fetch(0, 1),

@@ -14,7 +14,7 @@ from ddlf.testing import FakeWorker
 from ddlf.training.checkpoints import contents, slice_reader
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.durable import seal, unseal
-from ddlf.training.checkpoints.slice_reader import found_at, place_of
+from ddlf.training.checkpoints.slice_reader import location_of, read_location
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.strategies.downpour.server import Server
 from tests.training.runs import FROZEN, START, bits, events_of, run_of, trained
@@ -77,7 +77,7 @@ async def test_shard_owners_read_the_bits_that_were_written(read_by_master, tmp_
     saved = CheckpointFolder(tmp_path).load("round-000003").arrays
     weights, push = list(saved["weights"].values()), list(saved["state_push"].values())
     rows = Rows.of(weights, [path not in FROZEN for path in START])
-    make_server, shards = Server.made.__func__, []
+    make_server, shards = Server.from_facts.__func__, []
 
     def recorded(cls, facts, *more):
         server = make_server(cls, facts, *more)
@@ -92,7 +92,7 @@ async def test_shard_owners_read_the_bits_that_were_written(read_by_master, tmp_
         )
         return server
 
-    monkeypatch.setattr(Server, "made", classmethod(recorded))
+    monkeypatch.setattr(Server, "from_facts", classmethod(recorded))
     run, read_at_rounds = run_of(DOWNPOUR, 2, resume=tmp_path / "round-000003", checkpoint=tmp_path / "there"), []
     run.on_round = lambda record: read_at_rounds.append(list(read_by_master))
     read_by_master.clear()
@@ -262,21 +262,21 @@ async def test_workers_read_the_last_checkpoint_after_all_were_lost(read_by_mast
 async def test_another_manifest_at_that_path_is_another_checkpoint(tmp_path):
     """If two machines have a folder with this path, the worker does not read the other checkpoint."""
     await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
-    slices = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
+    slices = CheckpointFolder(tmp_path).load("round-000002", skip_slices=True).slices
     manifest = tmp_path / "round-000002" / "manifest.json"
     content = unseal(manifest.read_bytes(), manifest)
     manifest.write_bytes(seal({**content, "epoch": content["epoch"] + 1}))
-    assert found_at(place_of(slices, 0), load=True) == ({"seen": False}, {})
-    json.dumps(place_of(slices, 0))
+    assert read_location(location_of(slices, 0), load=True) == ({"seen": False}, {})
+    json.dumps(location_of(slices, 0))
 
 
 async def test_checkpoint_completed_in_the_meantime_is_read(tmp_path, monkeypatch):
     await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
-    slices = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
+    slices = CheckpointFolder(tmp_path).load("round-000002", skip_slices=True).slices
     writing = tmp_path / ".writing-round-000002"
     os.rename(slices.final, writing)
     slices.folder, slices.manifest = writing, ""
-    target, read = place_of(slices, 0), slice_reader.read
+    target, read = location_of(slices, 0), slice_reader.read
 
     def late(path, *facts):
         if writing.exists():
@@ -285,5 +285,5 @@ async def test_checkpoint_completed_in_the_meantime_is_read(tmp_path, monkeypatc
 
     monkeypatch.setattr(slice_reader, "is_seen", lambda target: True)  # every worker sees the folder of checkpoints
     monkeypatch.setattr(slice_reader, "read", late)
-    answer, arrays = found_at(target, load=True)
+    answer, arrays = read_location(target, load=True)
     assert (answer, arrays != {}) == ({"seen": True}, True)

@@ -60,7 +60,7 @@ def test_rounds_cut_epochs_into_disjoint_and_complete_parts():
             assert [index for span in spans_of_epoch for index in range(span.begin, span.end)] == list(range(samples))
             assert all(span.end - span.begin == size for span in spans_of_epoch[:-1])
             assert {span.order for span in spans_of_epoch} == {epoch}
-        assert progress.asked == 2
+        assert progress.planned_epochs == 2
 
 
 def test_rounds_of_whole_epochs_have_all_samples():
@@ -78,7 +78,7 @@ def test_begun_epoch_ends_before_others_begin():
     assert [begun.span(number)[1:3] for number in range(3, 5)] == [(60, 100), (0, 100)]
     assert (begun.epochs[3:], begun.starts[3:]) == ([1, 2], [0, 1, 3])
     begun.plan(1, 1, more=True)  # the rest of the epoch, and another epoch
-    assert (begun.epochs[3:], begun.asked) == ([1, 1], 2)
+    assert (begun.epochs[3:], begun.planned_epochs) == ([1, 1], 2)
     begun.plan(1, 1, more=False)
     assert begun.epochs[3:] == [1]
     complete = planned(100, 2, portion=10, done=5)

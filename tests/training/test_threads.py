@@ -20,7 +20,7 @@ def facts(**machines):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_chosen_threads_do_not_depend_on_the_workers_of_a_machine(workers):
-    assert chosen_threads(facts(a=(16, workers)), slots=4, places=workers) == 4
+    assert chosen_threads(facts(a=(16, workers)), slots=4, expected_workers=workers) == 4
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_chosen_threads_fit_the_smallest_machine(machines, slots, threads):
 @pytest.mark.parametrize("present", [1, 2, 4])
 def test_workers_with_their_own_cores_use_all_of_them_whichever_are_present(present):
     workers = [{**worker, "has_own_cores": True} for worker in facts(a=(4, present))]
-    assert chosen_threads(workers, slots=4, places=4) == 4
-    assert chosen_threads(workers, slots=8, places=4) == 2
+    assert chosen_threads(workers, slots=4, expected_workers=4) == 4
+    assert chosen_threads(workers, slots=8, expected_workers=4) == 2
     assert unused_cores(workers, 4) == ""
     assert "a has 4 cores for each" in unused_cores(workers, 2)
 

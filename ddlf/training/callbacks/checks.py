@@ -21,13 +21,13 @@ IN_CALLBACKS = (
 OF_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 OF_TESTS = ("on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end")
 BY_EPOCHS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "ModelCheckpoint": (lambda one: one.save_freq == "epoch", "give it save_freq='epoch'"),
-    "BackupAndRestore": (lambda one: one.save_freq == "epoch", "give it save_freq='epoch'"),
+    "ModelCheckpoint": (lambda callback: callback.save_freq == "epoch", "give it save_freq='epoch'"),
+    "BackupAndRestore": (lambda callback: callback.save_freq == "epoch", "give it save_freq='epoch'"),
     "TensorBoard": (
-        lambda one: one.update_freq == "epoch" and not one._should_trace,
+        lambda callback: callback.update_freq == "epoch" and not callback._should_trace,
         "give it update_freq='epoch' and profile_batch=0",
     ),
-    "TerminateOnNaN": (lambda one: True, ""),  # a NaN loss of one batch makes the epoch's mean NaN, too
+    "TerminateOnNaN": (lambda _: True, ""),  # a NaN loss of one batch makes the epoch's mean NaN, too
 }
 """Keras's own callbacks that observe batches. Each has a test whether the callback works without batches, and a hint if
 it does not."""
@@ -36,15 +36,15 @@ SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 
 def warnings(callbacks: Iterable[Any]) -> list[str]:
     """Return a warning for each of ``worker_callbacks`` that works differently on a worker than in one ``fit``."""
-    found = []
+    sentences = []
     for callback in callbacks:
         names = _names(callback)
         monitor = str(getattr(callback, "monitor", ""))
         if any(name in IN_CALLBACKS for name in names):
-            found.append(f"{names[0]} {PER_PART}; put it into callbacks, which run on the master")
+            sentences.append(f"{names[0]} {PER_PART}; put it into callbacks, which run on the master")
         elif monitor.startswith("val_"):
-            found.append(f"{names[0]} looks at {monitor}, which is known on the master only; put it into callbacks")
-    return list(dict.fromkeys(found))
+            sentences.append(f"{names[0]} looks at {monitor}, which is known on the master only; put it into callbacks")
+    return list(dict.fromkeys(sentences))
 
 
 def warnings_of_master(app: App, mode: str, data: CommonData | None = None) -> list[str]:
@@ -55,30 +55,30 @@ def warnings_of_master(app: App, mode: str, data: CommonData | None = None) -> l
         mode: The name of the run's strategy.
         data: The policy of the run's data; None before a run.
     """
-    found, about_rates = [], MODE.kind(mode).about_rates
+    sentences, about_rates = [], MODE.kind(mode).about_rates
     data = data or data_of(app)
     for callback in app.callbacks:
         name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
         if monitor.startswith("val_") and not data.has(app, "val"):
-            found.append(f"{name} looks at {monitor}, but there is no x_val")
+            sentences.append(f"{name} looks at {monitor}, but there is no x_val")
         elif monitor and not monitor.startswith("val_") and data.hides_metrics:
-            found.append(
+            sentences.append(
                 f"{name} looks at {monitor}, but workers report no metrics, which have neither noise nor masks"
             )
         better = getattr(callback, "mode", None)
         if better in ("min", "max") and _better(monitor) not in ("", better):
-            found.append(
+            sentences.append(
                 f"{name} takes a {'smaller' if better == 'min' else 'larger'} {monitor} for better (mode={better!r})"
             )
         if about_rates and name in ("LearningRateScheduler", "ReduceLROnPlateau"):
-            found.append(f"the learning rate that {name} sets {about_rates}")
-        own = not type(callback).__module__.startswith("keras.")
-        if own and (app.checkpoint is not None or app.resume is not None):
-            found += [
+            sentences.append(f"the learning rate that {name} sets {about_rates}")
+        is_users_own = not type(callback).__module__.startswith("keras.")
+        if is_users_own and (app.checkpoint is not None or app.resume is not None):
+            sentences += [
                 f"{name} keeps a {kind} in {attribute!r}, which a checkpoint cannot store"
                 for attribute, kind in no_data(callback).items()
             ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(sentences))
 
 
 def _better(monitor: str) -> str:
@@ -105,8 +105,8 @@ def check(app: App) -> None:
                 f"{names[0]} has no averages to swap on the master: each slot's optimizer has its own",
                 hint="leave it out: with use_ema the averages replace the weights when the run ends",
             )
-        if (why := _batches_hint(callback)) is not None:
-            raise AppError(f"{names[0]} in callbacks looks at batches, which are on the workers only", hint=why)
+        if (hint := _batches_hint(callback)) is not None:
+            raise AppError(f"{names[0]} in callbacks looks at batches, which are on the workers only", hint=hint)
         if any(name in SET_RATES for name in names):
             check_rates(app.model, names[0])
         if "BackupAndRestore" in names and (app.checkpoint is not None or app.resume is not None):
@@ -114,10 +114,13 @@ def check(app: App) -> None:
                 f"{names[0]} and checkpoints both define where a run continues",
                 hint="leave out one of the two; checkpoint and resume restore every slot's state",
             )
-        kept = [part.setting for part in PARTS if part.setting and part.kept_with(getattr(app, part.setting))]
-        if "BackupAndRestore" in names and kept:
+        stored_settings = [
+            part.setting for part in PARTS if part.setting and part.kept_with(getattr(app, part.setting))
+        ]
+        if "BackupAndRestore" in names and stored_settings:
+            setting = stored_settings[0]
             raise AppError(
-                f"{names[0]} stores weights and optimizer only, but with {kept[0]}={str(getattr(app, kept[0]))!r} each slot keeps more",
+                f"{names[0]} stores weights and optimizer only, but with {setting}={str(getattr(app, setting))!r} each slot keeps more",
                 hint="use checkpoint and resume, which store the whole state",
             )
 
@@ -156,7 +159,7 @@ def _batches_hint(callback: Any) -> str | None:
         owner = type(callback) if name in vars(callback) else _owner(callback, name)
         if owner.__name__ == "Callback":
             continue
-        by_epochs, hint = BY_EPOCHS.get(owner.__name__, (lambda one: False, "put it into worker_callbacks"))
+        by_epochs, hint = BY_EPOCHS.get(owner.__name__, (lambda _: False, "put it into worker_callbacks"))
         if name in vars(callback) or not by_epochs(callback):
             return hint or "put it into worker_callbacks"
     return None

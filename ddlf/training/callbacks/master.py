@@ -60,10 +60,10 @@ class Callbacks:
 
     def __init__(self, app: App, spec: RunSpec) -> None:
         check(app)
-        self._own = callbacks_of(app, spec.local.rate_decay)
-        self._callbacks = [*app.callbacks, *self._own]
-        for why in warnings_of_master(app, spec.train.name, app.run_context.data):
-            app.run_context.emit(Warned(about="callback", why=why))
+        self._decay_callbacks = callbacks_of(app, spec.local.rate_decay)
+        self._callbacks = [*app.callbacks, *self._decay_callbacks]
+        for sentence in warnings_of_master(app, spec.train.name, app.run_context.data):
+            app.run_context.emit(Warned(about="callback", why=sentence))
         self.final: Weights | None = None
         self._app = app
         self._batch_size = spec.data.batch_size
@@ -90,12 +90,12 @@ class Callbacks:
         """
         import keras
 
-        all_of = keras.callbacks
-        blind = (all_of.LearningRateScheduler, all_of.ReduceLROnPlateau, all_of.CSVLogger, all_of.TerminateOnNaN)
+        classes = keras.callbacks
+        blind = (classes.LearningRateScheduler, classes.ReduceLROnPlateau, classes.CSVLogger, classes.TerminateOnNaN)
         return not all(
-            type(one) in blind or (type(one) is all_of.EarlyStopping and not one.restore_best_weights)
-            for one in self._callbacks
-            if one not in self._own
+            type(callback) in blind or (type(callback) is classes.EarlyStopping and not callback.restore_best_weights)
+            for callback in self._callbacks
+            if callback not in self._decay_callbacks
         )
 
     @property
@@ -115,8 +115,8 @@ class Callbacks:
         """
         self._progress = progress
         for name in await compute(self._begin):
-            why = f"the checkpoint has the state of a {name}, but callbacks has none now"
-            self._app.run_context.emit(Warned(about="callback", why=why))
+            sentence = f"the checkpoint has the state of a {name}, but callbacks has none now"
+            self._app.run_context.emit(Warned(about="callback", why=sentence))
 
     async def show(self) -> None:
         """Let callbacks see the current state: set the model's weights, and the first slot's optimizer state."""
@@ -158,8 +158,14 @@ class Callbacks:
         """
         import keras
 
-        kinds = [one for one in self._list.callbacks if isinstance(one, keras.callbacks.TerminateOnNaN)]
-        if not kinds or any(getattr(one, "raise_error", False) for one in kinds) or not error.count:
+        terminators = [
+            callback for callback in self._list.callbacks if isinstance(callback, keras.callbacks.TerminateOnNaN)
+        ]
+        if (
+            not terminators
+            or any(getattr(callback, "raise_error", False) for callback in terminators)
+            or not error.count
+        ):
             return False
         self._app.run_context.emit(Warned(about="callback", why=f"TerminateOnNaN ends the run: {error.message}"))
         return True
@@ -199,8 +205,8 @@ class Callbacks:
         missing = [] if progress.callbacks is None else self._states.write(progress.callbacks)
         self._go_on_from(model._initial_epoch or 0)
         self._take(before)
-        if progress.told is None:
-            progress.told = len(progress.records)
+        if progress.reported_records is None:
+            progress.reported_records = len(progress.records)
         if progress.begun <= progress.epochs_done:
             self._begin_epoch()
         model.stop_training = False
@@ -253,14 +259,14 @@ class Callbacks:
         progress = self._progress
         self._show()
         before, record = self._now(), progress.records[-1]
-        merged = merged_metrics(progress.records[progress.told :] or [record])
+        merged = merged_metrics(progress.records[progress.reported_records :] or [record])
         logs = self._logs = dict(merged)
         for callback in self._list.callbacks:
             if isinstance(callback, keras.callbacks.TerminateOnNaN):
                 callback.on_batch_end(self._list.params["steps"] - 1, logs)
         for callback in self._list.callbacks:
             callback.on_epoch_end(progress.epochs_done - 1, logs)
-        progress.told = len(progress.records)
+        progress.reported_records = len(progress.records)
         self._take(before)
         added = {name: value for name, value in logs.items() if name not in merged and isinstance(value, int | float)}
         return dataclasses.replace(record, metrics={**record.metrics, **scalars(added)})
@@ -301,7 +307,7 @@ class Callbacks:
         if differ(weights, after):
             progress.weights = after
         rates = rates or [now]
-        if progress.rates or any(one != rate for one in rates):
+        if progress.rates or any(rates_of_epoch != rate for rates_of_epoch in rates):
             progress.rates = list(rates)
         if self._steps:
             progress.state["outer"] = read_optimizer(self._model)
@@ -314,16 +320,16 @@ def merged_metrics(records: Sequence[RoundRecord]) -> dict[str, float]:
     """Return the metrics of several records as one mean, weighted by samples; one record's metrics are unchanged."""
     if len(records) == 1:
         return dict(records[0].metrics)
-    found = {}
+    merged = {}
     for name in dict.fromkeys(name for record in records for name in record.metrics):
-        told = [(record.metrics[name], record.samples) for record in records if name in record.metrics]
-        found[name] = sum(value * samples for value, samples in told) / sum(samples for _, samples in told)
-    return found
+        values = [(record.metrics[name], record.samples) for record in records if name in record.metrics]
+        merged[name] = sum(value * samples for value, samples in values) / sum(samples for _, samples in values)
+    return merged
 
 
-def differ(one: Weights, other: Weights) -> bool:
+def differ(weights: Weights, other: Weights) -> bool:
     """Return whether any of the weights differ in bits; equal NaN values do not differ."""
-    return any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))
+    return any(a.tobytes() != b.tobytes() for a, b in zip(weights, other, strict=True))
 
 
 def callbacks_of(app: App, rule: RateDecay | Plateau) -> list[Any]:
@@ -364,14 +370,14 @@ def callbacks_of(app: App, rule: RateDecay | Plateau) -> list[Any]:
         def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
             now = read_rates(self.model)
             self.first = self.first or now
-            found = accuracy({name: value for name, value in logs.items() if name.startswith("val_")})
-            if not 0 <= found <= 1:
+            val_accuracy = accuracy({name: value for name, value in logs.items() if name.startswith("val_")})
+            if not 0 <= val_accuracy <= 1:
                 raise AppError(
                     f"{name} looks at the accuracy of validation data, and the model reports "
-                    + ("none" if found != found else f"{found}"),
+                    + ("none" if val_accuracy != val_accuracy else f"{val_accuracy}"),
                     hint="compile it with metrics=['accuracy']",
                 )
-            self.accuracies.append(found)
+            self.accuracies.append(val_accuracy)
             self.losses.append(logs["val_loss"])
             lower = [decay.rate(first, self.accuracies, self.losses) for first in self.first]
             write_rates(self.model, [low if 0 < low < rate else rate for low, rate in zip(lower, now, strict=True)])

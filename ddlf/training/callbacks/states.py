@@ -107,11 +107,11 @@ class CallbackStates:
 
         The caller must call it after ``on_train_begin`` of the next ``fit``.
         """
-        kept, self._goes_on = self.read() if self._goes_on else None, True
+        stored, self._goes_on = self.read() if self._goes_on else None, True
 
         def begun() -> None:
-            if kept is not None:
-                self.write(kept)
+            if stored is not None:
+                self.write(stored)
 
         return begun
 
@@ -132,20 +132,20 @@ class CallbackStates:
             first, now = self._first[name], _encoded(callback).keys()
             for attribute in now - first.keys():
                 del vars(callback)[attribute]
-            vars(callback).update({one: _decoded(parts) for one, (parts, _) in first.items() if one in now})
+            vars(callback).update({key: _decoded(parts) for key, (parts, _) in first.items() if key in now})
         self.write(state)
 
 
 def _encoded(callback: Any) -> dict[str, tuple[list[bytes], bytes]]:
     """Return the attributes of a callback that are data: each one as bytes, with a hash to notice changes."""
-    found = {}
+    encoded = {}
     for attribute, value in _attributes(callback).items():
         try:
             parts = [bytes(part) for part in dumps(value)]
         except DDLFError:
             continue
-        found[attribute] = parts, hashlib.sha256(b"".join(parts)).digest()
-    return found
+        encoded[attribute] = parts, hashlib.sha256(b"".join(parts)).digest()
+    return encoded
 
 
 def _decoded(parts: list[bytes]) -> Any:
@@ -157,12 +157,12 @@ def no_data(callback: Any) -> dict[str, str]:
 
     They are neither data nor code.
     """
-    there = {name: value for name, value in _attributes(callback).items() if not callable(value)}
-    known = _encoded(callback)
+    attributes = {name: value for name, value in _attributes(callback).items() if not callable(value)}
+    encoded = _encoded(callback)
     return {
         name: type(value).__name__
-        for name, value in there.items()
-        if name not in known and not isinstance(value, ModuleType)
+        for name, value in attributes.items()
+        if name not in encoded and not isinstance(value, ModuleType)
     }
 
 

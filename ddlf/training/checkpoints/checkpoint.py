@@ -93,7 +93,7 @@ class CheckpointFolder:
     @property
     def epoch(self) -> int:
         """Term of this writer, a number higher than that of every earlier writer of the folder; 0 if not open."""
-        return self._ownership.mine.epoch if self._ownership.mine else 0
+        return self._ownership.own_entry.epoch if self._ownership.own_entry else 0
 
     # Writing
 
@@ -120,7 +120,7 @@ class CheckpointFolder:
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync(self.path.parent)
             self._ownership.claim(holder, takeover=takeover, epoch_above=self._highest_epoch)
-            with self._ownership.held():
+            with self._ownership.exclusive():
                 self._clean()
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
@@ -141,11 +141,11 @@ class CheckpointFolder:
         """
         name = f"round-{number:06d}"
         temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}"
-        with explained(self.path, "write a checkpoint in", kept=EARLIER):
+        with explained(self.path, "write a checkpoint in", unharmed=EARLIER):
             self._ownership.check()
             temporary.mkdir(mode=0o700)
-        assert self._ownership.mine is not None
-        session, of = self._ownership.mine.session, {"run": training, "round": number}
+        assert self._ownership.own_entry is not None
+        session, of = self._ownership.own_entry.session, {"run": training, "round": number}
         return slices.Slices(self.path, session, temporary, self.path / name, of)
 
     def save(self, checkpoint: Checkpoint) -> Path:
@@ -172,7 +172,7 @@ class CheckpointFolder:
         name = f"round-{checkpoint.round:06d}"
         begun = checkpoint.slices
         temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}" if begun is None else begun.folder
-        with explained(self.path, "write a checkpoint in", need=need, kept=EARLIER):
+        with explained(self.path, "write a checkpoint in", need=need, unharmed=EARLIER):
             self._ownership.check()
             self._refuse_older(checkpoint.round)
             free = free_bytes(self.path)
@@ -182,7 +182,7 @@ class CheckpointFolder:
                 if begun is None:
                     temporary.mkdir(mode=0o700)
                 self._write(temporary, checkpoint, groups, self.journal.with_lines(lines))
-                with self._ownership.held():
+                with self._ownership.exclusive():
                     self.journal.append(lines)
                     self._put(temporary, self.path / name)
                     if begun is not None:
@@ -230,9 +230,9 @@ class CheckpointFolder:
     def _prune(self, newest: int) -> None:
         """Remove all checkpoints except the last few. A failure here is logged, and the next checkpoint tries again."""
         names = [name for number, name in self._candidates() if number <= newest]
-        kept = [name for name in names if not name.endswith(REPLACED)][: self.keep]
+        remaining = [name for name in names if not name.endswith(REPLACED)][: self.keep]
         for name in names:
-            if name not in kept:
+            if name not in remaining:
                 try:
                     self._remove(name)
                 except OSError as error:
@@ -287,16 +287,16 @@ class CheckpointFolder:
         *,
         required: bool = False,
         report: Callable[[str], None] = log.warning,
-        apart: bool = False,
-        known: Mapping[str, CheckpointCorrupt] = MappingProxyType({}),
+        skip_slices: bool = False,
+        known_damage: Mapping[str, CheckpointCorrupt] = MappingProxyType({}),
     ) -> Checkpoint | None:
         """Return the newest complete checkpoint. Skip damaged newer ones, and report them.
 
         Args:
             required: Whether to raise an error if there is none.
             report: Called with a warning for each skipped checkpoint.
-            apart: Whether to leave slices unread, as in ``load``.
-            known: Known damage, by name of the checkpoint.
+            skip_slices: Whether to leave slices unread, as in ``load``.
+            known_damage: Known damage, by name of the checkpoint.
 
         Returns:
             None if no checkpoint was ever completed here, or the folder does not exist.
@@ -310,19 +310,21 @@ class CheckpointFolder:
         while candidates:
             name = candidates.pop(0)
             try:
-                if name in known:
-                    raise known[name]
-                found = self.load(name, report=report, apart=apart)
+                if name in known_damage:
+                    raise known_damage[name]
+                checkpoint = self.load(name, report=report, skip_slices=skip_slices)
             except CheckpointError as error:
                 if not (self.path / name).exists():  # a writer has just removed it, so newer ones exist
-                    return self.newest(required=required, report=report, apart=apart, known=known)
+                    return self.newest(
+                        required=required, report=report, skip_slices=skip_slices, known_damage=known_damage
+                    )
                 if not isinstance(error, CheckpointCorrupt):
                     raise
                 problems.append(error)
             else:
                 for problem in problems:
                     report(f"{problem.message}; {name} is used instead")
-                return found
+                return checkpoint
         if problems:
             raise CheckpointError(
                 f"no complete checkpoint in {self.path}; found {len(problems)} damaged, the newest because {problems[0].message}",
@@ -332,12 +334,14 @@ class CheckpointFolder:
             if not self.path.is_dir():
                 raise CheckpointError(f"there is no folder {self.path}", hint="check its name")
             entries = self.entries()
-            also = f"; found {len(entries)} incomplete" if entries else ""
-            raise CheckpointError(f"no complete checkpoint in {self.path}{also}", hint="check the name of the folder")
+            incomplete = f"; found {len(entries)} incomplete" if entries else ""
+            raise CheckpointError(
+                f"no complete checkpoint in {self.path}{incomplete}", hint="check the name of the folder"
+            )
         return None
 
     def load(
-        self, path: str | os.PathLike[str], *, report: Callable[[str], None] = log.warning, apart: bool = False
+        self, path: str | os.PathLike[str], *, report: Callable[[str], None] = log.warning, skip_slices: bool = False
     ) -> Checkpoint:
         """Return one checkpoint of the folder, after checking its bytes.
 
@@ -345,26 +349,26 @@ class CheckpointFolder:
             path: Folder, absolute or relative to this one, such as ``"round-000012"``.
             report: Called with a warning if the records are damaged or missing. The checkpoint is then used without
                 records.
-            apart: Whether to leave the slices of the checkpoint unread, so that workers can read them.
+            skip_slices: Whether to leave the slices of the checkpoint unread, so that workers can read them.
 
         Raises:
             CheckpointCorrupt: The checkpoint is damaged. The error names the file.
             CheckpointError: The checkpoint does not exist, cannot be read, or was written by a newer DDLF.
         """
         folder = self.path / path
-        manifest, contents = read_files(folder, apart=apart)
+        manifest, contents = read_files(folder, skip_slices=skip_slices)
         arrays = {}
         for file in manifest.files:
-            where = folder / file.name
-            found = tensors.read(contents.pop(file.name), where)  # popped: its bytes are freed
-            if found.keys() != set(file.arrays) or len(found) != len(file.arrays):
-                raise damaged(where, f"{len(file.arrays)} arrays named in the manifest", f"{len(found)} others")
-            arrays[file.name.removesuffix(".safetensors")] = {name: found[name] for name in file.arrays}
-        unread = stored(folder, manifest, arrays) if apart and manifest.slices else None
-        if manifest.slices and not apart:
+            file_path = folder / file.name
+            named = tensors.read(contents.pop(file.name), file_path)  # popped: its bytes are freed
+            if named.keys() != set(file.arrays) or len(named) != len(file.arrays):
+                raise damaged(file_path, f"{len(file.arrays)} arrays named in the manifest", f"{len(named)} others")
+            arrays[file.name.removesuffix(".safetensors")] = {name: named[name] for name in file.arrays}
+        unread = stored(folder, manifest, arrays) if skip_slices and manifest.slices else None
+        if manifest.slices and not skip_slices:
             files = [folder / file.name for file in manifest.slices]
-            found_in = ((file, tensors.read(contents.pop(file.name), file)) for file in files)
-            arrays = slices.assembled(found_in, manifest.listed, arrays, folder / MANIFEST)
+            slice_contents = ((file, tensors.read(contents.pop(file.name), file)) for file in files)
+            arrays = slices.assembled(slice_contents, manifest.listed, arrays, folder / MANIFEST)
         records: Sequence[RoundRecord] = ()
         extent, problem = manifest.records, ""
         try:
@@ -396,7 +400,7 @@ class CheckpointFolder:
 
         Reads and checks every byte.
         """
-        found = []
+        entries = []
         for number, name in self._candidates():
             total, problem = bytes_in(self.path / name), ""
             try:
@@ -405,12 +409,12 @@ class CheckpointFolder:
                 problem = str(error)
             else:
                 total = sum(file.bytes for file in (*manifest.files, *manifest.slices))
-            found.append(Entry(name=name, round=number, bytes=total, complete=not problem, problem=problem))
+            entries.append(Entry(name=name, round=number, bytes=total, complete=not problem, problem=problem))
         for name in self._listing():
             if name.startswith((WRITING, REMOVING)):
                 total, problem = bytes_in(self.path / name), "its writer was interrupted"
-                found.append(Entry(name=name, round=None, bytes=total, complete=False, problem=problem))
-        return found
+                entries.append(Entry(name=name, round=None, bytes=total, complete=False, problem=problem))
+        return entries
 
     def _listing(self) -> list[str]:
         with explained(self.path, "read the checkpoint folder"):
@@ -424,9 +428,9 @@ class CheckpointFolder:
 
         A replaced checkpoint comes after its replacement.
         """
-        found = []
+        candidates = []
         for name in self._listing():
             match = ROUND.fullmatch(name.removesuffix(REPLACED))
             if match and match[0] == f"round-{int(match[1]):06d}":
-                found.append((int(match[1]), not name.endswith(REPLACED), name))
-        return [(number, name) for number, _, name in sorted(found, reverse=True)]
+                candidates.append((int(match[1]), not name.endswith(REPLACED), name))
+        return [(number, name) for number, _, name in sorted(candidates, reverse=True)]

@@ -121,7 +121,9 @@ class Manifest(BaseModel):
     @property
     def listed(self) -> dict[str, list[tuple[str, str, list[int]]]]:
         """The arrays that are cut into slices (files with parts of the model), in the format of ``Slices.sliced``."""
-        return {group: [(one.name, one.type, one.shape) for one in arrays] for group, arrays in self.sliced.items()}
+        return {
+            group: [(array.name, array.type, array.shape) for array in arrays] for group, arrays in self.sliced.items()
+        }
 
 
 def manifest_of(checkpoint: Checkpoint, files: list[File], extent: Extent, epoch: int) -> dict[str, Any]:
@@ -182,12 +184,12 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def read_files(folder: Path, *, apart: bool = False) -> tuple[Manifest, dict[str, bytes]]:
+def read_files(folder: Path, *, skip_slices: bool = False) -> tuple[Manifest, dict[str, bytes]]:
     """Return the manifest and the files of a checkpoint, after checking every byte.
 
     Args:
         folder: Folder of the checkpoint.
-        apart: Whether to leave out slices, so that workers can read them.
+        skip_slices: Whether to leave out slices, so that workers can read them.
     """
     with explained(folder, "read"):
         manifest = read_manifest(folder)
@@ -195,7 +197,7 @@ def read_files(folder: Path, *, apart: bool = False) -> tuple[Manifest, dict[str
         for name in sorted(present - {file.name for file in (*manifest.files, *manifest.slices)}):
             raise damaged(folder / name, "no such file", "a file that the manifest does not list")
         contents = {}
-        for file in (*manifest.files, *(() if apart else manifest.slices)):
+        for file in (*manifest.files, *(() if skip_slices else manifest.slices)):
             path = folder / file.name
             try:
                 contents[file.name] = _checked(path, file)
@@ -252,11 +254,11 @@ def _read_file(path: Path, *, limit: int) -> bytes:
         CheckpointCorrupt: The file is missing, not a regular file, longer than the limit, or the disk cannot read it.
     """
     try:
-        what = path.stat()
-        if not stat.S_ISREG(what.st_mode):  # reading a pipe could block indefinitely
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe could block indefinitely
             raise damaged(path, "a file", "something else")
-        if what.st_size > limit:
-            raise damaged(path, f"at most {limit:,} bytes", f"{what.st_size:,} bytes")
+        if status.st_size > limit:
+            raise damaged(path, f"at most {limit:,} bytes", f"{status.st_size:,} bytes")
         return path.read_bytes()
     except FileNotFoundError as error:
         raise damaged(path, "a file", "nothing", text=f"{path} is missing") from error

@@ -64,8 +64,8 @@ def unseal(data: bytes, file: Path) -> dict[str, Any]:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        what = "is empty" if not data else "holds only zeros" if not data.strip(b"\0") else f"is not JSON ({error})"
-        raise damaged(file, "sealed JSON", f"{len(data):,} bytes", text=f"{file} {what}") from error
+        damage = "is empty" if not data else "holds only zeros" if not data.strip(b"\0") else f"is not JSON ({error})"
+        raise damaged(file, "sealed JSON", f"{len(data):,} bytes", text=f"{file} {damage}") from error
     if type(content) is not dict or type(content.get(SEAL)) is not str:
         raise damaged(file, f"JSON with its {SEAL}", "JSON without", text=f"{file} is JSON, but not sealed")
     claimed = content.pop(SEAL)
@@ -166,14 +166,14 @@ def free_bytes(folder: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def explained(folder: Path, doing: str, *, need: int = 0, kept: str = "") -> Iterator[None]:
+def explained(folder: Path, doing: str, *, need: int = 0, unharmed: str = "") -> Iterator[None]:
     """Turn operating system errors in a ``with`` block into DDLF errors with a clear message.
 
     Args:
         folder: Folder of the operation.
         doing: The operation in words, such as ``"write a checkpoint in"``.
         need: Number of bytes to write, for the sentence about a full disk.
-        kept: The files that a full disk does not harm, in words, for the same sentence.
+        unharmed: The files that a full disk does not harm, in words, for the same sentence.
 
     Raises:
         CheckpointError: Replaces any OSError that is not a ``DDLFError``, with its ``errno``.
@@ -183,43 +183,43 @@ def explained(folder: Path, doing: str, *, need: int = 0, kept: str = "") -> Ite
     except DDLFError:
         raise
     except OSError as error:
-        raise in_words(error, folder, doing, need=need, kept=kept) from error
+        raise in_words(error, folder, doing, need=need, unharmed=unharmed) from error
 
 
-def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0, kept: str = "") -> CheckpointError:
+def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0, unharmed: str = "") -> CheckpointError:
     """Return the DDLF error for an operating system error, as ``explained`` raises it."""
-    what, hint = f"cannot {doing} {folder}: {error.strerror or error}", ""
+    sentence, hint = f"cannot {doing} {folder}: {error.strerror or error}", ""
     if error.errno == errno.ENOSPC:
         with contextlib.suppress(OSError):
-            return no_space(folder, need, kept)
-        what, hint = f"no space in {folder}", "free some, or use another folder"
+            return no_space(folder, need, unharmed)
+        sentence, hint = f"no space in {folder}", "free some, or use another folder"
     elif error.errno == errno.EDQUOT:
-        what, hint = (
+        sentence, hint = (
             f"no space: need {size(need)}, but the quota in {folder} is used up",
             "free some, or use another folder",
         )
     elif error.errno == errno.EFBIG:
-        what, hint = f"no space: need {size(need)} in {folder}, more than a file may have here", "see ulimit -f"
+        sentence, hint = f"no space: need {size(need)} in {folder}, more than a file may have here", "see ulimit -f"
     elif error.errno == errno.EROFS:
         hint = "use another folder"
     elif error.errno in (errno.EACCES, errno.EPERM):
-        what, hint = f"{what} for uid {os.geteuid()}", "change its owner or mode, or use another folder"
+        sentence, hint = f"{sentence} for uid {os.geteuid()}", "change its owner or mode, or use another folder"
     elif error.errno in (errno.ENOTDIR, errno.EEXIST) and not folder.is_dir():
-        what, hint = f"cannot {doing} {folder}: it or one above it is a file, not a folder", "name a folder"
+        sentence, hint = f"cannot {doing} {folder}: it or one above it is a file, not a folder", "name a folder"
     elif error.errno == errno.ESTALE:
         hint = "the network file system lost it; mount it again"
-    result = CheckpointError(what, hint=hint)
+    result = CheckpointError(sentence, hint=hint)
     result.errno = error.errno
     return result
 
 
-def no_space(folder: Path, need: int, kept: str = "") -> CheckpointError:
+def no_space(folder: Path, need: int, unharmed: str = "") -> CheckpointError:
     """Return the error that says that the disk is full."""
     free = free_bytes(folder)
     facts = [f"need {size(need)}"] * bool(need) + [f"free {size(free or 0)}"] * (free is not None)
     error = CheckpointError(
         f"no space: {', '.join(facts)} in {folder}",
-        hint="free some, or use another folder" + f"; {kept}" * bool(kept),
+        hint="free some, or use another folder" + f"; {unharmed}" * bool(unharmed),
     )
     error.errno = errno.ENOSPC
     return error

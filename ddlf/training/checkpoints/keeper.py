@@ -93,17 +93,17 @@ class Keeper:
 
     def _warn(self, slices: Slices) -> None:
         """Warn once for each worker whose slices the master must write, with the reason."""
-        new = {worker: why for worker, why in sorted(slices.through.items()) if worker not in self._warned}
+        new = {worker: reason for worker, reason in sorted(slices.through.items()) if worker not in self._warned}
         self._warned.update(new)
         sentences = [
-            f"worker {worker} could not write its slice of a checkpoint, which the master has written: {why}"
-            for worker, why in new.items()
-            if why
+            f"worker {worker} could not write its slice of a checkpoint, which the master has written: {reason}"
+            for worker, reason in new.items()
+            if reason
         ]
-        if unseen := [str(worker) for worker, why in new.items() if not why]:
-            who = f"worker{'s' * (len(unseen) > 1)} {', '.join(unseen)} do{'es' * (len(unseen) == 1)} not see the folder of the checkpoints"
+        if unseen := [str(worker) for worker, reason in new.items() if not reason]:
+            blind_workers = f"worker{'s' * (len(unseen) > 1)} {', '.join(unseen)} do{'es' * (len(unseen) == 1)} not see the folder of the checkpoints"
             sentences.append(
-                f"{who}, {slices.root}, so its slices of checkpoints go through the master; "
+                f"{blind_workers}, {slices.root}, so its slices of checkpoints go through the master; "
                 "a network disk at the same path everywhere avoids this"
             )
         for sentence in sentences:
@@ -222,7 +222,7 @@ class Keeper:
         self._emit(CheckpointWritten(version=checkpoint.round, path=str(self._folder.path), seconds=took, **by))
 
     def _changed(self, records: list[RoundRecord]) -> dict[int, RoundRecord]:
-        return {place: records[place] for place, was in self._recent.items() if records[place] is not was}
+        return {index: records[index] for index, before in self._recent.items() if records[index] is not before}
 
     async def finish(self) -> None:
         """Wait until the checkpoint that the thread is writing is on the disk."""

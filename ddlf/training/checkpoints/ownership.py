@@ -79,7 +79,7 @@ class Ownership:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.file = folder / OWNER
-        self.mine: Owner | None = None
+        self.own_entry: Owner | None = None
 
     def claim(self, holder: str, *, takeover: bool = False, epoch_above: Callable[[], int] = lambda: 0) -> Owner:
         """Become the owner of the folder, which alone may write there.
@@ -102,12 +102,12 @@ class Ownership:
                     raise
                 before = None
             if before is not None and not takeover and before.may_live():
-                seen = "" if before.host == this_host() else f", as far as can be seen from {this_host()}"
+                as_seen = "" if before.host == this_host() else f", as far as can be seen from {this_host()}"
                 raise LeaseError(
-                    f"folder {self.folder} is in use by {before.where()}{seen}",
+                    f"folder {self.folder} is in use by {before.where()}{as_seen}",
                     hint="end that job, use another folder, or take this one over with --takeover",
                 )
-            self.mine = Owner(
+            self.own_entry = Owner(
                 session=secrets.token_hex(16),
                 epoch=1 + (before.epoch if before is not None else epoch_above()),
                 holder=holder,
@@ -116,11 +116,11 @@ class Ownership:
                 started=started(os.getpid()),
                 boot=boot(),
             )
-            self._write(self.mine)
-        return self.mine
+            self._write(self.own_entry)
+        return self.own_entry
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Hold the folder's lock, so that no other session changes the folder or takes it over meanwhile.
 
         Raises:
@@ -138,23 +138,23 @@ class Ownership:
         Raises:
             LeaseError: The folder has another owner.
         """
-        if self.mine is None:
+        if self.own_entry is None:
             raise LeaseError(f"folder {self.folder} was not opened for writing, so no file was written")
         now = self.read()
         if now is None:
             raise LeaseError(f"{self.file} was removed while this job wrote there, so no further file was written")
-        if now.session != self.mine.session:
+        if now.session != self.own_entry.session:
             raise LeaseError(
-                f"the job was taken over by {now.where()}, epoch {now.epoch} > {self.mine.epoch}; nothing was written"
+                f"the job was taken over by {now.where()}, epoch {now.epoch} > {self.own_entry.epoch}; nothing was written"
             )
 
     def release(self) -> None:
         """Give the folder up, so that another session can own it. Do nothing if this session does not own it."""
-        if self.mine is None:
+        if self.own_entry is None:
             return
-        with contextlib.suppress(LeaseError), self.held():
-            self._write(self.mine.model_copy(update={"closed": True}))
-        self.mine = None
+        with contextlib.suppress(LeaseError), self.exclusive():
+            self._write(self.own_entry.model_copy(update={"closed": True}))
+        self.own_entry = None
 
     def read(self) -> Owner | None:
         """Return the current or last owner of the folder; None if there was none.
@@ -183,10 +183,10 @@ class Ownership:
             lock.acquire()
         except filelock.Timeout:
             with contextlib.suppress(CheckpointCorrupt):
-                who = self.read()
+                owner = self.read()
                 raise LeaseError(
                     f"folder {self.folder} has been locked for {LOCK_WAIT_S:g} s"
-                    + (f" by {who.where()}" if who else ""),
+                    + (f" by {owner.where()}" if owner else ""),
                     hint="end that process if it is suspended, or use another folder",
                 ) from None
             raise LeaseError(f"folder {self.folder} has been locked for {LOCK_WAIT_S:g} s") from None

@@ -30,7 +30,7 @@ def with_states(
     for slot, groups in enumerate(states):
         for name, group in groups.items():
             arrays.setdefault(SLOTS + name, {}).update(
-                {f"slot {slot:04d} {place}": array for place, array in numbered(group).items()}
+                {f"slot {slot:04d} {number}": array for number, array in numbered(group).items()}
             )
     lengths: list[dict[str, int]] = [{name: len(group) for name, group in groups.items()} for groups in states]
     for slot, more in enumerate(left):

@@ -224,8 +224,10 @@ class ReleaseAccount:
 
     def _note(self, release: Cost) -> None:
         members = set(release.members)
-        again = [place for place, one in enumerate(self.last, 1) if not members.isdisjoint(one.members)]
-        self.last = [*self.last[max(again, default=0) :], release]
+        repeated = [
+            position for position, earlier in enumerate(self.last, 1) if not members.isdisjoint(earlier.members)
+        ]
+        self.last = [*self.last[max(repeated, default=0) :], release]
 
     def _append(self, path: Path, release: Cost) -> None:
         line = _line(

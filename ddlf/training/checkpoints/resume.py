@@ -68,8 +68,8 @@ def check_folders(app: App, fresh: bool) -> None:
         if newest is not None and str(app.resume) != "auto" and (fresh or _training(app) is None):
             raise _used(target, newest)
     elif is_checkpoint(source):
-        found = _number(source)
-        if newest is not None and (not _same(target, source.absolute().parent) or newest != found):
+        number = _number(source)
+        if newest is not None and (not _same(target, source.absolute().parent) or newest != number):
             raise ConfigError(
                 f"{target} has checkpoints already, the newest of round {newest}, but {source} is another checkpoint",
                 hint="set checkpoint to another folder to continue from there; the old folder stays unchanged",
@@ -80,8 +80,8 @@ def check_folders(app: App, fresh: bool) -> None:
         raise _used(target, newest)
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
+def _same(first: Path, second: Path) -> bool:
+    return first.resolve() == second.resolve()
 
 
 def checkpoint_folders(app: App) -> tuple[Path | None, Path | None]:
@@ -131,12 +131,12 @@ class Damage:
     """The damage of checkpoints that the begin of a run has found.
 
     Args:
-        known: Errors of checkpoints whose slices workers could not read, by name.
-        told: The sentences of the events about it.
+        unreadable: Errors of checkpoints whose slices workers could not read, by name.
+        reported: The sentences of the events about it.
     """
 
-    known: dict[str, CheckpointCorrupt] = dataclasses.field(default_factory=dict)
-    told: set[str] = dataclasses.field(default_factory=set)
+    unreadable: dict[str, CheckpointCorrupt] = dataclasses.field(default_factory=dict)
+    reported: set[str] = dataclasses.field(default_factory=set)
 
 
 async def begin(
@@ -173,15 +173,19 @@ async def begin(
         "together": spec.local.round_samples or 0,
     }
     target, source = checkpoint_folders(app)
-    found, data = None, files_of(app)
+    checkpoint, data = None, files_of(app)
     damage = Damage()
     if app.resume is not None and target is not None:
-        found = await _found(app, source or target, restoring, damage, required=source is not None)
+        checkpoint = await _checkpoint_to_continue(
+            app, source or target, restoring, damage, required=source is not None
+        )
     before = None if fresh else _training(app)
-    if found is not None:
-        progress = Progress.from_checkpoint(found) if restoring is None else restoring.begin(found)
+    if checkpoint is not None:
+        progress = Progress.from_checkpoint(checkpoint) if restoring is None else restoring.begin(checkpoint)
         policy.continue_with(progress.ledger)
-        check_same_model(dict(zip(names_of(found), shapes(progress.weights), strict=True)), describe_weights(app.model))
+        check_same_model(
+            dict(zip(names_of(checkpoint), shapes(progress.weights), strict=True)), describe_weights(app.model)
+        )
         slots = len(progress.states)
         check_settings(
             {**_as_now(progress.settings), "slots": slots},
@@ -190,12 +194,12 @@ async def begin(
             "use the same settings, or start again in another folder",
         )
         if rewritten := _rewritten(progress.settings.get("files", {}), now.get("files", {})):
-            why = f"{', '.join(rewritten)} may have other values than before the run stopped: the time of writing is another"
-            app.run_context.emit(Warned(about="data", why=why))
-        asked = progress.asked
+            sentence = f"{', '.join(rewritten)} may have other values than before the run stopped: the time of writing is another"
+            app.run_context.emit(Warned(about="data", why=sentence))
+        planned_epochs = progress.planned_epochs
         progress.plan(epochs, worker_epochs, more=False, **length)
-        progress.converged = progress.converged and progress.asked <= asked
-        progress.asked = max(asked, progress.asked)
+        progress.converged = progress.converged and progress.planned_epochs <= planned_epochs
+        progress.planned_epochs = max(planned_epochs, progress.planned_epochs)
     elif before is not None:
         progress = _go_on(app, before, now)
         policy.continue_with(progress.ledger)
@@ -220,9 +224,13 @@ async def begin(
     # Before a folder is opened, since this may raise an error.
     progress.owners = policy.owners(app, spec, len(progress.states))
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
-    here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
-    keeper = None if target is None else await _open(app, target, progress, found if here else None, damage)
-    return progress, keeper, None if found is None else source or target
+    continues_target = target is not None and (
+        source is None or _same(target, source) or _same(target, source.absolute().parent)
+    )
+    keeper = (
+        None if target is None else await _open(app, target, progress, checkpoint if continues_target else None, damage)
+    )
+    return progress, keeper, None if checkpoint is None else source or target
 
 
 def _weights_of(app: App) -> Weights | WeightsRef:
@@ -233,7 +241,7 @@ def _weights_of(app: App) -> Weights | WeightsRef:
     return first or WeightsRef(like=shapes_of(model.weights), group=WEIGHTS, first=model.get_weights)
 
 
-async def _found(
+async def _checkpoint_to_continue(
     app: App,
     folder: Path,
     restoring: Restoring | None,
@@ -246,48 +254,54 @@ async def _found(
     If workers find damage in its slices, it is added to ``damage``, and another checkpoint is searched.
     """
     while True:
-        found = await _read(app, damage, _find, folder, required=required, apart=restoring is not None)
-        if found is None or found.slices is None or restoring is None:
-            return found
+        checkpoint = await _read(app, damage, _find, folder, required=required, skip_slices=restoring is not None)
+        if checkpoint is None or checkpoint.slices is None or restoring is None:
+            return checkpoint
         try:
-            await restoring.check(found.slices)
-            return found
+            await restoring.check(checkpoint.slices)
+            return checkpoint
         except CheckpointCorrupt as error:
-            damage.known[found.slices.final.name] = error
+            damage.unreadable[checkpoint.slices.final.name] = error
 
 
 async def _read(
     app: App, damage: Damage, read: Callable[..., Checkpoint | None], *args: Any, **options: Any
 ) -> Checkpoint | None:
     """Read a checkpoint on a thread, and emit one event for each damaged file that could be replaced."""
-    found: list[str] = []
+    sentences: list[str] = []
     try:
-        return await asyncio.to_thread(read, *args, **options, report=found.append, known=damage.known)
+        return await asyncio.to_thread(read, *args, **options, report=sentences.append, known_damage=damage.unreadable)
     finally:
-        for why in found:
-            if why not in damage.told:  # checkpoints are read again after damage, and before the first write
-                damage.told.add(why)
-                app.run_context.emit(CheckpointDamaged(why=why))
+        for sentence in sentences:
+            if sentence not in damage.reported:  # checkpoints are read again after damage, and before the first write
+                damage.reported.add(sentence)
+                app.run_context.emit(CheckpointDamaged(why=sentence))
 
 
 def _find(
-    folder: Path, required: bool, report: Callable[[str], None], apart: bool, known: dict[str, CheckpointCorrupt]
+    folder: Path,
+    required: bool,
+    report: Callable[[str], None],
+    skip_slices: bool,
+    known_damage: dict[str, CheckpointCorrupt],
 ) -> Checkpoint | None:
     if not is_checkpoint(folder):
-        return CheckpointFolder(folder).newest(required=required, report=report, apart=apart, known=known)
-    if folder.name in known:
-        raise known[folder.name]
-    return CheckpointFolder(folder.absolute().parent).load(folder.absolute(), report=report, apart=apart)
+        return CheckpointFolder(folder).newest(
+            required=required, report=report, skip_slices=skip_slices, known_damage=known_damage
+        )
+    if folder.name in known_damage:
+        raise known_damage[folder.name]
+    return CheckpointFolder(folder.absolute().parent).load(folder.absolute(), report=report, skip_slices=skip_slices)
 
 
 def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
     """Return the progress of the app's earlier training in this process, with the model's current weights."""
     slots = len(before.states)
-    was = {
+    same_before = {
         name: value for name, value in before.settings.items() if name in SAME_TRAINING or name.startswith("optimizer ")
     }
     check_settings(
-        {**was, "slots": slots},
+        {**same_before, "slots": slots},
         {**now, "slots": app.slots or slots},
         "before",
         "leave it as it was, or start again from the model's weights with fresh=True",
@@ -300,8 +314,8 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
             hint="change it in create_model, and start again from the model's weights with fresh=True",
         )
     rules = ("exchange", "outer", "arrival", "push_rule", "shards", "shard_cut", "softsync")
-    same = all(_known(rule, before.settings.get(rule)) == _known(rule, now.get(rule)) for rule in rules)
-    gone = [part.name for part in PARTS if not part.goes_on(before.settings, now, same)]
+    same = all(_comparable(rule, before.settings.get(rule)) == _comparable(rule, now.get(rule)) for rule in rules)
+    dropped = [part.name for part in PARTS if not part.goes_on(before.settings, now, same)]
     return dataclasses.replace(
         before,
         weights=_weights_of(app),  # the user may have changed them
@@ -312,18 +326,18 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
         remote_state={},
         callbacks=None,  # they start fresh, as in a new fit
         begun=0,
-        states=[{name: group for name, group in state.items() if name not in gone} for state in before.states],
+        states=[{name: group for name, group in state.items() if name not in dropped} for state in before.states],
     )
 
 
-async def _open(app: App, path: Path, progress: Progress, found: Checkpoint | None, damage: Damage) -> Keeper:
+async def _open(app: App, path: Path, progress: Progress, resumed: Checkpoint | None, damage: Damage) -> Keeper:
     """Become the only process that writes into a folder, which may only have checkpoints of this training.
 
     Args:
         app: The user's ``IApp``.
         path: The folder.
         progress: The progress that the run continues from.
-        found: The checkpoint in this folder that the progress is from, if any.
+        resumed: The checkpoint in this folder that the progress is from, if any.
         damage: The damage of checkpoints in it.
     """
     folder = CheckpointFolder(path, keep=app.checkpoint_keep)
@@ -338,13 +352,13 @@ async def _open(app: App, path: Path, progress: Progress, found: Checkpoint | No
         raise
     try:
         # Look again, since from now on no other process writes there.
-        newest = await _read(app, damage, folder.newest, apart=found is not None)
+        newest = await _read(app, damage, folder.newest, skip_slices=resumed is not None)
         keeper = Keeper(
             folder, app.checkpoint_every, [row[0] for row in describe_weights(app.model)], app.run_context.emit
         )
         if newest is not None:
             ours = newest.facts.get("training") == progress.training and newest.round <= progress.version
-            if not (newest.round == found.round if found is not None else ours):
+            if not (newest.round == resumed.round if resumed is not None else ours):
                 raise _used(path, newest.round)
             await asyncio.to_thread(folder.go_on_from, newest)
             keeper.resumed_at(newest.round, newest.facts.get("converged", False), len(newest.records))
@@ -358,7 +372,11 @@ def settings_of(app: App, spec: RunSpec) -> dict[str, Any]:
     """Return all facts that determine the bits of a run's result, as JSON data for a checkpoint."""
     return {
         **app.run_context.data.facts(),
-        **({"files": dict(place.sources)} if (place := place_of(app, "train")) is not None and place.sources else {}),
+        **(
+            {"files": dict(data_set.sources)}
+            if (data_set := place_of(app, "train")) is not None and data_set.sources
+            else {}
+        ),
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
         **({"text": text.digest} if (text := getattr(vars(app).get("model"), "notation", None)) is not None else {}),
         **app.run_context.optimizer,  # the workers' optimizer; the master has an equal one
@@ -369,11 +387,15 @@ def settings_of(app: App, spec: RunSpec) -> dict[str, Any]:
 def rules_of(spec: RunSpec) -> dict[str, Any]:
     """Return the settings that determine the bits of a run's result, as JSON data."""
     values = flat(spec)
-    own = {one.name: one for group in (spec.exchange, spec.train) for one in group.settings()}  # of other packages, too
-    return {name: _fact(values[name]) for name, setting in {**SETTINGS, **own}.items() if Use.FACT in setting.use}
+    kind_settings = {
+        setting.name: setting for group in (spec.exchange, spec.train) for setting in group.settings()
+    }  # of other packages, too
+    return {
+        name: _fact(values[name]) for name, setting in {**SETTINGS, **kind_settings}.items() if Use.FACT in setting.use
+    }
 
 
-def _known(name: str, value: Any) -> Any:
+def _comparable(name: str, value: Any) -> Any:
     """Return a stored setting in a form for comparisons. Exchanges that give the same bits count as equal."""
     if name == "optimizer inner_optimizer" and isinstance(value, str):
         return without_numbers(value)  # older checkpoints have numbers in it
@@ -426,7 +448,7 @@ def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: 
     rows = [
         f"  {name}: {saved[name]!r} {when}, {now.get(name)!r} now"
         for name in sorted(saved.keys() - {"files"})
-        if _known(name, saved[name]) != _known(name, now.get(name))
+        if _comparable(name, saved[name]) != _comparable(name, now.get(name))
     ]
     rows += _changed_files(saved.get("files", {}), now.get("files", {}))
     if rows:
@@ -442,8 +464,8 @@ def _changed_files(saved: dict[str, str], now: dict[str, str]) -> Iterator[str]:
     """
     for name in sorted(saved.keys() | now.keys()) if saved and now else ():
         if saved.get(name, "").partition(" ")[0] != now.get(name, "").partition(" ")[0]:
-            what = "is missing" if name not in now else "is new" if name not in saved else "was written to since"
-            yield f"  data: {name} {what}"
+            change = "is missing" if name not in now else "is new" if name not in saved else "was written to since"
+            yield f"  data: {name} {change}"
 
 
 def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any]]) -> None:
@@ -456,11 +478,11 @@ def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any
     Raises:
         CheckpointMismatch: A weight differs. The message shows both weights.
     """
-    theirs = [(name.partition(" ")[2], tuple(array.shape)) for name, array in stored.items()]
-    mine = [(str(row[0]), tuple(row[1])) for row in described]
-    for number, (old, new) in enumerate(zip_longest(theirs, mine), 1):
+    stored_weights = [(name.partition(" ")[2], tuple(array.shape)) for name, array in stored.items()]
+    model_weights = [(str(row[0]), tuple(row[1])) for row in described]
+    for number, (old, new) in enumerate(zip_longest(stored_weights, model_weights), 1):
         if old is None or new is None or old[1] != new[1]:
-            was, now = (f"{found[0]} of shape {found[1]}" if found else "not there" for found in (old, new))
+            was, now = (f"{weight[0]} of shape {weight[1]}" if weight else "not there" for weight in (old, new))
             raise CheckpointMismatch(
                 f"the checkpoint is of another model: weight {number} is {was} in it, but {now} here",
                 hint="use the model of the checkpoint, or start again in another folder",

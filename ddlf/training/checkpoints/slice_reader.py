@@ -19,7 +19,7 @@ from ddlf.training.checkpoints.tensors import Array
 from ddlf.worker.calls import concurrent
 
 
-def place_of(slices: Slices, number: int) -> dict[str, Any]:
+def location_of(slices: Slices, number: int) -> dict[str, Any]:
     """Return a message that tells workers where to find a slice of a checkpoint. Slices are numbered from 0."""
     file = next(file for file in slices.files if file["name"] == slice_name(number))
     return {
@@ -32,23 +32,23 @@ def place_of(slices: Slices, number: int) -> dict[str, Any]:
     }
 
 
-def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], dict[str, Array]]:
+def read_location(location: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], dict[str, Array]]:
     """Look for a slice of a checkpoint on this machine, and read it.
 
     Args:
-        place: Location of the slice, from ``place_of``.
+        location: Location of the slice, from ``location_of``.
         load: Whether to return the slice's arrays. Otherwise only its hash is checked, without keeping it in memory.
 
     Returns:
         A dict and the slice's arrays. ``seen`` in the dict says whether the checkpoint is visible here, and ``wrong``
         describes any damage for ``raised``.
     """
-    while (folder := _seen(place)) is not None:
-        path = folder / place["file"]["name"]
+    while (folder := _visible_folder(location)) is not None:
+        path = folder / location["file"]["name"]
         try:
             if load:
-                return {"seen": True}, read(path, place["file"], place["of"])
-            look_at(path, place["file"], place["of"])
+                return {"seen": True}, read(path, location["file"], location["of"])
+            look_at(path, location["file"], location["of"])
         except CheckpointCorrupt as error:
             if not folder.is_dir():  # it was completed and renamed meanwhile
                 continue
@@ -58,22 +58,22 @@ def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], d
 
 
 def raised(answer: Mapping[str, Any]) -> CheckpointCorrupt | None:
-    """Return the error that a worker reports after it looked for a slice with ``found_at``; None if it reports none."""
+    """Return the error that a worker reports after it looked for a slice with ``read_location``; None if it reports none."""
     if "wrong" not in answer:
         return None
     file, expected, got, text = map(str, answer["wrong"])
     return damaged(Path(file), expected, got, text=text)
 
 
-def _seen(place: Mapping[str, Any]) -> Path | None:
+def _visible_folder(location: Mapping[str, Any]) -> Path | None:
     """Return the folder of a checkpoint on this machine; None if this machine does not see the right folder."""
-    for folder in map(Path, place["in"]):
-        if not place["manifest"]:
-            if is_seen(place) and folder.is_dir():
+    for folder in map(Path, location["in"]):
+        if not location["manifest"]:
+            if is_seen(location) and folder.is_dir():
                 return folder
             continue
         try:
-            if hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() == place["manifest"]:
+            if hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() == location["manifest"]:
                 return folder
         except OSError:
             continue
@@ -86,27 +86,27 @@ class Restored:
     Roles (objects that other processes can call) that hold weights extend this class.
 
     Attributes:
-        restored: Arrays by slice number and ``part_name``, until ``taken`` returns them.
+        restored: Arrays by slice number and ``part_name``, until ``take_restored`` returns them.
     """
 
     def __init__(self) -> None:
         self.restored: dict[int, dict[str, Array]] = {}
 
     @concurrent
-    async def look_at(self, place: dict[str, Any]) -> dict[str, Any]:
+    async def look_at(self, location: dict[str, Any]) -> dict[str, Any]:
         """Check a slice in this worker's file system against its hash.
 
-        Return the answer of ``found_at`` for the master.
+        Return the answer of ``read_location`` for the master.
         """
-        return (await asyncio.to_thread(found_at, place, load=False))[0]
+        return (await asyncio.to_thread(read_location, location, load=False))[0]
 
     @concurrent
-    async def read_slice(self, number: int, place: dict[str, Any]) -> dict[str, Any]:
+    async def read_slice(self, number: int, location: dict[str, Any]) -> dict[str, Any]:
         """Read a slice from this worker's file system and keep it, if it is visible here.
 
-        Return the answer of ``found_at``.
+        Return the answer of ``read_location``.
         """
-        answer, arrays = await asyncio.to_thread(found_at, place, load=True)
+        answer, arrays = await asyncio.to_thread(read_location, location, load=True)
         if arrays:
             self.restored[number] = arrays
         return answer
@@ -119,7 +119,7 @@ class Restored:
         """
         self.restored[number] = arrays
 
-    def taken(self) -> dict[int, dict[str, Array]]:
+    def take_restored(self) -> dict[int, dict[str, Array]]:
         """Return all slices of a checkpoint that this worker has received, and forget them."""
-        found, self.restored = self.restored, {}
-        return found
+        arrays, self.restored = self.restored, {}
+        return arrays

@@ -20,7 +20,7 @@ from ddlf.events import Warned
 from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.progress_layout import KEPT, SLOTS
-from ddlf.training.checkpoints.slice_reader import place_of, raised
+from ddlf.training.checkpoints.slice_reader import location_of, raised
 from ddlf.training.checkpoints.slices import WEIGHTS, Slices
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS
@@ -48,7 +48,7 @@ class Restoring:
     ) -> None:
         self._role, self._workers, self._crew = role, workers, crew
         self._one_at_a_time = asyncio.Lock()
-        self._told: set[int] = set()
+        self._warned_workers: set[int] = set()
         self.slices: Slices | None = None
         self.left: dict[int, tuple[dict[str, int], int]] = {}
 
@@ -64,7 +64,7 @@ class Restoring:
             while waiting:
                 number = waiting.popleft()
                 try:
-                    answer = await worker.call(self._role, "look_at", place_of(slices, number))
+                    answer = await worker.call(self._role, "look_at", location_of(slices, number))
                 except LOSS:  # the crew notices the loss, too
                     answer = {"seen": False}
                 if error := raised(answer):
@@ -73,8 +73,8 @@ class Restoring:
                     waiting.append(number)
                     return
 
-        found = await asyncio.gather(*map(look, self._workers()), return_exceptions=True)
-        if errors := [one for one in found if isinstance(one, BaseException)]:
+        outcomes = await asyncio.gather(*map(look, self._workers()), return_exceptions=True)
+        if errors := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
             raise errors[0]
         for number in waiting:
             await asyncio.to_thread(slices.look_at, number)
@@ -87,16 +87,16 @@ class Restoring:
             WorkerLost: The worker is lost.
         """
         for number in numbers:
-            answer = await worker.call(self._role, "read_slice", number, place_of(slices, number))
+            answer = await worker.call(self._role, "read_slice", number, location_of(slices, number))
             if error := raised(answer):
                 raise error
             if answer["seen"]:
                 continue
-            if worker.id not in self._told:
-                self._told.add(worker.id)
+            if worker.id not in self._warned_workers:
+                self._warned_workers.add(worker.id)
                 blind = f"{worker.name} does not see {slices.final}, so the master sends it its slices"
-                why = f"{blind}; a network disk at the same path everywhere avoids this"
-                self._crew.emit(Warned(about="checkpoint", why=why))
+                sentence = f"{blind}; a network disk at the same path everywhere avoids this"
+                self._crew.emit(Warned(about="checkpoint", why=sentence))
             async with self._one_at_a_time:  # so that the master holds one slice at a time
                 arrays = await asyncio.to_thread(slices.read_one, number)
                 await worker.call(self._role, "take_slice", number, arrays)
@@ -125,13 +125,13 @@ class Restoring:
     def _leave(self, progress: Progress, number: int, names: Sequence[str]) -> None:
         """Remove slot states that are in a slice from the progress in memory, and note which slice has them."""
         for name in names:
-            group, _, what, slot = (*name.split(" ", 4), "", "", "")[:4]
-            if not (group.startswith(SLOTS) and what == "slot"):
+            group, _, kind, slot = (*name.split(" ", 4), "", "", "")[:4]
+            if not (group.startswith(SLOTS) and kind == "slot"):
                 continue
-            of = group.removeprefix(SLOTS)
+            part = group.removeprefix(SLOTS)
             lengths, _ = self.left.setdefault(int(slot), ({}, number))
-            if of in progress.states[int(slot)]:
-                lengths[of] = len(progress.states[int(slot)].pop(of))
+            if part in progress.states[int(slot)]:
+                lengths[part] = len(progress.states[int(slot)].pop(part))
 
 
 def names_of(checkpoint: Checkpoint) -> list[str]:

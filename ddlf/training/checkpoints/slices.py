@@ -29,9 +29,9 @@ from ddlf.training.checkpoints.durable import EARLIER, OWNER, damaged, in_words,
 
 Arrays = dict[str, dict[str, tensors.Array]]
 """Group -> name -> array."""
-There = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+WriteOnWorker = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """Has a worker write its slice at a place. Returns the answer of ``write_if_seen``, ``by`` (the worker), and more."""
-Here = Callable[[], Awaitable[tuple[dict[str, tensors.Array], dict[str, Any]]]]
+BringToMaster = Callable[[], Awaitable[tuple[dict[str, tensors.Array], dict[str, Any]]]]
 """Brings the arrays of a slice to the master, by ``part_name``, and the same additional facts."""
 WEIGHTS, OUTER, PUSHED = "weights", "state_outer", "state_push"
 """Groups of a checkpoint: the weights; the outer optimizer's state; and the rows of the push rules."""
@@ -47,24 +47,24 @@ def part_name(group: str, begin: int, name: str) -> str:
     return f"{group} {begin} {name}"
 
 
-def is_seen(place: Mapping[str, Any]) -> bool:
+def is_seen(destination: Mapping[str, Any]) -> bool:
     """Return whether this machine sees the same checkpoint folder as the master.
 
     It must name the same writer, and belong to the same user.
     """
-    folder = Path(place["folder"])
+    folder = Path(destination["folder"])
     try:
         owner = unseal((folder / OWNER).read_bytes(), folder / OWNER)
-        return owner.get("session") == place["session"] and folder.stat().st_uid == os.geteuid()
+        return owner.get("session") == destination["session"] and folder.stat().st_uid == os.geteuid()
     except (CheckpointError, OSError):
         return False
 
 
-def write(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
+def write(destination: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
     """Write a slice to the disk. After the return, it survives a power cut. This blocks until the disk has finished.
 
     Args:
-        place: Destination, from ``Slices.place``.
+        destination: Destination, from ``Slices.destination``.
         arrays: Arrays by ``part_name``. They must not change meanwhile.
 
     Returns:
@@ -73,27 +73,27 @@ def write(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict
     Raises:
         CheckpointError: It cannot be written.
     """
-    path, plain = Path(place["file"]), tensors.plain(arrays)
+    path, plain = Path(destination["file"]), tensors.plain(arrays)
     try:
-        tensors.write(plain, path, {name: str(value) for name, value in place["of"].items()})
+        tensors.write(plain, path, {name: str(value) for name, value in destination["of"].items()})
         sync(path)
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"bytes": path.stat().st_size, "sha256": digest, "arrays": list(plain)}
     except OSError as error:
         need = sum(array.nbytes for array in plain.values())
-        raise in_words(error, path.parent, "write a slice of a checkpoint in", need=need, kept=EARLIER) from error
+        raise in_words(error, path.parent, "write a slice of a checkpoint in", need=need, unharmed=EARLIER) from error
 
 
-def write_if_seen(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
+def write_if_seen(destination: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
     """Write a slice on a worker, like ``write``, if the worker sees the checkpoint's folder.
 
     On failure return the reason as ``why``, and whether the folder is ``seen`` here.
     """
-    if not is_seen(place):
-        return {"why": f"there is no {place['folder']} of this run here", "seen": False}
+    if not is_seen(destination):
+        return {"why": f"there is no {destination['folder']} of this run here", "seen": False}
     try:
-        return write(place, arrays)
+        return write(destination, arrays)
     except CheckpointError as error:
         return {"why": error.message, "seen": True}
 
@@ -103,23 +103,23 @@ def of_another(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> Ch
     try:
         with open(path, "rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            found = json.loads(opened.read(min(length, tensors.MAX_HEADER_BYTES)))
-        facts = found.pop("__metadata__")
+            header = json.loads(opened.read(min(length, tensors.MAX_HEADER_BYTES)))
+        facts = header.pop("__metadata__")
         run, number = facts["run"], facts["round"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if (run, number) == (str(of["run"]), str(of["round"])):
-        if sorted(found) == sorted(file.get("arrays", found)):
+        if sorted(header) == sorted(file.get("arrays", header)):
             return None
-        listed, there = f"{len(file['arrays'])} arrays that the manifest names", f"{len(found)} arrays"
+        listed, present = f"{len(file['arrays'])} arrays that the manifest names", f"{len(header)} arrays"
         text = f"{path} has other arrays than the manifest names: it is a slice of another worker or of another cut"
-        return damaged(path, listed, there, text=text)
-    which = f"round {number} of this run" if run == str(of["run"]) else f"round {number} of another run, {run!s:.32}"
+        return damaged(path, listed, present, text=text)
+    actual = f"round {number} of this run" if run == str(of["run"]) else f"round {number} of another run, {run!s:.32}"
     return damaged(
         path,
         f"a slice of run {of['run']} after round {of['round']}",
-        f"one of {which}",
-        text=f"{path} is a slice of {which}, and not of round {of['round']} of run {of['run']}",
+        f"one of {actual}",
+        text=f"{path} is a slice of {actual}, and not of round {of['round']} of run {of['run']}",
     )
 
 
@@ -140,29 +140,29 @@ def assembled(
     Raises:
         CheckpointCorrupt: A part is missing, occurs twice, or does not fit.
     """
-    whole: Arrays = {group: dict(found) for group, found in arrays.items()}
+    complete: Arrays = {group: dict(parts_of_slice) for group, parts_of_slice in arrays.items()}
     for group, listed in sliced.items():
-        beside = whole.get(group, {})
-        whole[group] = {
+        beside = complete.get(group, {})
+        complete[group] = {
             name: beside[name] if name in beside else np.empty(shape, tensors.dtype_of(kind))
             for name, kind, shape in listed
         }
     missing = {
-        (group, name): whole[group][name].size
+        (group, name): complete[group][name].size
         for group, listed in sliced.items()
         for name, _, _ in listed
         if name not in arrays.get(group, {})
     }
     spans: dict[tuple[str, str], list[tuple[int, int]]] = {key: [] for key in missing}
-    for path, found in contents:
-        for key, values in found.items():
+    for path, parts_of_slice in contents:
+        for key, values in parts_of_slice.items():
             group, begin, name = (*key.split(" ", 2), "", "")[:3]
             if (group, name) not in spans:
                 if group in sliced or begin != "0" or not name:
                     raise damaged(path, "parts of arrays that the manifest names", repr(key))
-                whole.setdefault(group, {})[name] = values
+                complete.setdefault(group, {})[name] = values
                 continue
-            into, low = whole[group][name], int(begin) if begin.isdecimal() else -1
+            into, low = complete[group][name], int(begin) if begin.isdecimal() else -1
             if low < 0 or values.ndim != 1 or values.dtype != into.dtype or low + values.size > into.size:
                 raise damaged(path, f"a part of {into.dtype} {into.shape}", f"{values.dtype} {values.shape} at {begin}")
             into.reshape(-1)[low : low + values.size] = values
@@ -171,7 +171,7 @@ def assembled(
         ends = [0, *(end for _, end in sorted(parts))]
         if [begin for begin, _ in sorted(parts)] != ends[:-1] or ends[-1] != missing[group, name]:
             raise damaged(manifest, f"slices with each value of {name!r} once", f"values {sorted(parts)[:4]}")
-    return whole
+    return complete
 
 
 class Slices:
@@ -206,19 +206,21 @@ class Slices:
         self.manifest = ""
         self._tried = 0
 
-    def place(self) -> dict[str, Any]:
+    def destination(self) -> dict[str, Any]:
         """Return a new temporary place for a slice, as a message that tells a worker where to write."""
         self._tried += 1
         path = self.folder / f".slice-{self._tried:04d}"
         return {"folder": str(self.root), "session": self.session, "file": str(path), "of": self.of}
 
-    async def write_one(self, number: int, there: There, here: Here) -> dict[str, Any]:
+    async def write_one(
+        self, number: int, write_on_worker: WriteOnWorker, bring_to_master: BringToMaster
+    ) -> dict[str, Any]:
         """Write one slice, on a worker or on the master. The file is the same in both cases.
 
         Args:
             number: The slice, from 0.
-            there: Has a worker write the slice.
-            here: Brings the slice's arrays to the master, if the worker cannot see or write the folder.
+            write_on_worker: Has a worker write the slice.
+            bring_to_master: Brings the slice's arrays to the master, if the worker cannot see or write the folder.
 
         Returns:
             The additional facts.
@@ -226,40 +228,40 @@ class Slices:
         Raises:
             CheckpointError: The slice cannot be written.
         """
-        place = self.place()
-        told = await there(place)
-        by = told.get("by", 0)
-        if "sha256" not in told:
-            if told.get("why"):
-                self.through[by] = told["why"] if told.get("seen") else ""
-            arrays, more = await here()
+        destination = self.destination()
+        written = await write_on_worker(destination)
+        by = written.get("by", 0)
+        if "sha256" not in written:
+            if written.get("why"):
+                self.through[by] = written["why"] if written.get("seen") else ""
+            arrays, more = await bring_to_master()
             if not arrays:
                 return more
-            place, by = self.place(), 0
-            told = {**more, **await asyncio.to_thread(write, place, arrays)}
-        await asyncio.to_thread(self.add, number, place, told, by)
-        return told
+            destination, by = self.destination(), 0
+            written = {**more, **await asyncio.to_thread(write, destination, arrays)}
+        await asyncio.to_thread(self.add, number, destination, written, by)
+        return written
 
-    def add(self, number: int, place: Mapping[str, Any], written: Mapping[str, Any], by: int) -> None:
+    def add(self, number: int, destination: Mapping[str, Any], written: Mapping[str, Any], by: int) -> None:
         """Add a written slice to the checkpoint, and give it its final name.
 
         Args:
             number: Number of the slice, from 0.
-            place: Where it was written.
+            destination: Where it was written.
             written: Result of ``write``.
             by: Number of the worker that wrote it; 0 for the master.
 
         Raises:
             CheckpointError: The file is missing or has another size.
         """
-        name, begun = slice_name(number), Path(place["file"])
+        name, begun = slice_name(number), Path(destination["file"])
         try:
             size = begun.stat().st_size
             if size != written["bytes"]:
                 raise CheckpointError(f"{begun} has {size:,} bytes here, and {written['bytes']:,} where it was written")
             os.rename(begun, self.folder / name)
         except OSError as error:
-            raise in_words(error, self.folder, "write a slice of a checkpoint in", kept=EARLIER) from error
+            raise in_words(error, self.folder, "write a slice of a checkpoint in", unharmed=EARLIER) from error
         facts = {key: written[key] for key in ("bytes", "sha256", "arrays")}
         self.files = sorted([*self.files, {"name": name, **facts, "by": by}], key=lambda file: file["name"])
 
@@ -291,8 +293,8 @@ class Slices:
         Raises:
             CheckpointCorrupt: The slice is missing or damaged.
         """
-        found: dict[str, tensors.Array] = self._of_one(number, read)
-        return found
+        arrays: dict[str, tensors.Array] = self._of_one(number, read)
+        return arrays
 
     def look_at(self, number: int) -> None:
         """Check every byte of a slice, numbered from 0, like ``read_one``, without keeping it in memory."""

@@ -143,7 +143,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
         CheckpointError: The type needs a package that is missing, or checkpoints do not support it.
     """
     for table in (TYPES, ML_TYPES):
-        for stored, known in table.items():
-            if known == name:
+        for stored, type_name in table.items():
+            if type_name == name:
                 return _dtype(stored)
     raise CheckpointError(f"a checkpoint with {name[:40]!r} arrays cannot be read here")

@@ -18,7 +18,7 @@ from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import AppMissing, DDLFError, ExecutorCrashed, LeaseError, WorkerLost
-from ddlf.training.crew.recovery import LOSS, Recovery, end_all, first_line, too_small, why_nobody
+from ddlf.training.crew.recovery import LOSS, Recovery, end_all, first_line, no_worker_left, too_small
 from ddlf.training.crew.schedule import (
     Ended,
     Finished,
@@ -50,12 +50,12 @@ class SlotLeftOut(Exception):
     Args:
         slot: The slot, from 0.
         worker: Number of its worker; 0 if it has not come yet.
-        why: The reason, as a sentence.
+        reason: The reason, as a sentence.
     """
 
-    def __init__(self, slot: int, worker: int, why: str) -> None:
-        super().__init__(why)
-        self.slot, self.worker, self.why = slot, worker, why
+    def __init__(self, slot: int, worker: int, reason: str) -> None:
+        super().__init__(reason)
+        self.slot, self.worker, self.reason = slot, worker, reason
 
 
 class Crew:
@@ -99,7 +99,7 @@ class Crew:
         self.emit = emit
         self.wait_s = wait_s
         self._schedule = Schedule(backups=backups, homes=homes)
-        self._away: dict[int, float] = {}  # worker that has its own slot -> when it was missed first
+        self._absent_since: dict[int, float] = {}  # worker that has its own slot -> when it was missed first
         self._returned: dict[int, asyncio.Event] = {}  # slot -> set when its own worker takes part
         self._never: dict[int, str] = {}  # worker that has left the run for good -> why
         self._workers: dict[int, ProxyWorker] = {}
@@ -108,7 +108,7 @@ class Crew:
         self._crashes: dict[int, ExecutorCrashed | None] = {}  # the last crash before each worker received the app
         self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker that carried it last, its number of openings)
         # slot -> its work, the future of its result, its round, and ``leaves`` as in ``carry``
-        self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int, bool]] = {}
+        self._requests: dict[int, tuple[Work, asyncio.Future[Any], int, bool]] = {}
         self._distrusted: Counter[int] = Counter()
         self._round = 0
         self.losses = 0
@@ -129,9 +129,9 @@ class Crew:
         self._begun = False
         self._first: dict[int, bool] = {}  # worker at the start -> whether its first opening has succeeded or failed
         self._held_back: list[events.WorkerGone] = []
-        self._gone: list[DDLFError] = []
+        self._exclusions: list[DDLFError] = []
         self._failure: Exception | None = None
-        self._told = False
+        self._was_raised = False
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -162,7 +162,7 @@ class Crew:
         ]
         await end_all(tasks)
         _training.difference_update(self._workers.values())
-        if kind is None and not self._told:
+        if kind is None and not self._was_raised:
             self._check()
 
     async def ready(self) -> None:
@@ -207,7 +207,7 @@ class Crew:
         *,
         avoid: frozenset[int] = frozenset(),
         leaves: bool = True,
-        near: Mapping[int, int] = {},
+        local_bytes: Mapping[int, int] = {},
     ) -> Any:
         """Have a worker do the work of a slot, and return the result of ``work``.
 
@@ -219,7 +219,7 @@ class Crew:
             work: Function that does the slot's work on a given worker.
             avoid: Workers that may do the work only if there are no others.
             leaves: Whether the work is the slot's round, so that it leaves the slot state on the worker.
-            near: Bytes of the slot's data that workers have on their own disks, by worker number.
+            local_bytes: Bytes of the slot's data that workers have on their own disks, by worker number.
 
         Raises:
             ClusterTooSmall: No worker was left, and none came back in time.
@@ -230,11 +230,11 @@ class Crew:
         """
         self._check()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._wanted[slot] = work, future, number, leaves
+        self._requests[slot] = work, future, number, leaves
         if not self._in_rounds:
             self._unsettled.pop(slot, None)
         self._round = max(self._round, number)
-        self._schedule.apply(Wanted(slot, avoid | self.spared, near))
+        self._schedule.apply(Wanted(slot, avoid | self.spared, local_bytes))
         self._advance_soon()
         return await future
 
@@ -259,7 +259,7 @@ class Crew:
         """
         return (self._workers[worker], self._opened[worker]) if worker in self._schedule.workers else None
 
-    def distrust(self, slot: int, worker: int, why: str) -> None:
+    def distrust(self, slot: int, worker: int, reason: str) -> None:
         """Reject the result that a worker returned for a slot, because its update is suspicious.
 
         After three rejections in a row the worker leaves this run, if there is another one.
@@ -267,11 +267,11 @@ class Crew:
         Args:
             slot: The slot. Its state on this worker is no longer used.
             worker: The worker that trained it.
-            why: The reason, as a sentence.
+            reason: The reason, as a sentence.
         """
         self._holds.pop(slot, None)
         self._distrusted[worker] += 1
-        self.emit(events.UpdateRejected(**self._of(slot), worker=worker, why=why))
+        self.emit(events.UpdateRejected(**self._of(slot), worker=worker, why=reason))
         if self._distrusted[worker] == MAX_REJECTED and self._schedule.workers - {worker}:
             self._schedule.apply(Lost(worker))
             self._never[worker] = f"{MAX_REJECTED} of its updates in a row were rejected"
@@ -334,26 +334,26 @@ class Crew:
         times = []
         for slot in self._schedule.homeless:
             worker = (self._homes or {}).get(slot, 0)
-            until = self._away.setdefault(worker, now) + self.wait_s
+            until = self._absent_since.setdefault(worker, now) + self.wait_s
             if worker in self._never or until <= now:
                 self._schedule.apply(LeftOut(slot))
-                why = self._never.get(worker) or f"its worker has been away for more than {self.wait_s:g} s"
-                self._fail(slot, self._without(slot, why))
+                reason = self._never.get(worker) or f"its worker has been away for more than {self.wait_s:g} s"
+                self._fail(slot, self._without(slot, reason))
             else:
                 times.append(until)
         return min(times, default=None)
 
-    def _without(self, slot: int, why: str) -> SlotLeftOut:
-        return SlotLeftOut(slot, (self._homes or {}).get(slot, 0), why)
+    def _without(self, slot: int, reason: str) -> SlotLeftOut:
+        return SlotLeftOut(slot, (self._homes or {}).get(slot, 0), reason)
 
     def _miss(self, worker: int) -> None:
         """Note since when a worker is away."""
-        self._away.setdefault(worker, asyncio.get_running_loop().time())
+        self._absent_since.setdefault(worker, asyncio.get_running_loop().time())
 
     async def _attempt(self, slot: int, number: int) -> None:
         loop = asyncio.get_running_loop()
         worker = self._workers[number]
-        work, future, _, leaves = self._wanted[slot]
+        work, future, _, leaves = self._requests[slot]
         holder = number, self._opened[number]
         if leaves:
             self.emit(events.SlotStarted(**self._of(slot), worker=number))
@@ -378,22 +378,22 @@ class Crew:
         self._advance_soon()
 
     def _fail(self, slot: int, error: Exception) -> bool:
-        if waits := not (future := self._wanted[slot][1]).done():
+        if waits := not (future := self._requests[slot][1]).done():
             future.set_exception(error)
         return waits
 
     def _check(self) -> None:
         """Raise the error that has ended the run, if there is one."""
         if self._failure is not None:
-            self._told = True
+            self._was_raised = True
             raise self._failure
 
     def end(self, error: Exception) -> None:
         """End the run with this error: every current and later ``carry`` raises it."""
         if self._failure is None:
             self._failure = error
-            told = [self._fail(slot, error) for slot in self._wanted]
-            self._told = True in told
+            raised = [self._fail(slot, error) for slot in self._requests]
+            self._was_raised = True in raised
         self._changed.set()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -425,8 +425,8 @@ class Crew:
         self.losses += slot is not None
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
         of = {"round": self._round + 1} if slot is None else self._of(slot)
-        why = first_line(self._crash_behind(worker, error) or error)
-        self.emit(events.WorkerLost(**of, worker=worker.id, why=why, carries=self.carries))
+        reason = first_line(self._crash_behind(worker, error) or error)
+        self.emit(events.WorkerLost(**of, worker=worker.id, why=reason, carries=self.carries))
         self._known_as[worker.id] = "back"
         self._recovery.bring_back(worker, error)
 
@@ -445,8 +445,8 @@ class Crew:
         carried = self._schedule.slot_of(worker.id)
         slot = carried if self._schedule.apply(Leaving(worker.id, now, within_s, self.finishes)) else None
         of = {"round": self._round + 1} if slot is None else self._of(slot)
-        told = events.WorkerLeaving(**of, worker=worker.id, why=notice.why, seconds=within_s, carries=self.carries)
-        self.emit(told)
+        event = events.WorkerLeaving(**of, worker=worker.id, why=notice.why, seconds=within_s, carries=self.carries)
+        self.emit(event)
         self._advance_soon()
 
     def is_leaving(self, worker: int) -> bool:
@@ -486,16 +486,20 @@ class Crew:
     def entered(self, worker: ProxyWorker) -> None:
         """Let a worker take part in the run, since it has received everything that the run needs."""
         self._opened[worker.id] += 1
-        self._away.pop(worker.id, None)
+        self._absent_since.pop(worker.id, None)
         self._crashes[worker.id] = worker.crash
         self._cluster.take_in(worker)
         self._schedule.apply(Ready(worker.id))
         for slot in [slot for slot in self._returned if (self._homes or {}).get(slot) == worker.id]:
             self._returned.pop(slot).set()
         self._settle(worker)
-        who: dict[str, Any] = {"round": self._round + 1, "worker": worker.id, "name": worker.name}
-        known: Any = {"back": events.WorkerReturned, "opened": events.WorkerReady}.get(self._known_as[worker.id])
-        self.emit(known(**who) if known else events.WorkerJoined(**who, workers=self.size, slots=self.fixed_slots))
+        facts: dict[str, Any] = {"round": self._round + 1, "worker": worker.id, "name": worker.name}
+        event_class: Any = {"back": events.WorkerReturned, "opened": events.WorkerReady}.get(self._known_as[worker.id])
+        self.emit(
+            event_class(**facts)
+            if event_class
+            else events.WorkerJoined(**facts, workers=self.size, slots=self.fixed_slots)
+        )
         self.leaving(worker)  # it may have announced its end while it loaded its data
 
     def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
@@ -525,7 +529,7 @@ class Crew:
         if isinstance(error, LeaseError):
             self.end(error)  # another master has the lease now, so this master must stop
             return
-        self._gone.append(error)
+        self._exclusions.append(error)
         self._never[worker.id] = first_line(error)
         self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker.id, why=str(error)))
 
@@ -567,7 +571,7 @@ class Crew:
             self._wait_no_more()
         elif not (coming or self._schedule.left):
             self._wait_no_more()
-            self.end(why_nobody(self._gone, len(self._opened)))
+            self.end(no_worker_left(self._exclusions, len(self._opened)))
         elif self._patience is None:
             self._patience = asyncio.get_running_loop().call_later(self.wait_s, self._give_up)
             self.emit(events.WaitingForWorkers(round=self._round + 1, seconds=self.wait_s))
@@ -582,7 +586,7 @@ class Crew:
 
     def _of(self, slot: int) -> dict[str, int]:
         """Return slot and round with the numbers that events show to users, from 1."""
-        return {"slot": slot + 1, "round": self._wanted[slot][2] + 1}
+        return {"slot": slot + 1, "round": self._requests[slot][2] + 1}
 
     def _tell_gone(self, event: events.WorkerGone) -> None:
         # if all workers fail, one error replaces the events

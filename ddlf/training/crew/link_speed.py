@@ -30,7 +30,7 @@ class Ways:
     def __init__(self, worker: Worker, run: str) -> None:
         self._worker = worker
         self._role = run, WAYS
-        self._held = np.ones(0, np.uint8)
+        self._payload = np.ones(0, np.uint8)
 
     @concurrent
     async def measure(self, other: int, size: int) -> list[float]:
@@ -71,9 +71,9 @@ class Ways:
 
         The first call allocates them, before the measured calls.
         """
-        if len(self._held) != size:
-            self._held = np.ones(size, np.uint8)
-        return self._held
+        if len(self._payload) != size:
+            self._payload = np.ones(size, np.uint8)
+        return self._payload
 
     async def close(self) -> None:
         """Do nothing. Every ``Role`` (an object that other workers can call) needs this method."""

@@ -31,14 +31,14 @@ from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cores
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.run import hooked
-from ddlf.training.samples.files import check_all_there, files_of, held
+from ddlf.training.samples.files import check_all_present, files_of, unpacked_files
 from ddlf.training.samples.policy import CommonData, data_of
 from ddlf.training.slot.arithmetic import (
     Arithmetic,
+    arithmetic_warnings,
     mixed,
     mixed_backends,
     prepare_master,
-    said_of,
     set_arithmetic,
     unused,
 )
@@ -67,7 +67,7 @@ class Opening:
         data: The policy of the training data.
         content: Future with the fingerprint of the master's training data, "" if it has none.
         watches: Context managers of optional parts of DDLF, open during the run.
-        wanted: The fingerprint of each array, if ``load_dataset`` sets only arrays. A worker that holds these arrays
+        fingerprints: The fingerprint of each array, if ``load_dataset`` sets only arrays. A worker that holds these arrays
             need not load them.
         opened: Facts about each opened worker, by its number.
         threads: Number of threads of each worker; None leaves each its own number.
@@ -88,7 +88,7 @@ class Opening:
         format = number_format()
         self._format = None if format in (None, NumberFormat("float32")) else format
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.wanted: dict[str, str] = {}
+        self.fingerprints: dict[str, str] = {}
         self.watches: list[AbstractContextManager[None]] = []
         self.opened: dict[int, dict[str, Any]] = {}
         self.threads: int | None = None
@@ -96,7 +96,7 @@ class Opening:
         self._backends: dict[int, str] = {}  # of the workers so far, by number
         self._kinds: set[str] = set()  # the kinds of cards of the workers so far
         self.checked = False
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
         self._telling: set[asyncio.Future[Any]] = set()
         self._news = asyncio.Event()
         self._pickle = PickleOnce()
@@ -128,11 +128,11 @@ class Opening:
             await self._use_determinism(worker)
             phases.begin("sending", total=self._size, unit="bytes")
             await worker.call(self._role, "open", self._replica, self.app, self.run, pickle=self._pickle)
-            wanted = self.wanted if self.content.done() else None
-            asking = asyncio.ensure_future(self._load(worker, wanted, phases))
+            fingerprints = self.fingerprints if self.content.done() else None
+            asking = asyncio.ensure_future(self._load(worker, fingerprints, phases))
             await asyncio.sleep(0)  # let the event loop send the request
         finally:
-            self._asked.add(worker.id)
+            self._requested.add(worker.id)
             self._news.set()
         try:
             facts = await asking
@@ -141,7 +141,7 @@ class Opening:
             raise
         if facts is None:
             await self.content
-            facts = await self._load(worker, self.wanted, phases)
+            facts = await self._load(worker, self.fingerprints, phases)
         if self.checked:
             self._check_backend(worker.id, facts)
             _check_models(self.app, {worker.id: facts})
@@ -149,14 +149,14 @@ class Opening:
             self._say_kind(worker, Arithmetic.of(facts))
         self.opened[worker.id] = facts
         if self.checked:  # before this point, the master may not have its data
-            self.app.run_context.local_files[worker.id] = held(facts["here"], files_of(self.app))
+            self.app.run_context.local_files[worker.id] = unpacked_files(facts["here"], files_of(self.app))
 
     def _check_backend(self, number: int, facts: dict[str, Any]) -> None:
         """Say once that workers compute with different backends of Keras, or refuse it."""
         is_new = facts["backend"] not in self._backends.values()
         self._backends[number] = facts["backend"]
-        if (why := mixed_backends(self.app, self._backends)) and is_new:
-            self._tell(Warned(about="backend", why=why))
+        if (sentence := mixed_backends(self.app, self._backends)) and is_new:
+            self._tell(Warned(about="backend", why=sentence))
 
     def _say_kind(self, worker: ProxyWorker, arithmetic: Arithmetic) -> None:
         """Say once that a worker which has come later computes on another kind of card."""
@@ -171,15 +171,15 @@ class Opening:
             return
         await worker.use_threads(self.threads)
         if worker.facts["threads"] != self.threads:  # workers of earlier releases use their environment's number
-            why = f"{worker.name} computes with {worker.facts['threads']} threads, not {self.threads}: its results may differ in bits"
-            self._tell(Warned(about="threads", why=f"{why}. Unset OMP_NUM_THREADS there, or update DDLF"))
+            sentence = f"{worker.name} computes with {worker.facts['threads']} threads, not {self.threads}: its results may differ in bits"
+            self._tell(Warned(about="threads", why=f"{sentence}. Unset OMP_NUM_THREADS there, or update DDLF"))
 
     async def _use_determinism(self, worker: ProxyWorker) -> None:
         if not await worker.use_determinism(self.app.deterministic):  # a worker of an earlier release
-            why = (
+            sentence = (
                 f"{worker.name} cannot compute equal bits in each run, as deterministic=True demands: update DDLF there"
             )
-            self._tell(Warned(about="deterministic", why=why))
+            self._tell(Warned(about="deterministic", why=sentence))
 
     def choose_threads(self, *, equal: bool, fresh: bool) -> None:
         """Choose the number of threads of all workers, after they are connected."""
@@ -188,11 +188,11 @@ class Opening:
         if self.threads is None and equal:
             facts = [worker.facts for worker in workers]
             self.threads = chosen_threads(facts, app.slots or app.cluster.places, app.cluster.places)
-            if why := unused_cores(facts, self.threads):
-                app.run_context.emit(Warned(about="threads", why=why))
+            if sentence := unused_cores(facts, self.threads):
+                app.run_context.emit(Warned(about="threads", why=sentence))
         app.run_context.threads = self.threads
 
-    async def _load(self, worker: ProxyWorker, wanted: dict[str, str] | None, phases: PhasesInTurn) -> Any:
+    async def _load(self, worker: ProxyWorker, fingerprints: dict[str, str] | None, phases: PhasesInTurn) -> Any:
         """Have a worker load the data and build the model, and pass on its reports of progress."""
 
         def hear(facts: dict[str, Any]) -> None:
@@ -200,29 +200,31 @@ class Opening:
                 phases.begin(facts["what"])
 
         more = [] if self._format is None else [list(self._format)]  # earlier releases know no other argument
-        return await worker.call(self._role, "load", wanted, *more, hear=hear)
+        return await worker.call(self._role, "load", fingerprints, *more, hear=hear)
 
-    async def here(self, seed: int) -> None:
+    async def load_on_master(self, seed: int) -> None:
         """Load the data and build the model on the master, in parallel with the workers."""
         app = self.app
         prepare_master(app)
         # First, and on a thread: meanwhile the event loop can send the app to workers that have imported Keras, too.
         with Phase(app.run_context.emit, "importing"):
-            await asyncio.gather(self._have_asked(app.cluster.workers), have_keras())
+            await asyncio.gather(self._have_requested(app.cluster.workers), have_keras())
             self.arithmetic = set_arithmetic(app)
         if not self.data.is_loaded(app):
-            before = dict(vars(app))
+            attributes_before = dict(vars(app))
             with Phase(app.run_context.emit, "loading"):
                 await _make(app, partial(_load, app, self.data))
-            made = {name for name, value in vars(app).items() if before.get(name, before) is not value}
-            app.run_context.arrays_only = made <= {*app_data.NAMES}
-        found: dict[str, str] = {}
+            created = {
+                name for name, value in vars(app).items() if attributes_before.get(name, attributes_before) is not value
+            }
+            app.run_context.arrays_only = created <= {*app_data.NAMES}
+        fingerprints: dict[str, str] = {}
         if hasattr(app, "x_train") or hasattr(app, "train_data"):
             app_data.check_data(app)
-            found = await asyncio.to_thread(app_data.contents, app)
-        all_found = all(name in found for name in app_data.NAMES if getattr(app, name, None) is not None)
-        self.wanted = found if app.run_context.arrays_only and all_found else {}
-        self.content.set_result(app_data.content(found) if found else "")
+            fingerprints = await asyncio.to_thread(app_data.contents, app)
+        all_found = all(name in fingerprints for name in app_data.NAMES if getattr(app, name, None) is not None)
+        self.fingerprints = fingerprints if app.run_context.arrays_only and all_found else {}
+        self.content.set_result(app_data.content(fingerprints) if fingerprints else "")
         if hasattr(app, "model"):
             ready_model(app)
         else:
@@ -230,11 +232,11 @@ class Opening:
                 await self._replica.build_on_master(app, seed, partial(_make, app, app.create_model))
         self.watches = [await watch(app) for watch in hooks("watch_run")]
 
-    async def _have_asked(self, workers: list[ProxyWorker]) -> None:
+    async def _have_requested(self, workers: list[ProxyWorker]) -> None:
         """Wait until these workers have the app or have failed. After that, the master may block the event loop."""
         try:
             async with asyncio.timeout(ASKED_S):
-                while not self._asked.issuperset(worker.id for worker in workers):
+                while not self._requested.issuperset(worker.id for worker in workers):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
@@ -247,12 +249,12 @@ class Opening:
         """
         self._is_over = True
         for worker in workers:
-            if worker.id in self._asked and worker.connected:
+            if worker.id in self._requested and worker.connected:
                 telling = asyncio.ensure_future(worker.call(self._role, "close", timeout_s=CLOSE_S))
                 self._telling.add(telling)
-                telling.add_done_callback(self._told)
+                telling.add_done_callback(self._finish_telling)
 
-    def _told(self, telling: asyncio.Future[Any]) -> None:
+    def _finish_telling(self, telling: asyncio.Future[Any]) -> None:
         self._telling.discard(telling)
         if not telling.cancelled():
             telling.exception()
@@ -269,8 +271,8 @@ class Opening:
         _check_models(app, opened)
         self.data.compare(self.content.result(), opened)
         for number, facts in opened.items():
-            app.run_context.local_files[number] = held(facts["here"], files_of(app))
-        check_all_there(files_of(app), app.run_context.local_files)
+            app.run_context.local_files[number] = unpacked_files(facts["here"], files_of(app))
+        check_all_present(files_of(app), app.run_context.local_files)
         self.checked = True
         self._kinds = {Arithmetic.of(facts).kind for facts in opened.values()}
         first = next(iter(opened.values()))
@@ -324,7 +326,7 @@ async def crew_of(
             # do this only now: if another run of this app was active, the crew has failed
             app.run_context.name = opening.run
             seed = app.seed if seed is None else seed
-            await _both(opening.here(seed), crew.ready())
+            await _both(opening.load_on_master(seed), crew.ready())
             samples = opening.check()
             _tell(app, opening, time.perf_counter() - begin)
             with contextlib.ExitStack() as stack:
@@ -340,12 +342,12 @@ async def crew_of(
             stop_hearing()  # do this only now, because the last lines of output belong to this run
 
 
-async def _both(here: Coroutine[Any, Any, None], there: Coroutine[Any, Any, None]) -> None:
+async def _both(on_master: Coroutine[Any, Any, None], on_workers: Coroutine[Any, Any, None]) -> None:
     """Run two coroutines, of the master and of the workers.
 
     If one fails, cancel the other. The master's error counts more.
     """
-    tasks = [asyncio.ensure_future(here), asyncio.ensure_future(there)]
+    tasks = [asyncio.ensure_future(on_master), asyncio.ensure_future(on_workers)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
@@ -379,22 +381,22 @@ async def _load(app: App, data: CommonData) -> None:
 
 async def _make(app: App, method: Callable[[], Any]) -> None:
     """Call a user's method that sets attributes, and note these attributes, since they are not sent to workers."""
-    before, nothing = dict(vars(app)), object()
+    attributes_before, absent = dict(vars(app)), object()
     try:
         with no_exit(getattr(method, "__name__", "load_dataset")):
             await awaited(method())
     finally:
-        made = dict(app.run_context.made)
+        created = dict(app.run_context.created)
         for name in travels(app):  # other attributes never travel
-            value, old = vars(app)[name], before.get(name, nothing)
+            value, old = vars(app)[name], attributes_before.get(name, absent)
             if old is not value:
-                known = made.get(name)
+                values = created.get(name)
                 # the attribute was set twice: keep the value from before the first time
-                if known is not None and known[0] is old:
-                    made[name] = (value, *known[1:])
+                if values is not None and values[0] is old:
+                    created[name] = (value, *values[1:])
                 else:
-                    made[name] = (value,) if old is nothing else (value, old)
-        app.run_context.made = made
+                    created[name] = (value,) if old is absent else (value, old)
+        app.run_context.created = created
 
 
 def _tell(app: App, opening: Opening, seconds: float) -> None:
@@ -410,14 +412,14 @@ def _tell(app: App, opening: Opening, seconds: float) -> None:
             threads=tuple(sorted({worker.facts["threads"] for worker in app.cluster.workers if worker.id in opened})),
             seconds=seconds,
             bfloat16_gain=max(facts["gain"] for facts in opened.values()),
-            tf32=next((one.tf32 for one in computed.values() if one.tf32), ""),
+            tf32=next((arithmetic.tf32 for arithmetic in computed.values() if arithmetic.tf32), ""),
         )
     )
-    for about, why in said_of(app, computed, opening.arithmetic):
-        app.run_context.emit(Warned(about=about, why=why))
+    for about, sentence in arithmetic_warnings(app, computed, opening.arithmetic):
+        app.run_context.emit(Warned(about=about, why=sentence))
     for name in app_data.NAMES:
-        if getattr(app, name, None) is not None and (found := not_finite(getattr(app, name))):
-            app.run_context.emit(Warned(about="data", why=f"{found} of {name} are NaN or infinite"))
+        if getattr(app, name, None) is not None and (values := not_finite(getattr(app, name))):
+            app.run_context.emit(Warned(about="data", why=f"{values} of {name} are NaN or infinite"))
     if (data := app_data.place_of(app, "train")) is not None:
         for sentence in filter(None, (data.inexact, *data.notes)):
             app.run_context.emit(Warned(about="data", why=sentence))
@@ -437,22 +439,24 @@ def _tell(app: App, opening: Opening, seconds: float) -> None:
 
 def _check_models(app: App, opened: dict[int, dict[str, Any]]) -> None:
     # do not use app.model, which would fetch remote weights
-    mine = [tuple(row[1:]) for row in describe_weights(vars(app)["model"])]
+    own_weights = [tuple(row[1:]) for row in describe_weights(vars(app)["model"])]
     for number, facts in opened.items():
-        theirs, text = facts["weights"], getattr(vars(app)["model"], "notation", None)
+        described, text = facts["weights"], getattr(vars(app)["model"], "notation", None)
         if text is not None and facts["text"] != text.digest:
             raise AppError(
                 f"worker {number} reads another model text from {text.file} than the master",
                 hint="run it again: if the file was changed meanwhile, both now read the same text",
             )
-        if (others := [tuple(row[1:]) for row in theirs]) != mine:
-            differing = next((pair for pair in zip(others, mine, strict=False) if pair[0] != pair[1]), None)
-            there, here = (
-                (f"{len(others)} weights", f"{len(mine)}")
+        if (worker_weights := [tuple(row[1:]) for row in described]) != own_weights:
+            differing = next(
+                (pair for pair in zip(worker_weights, own_weights, strict=False) if pair[0] != pair[1]), None
+            )
+            worker_words, own_words = (
+                (f"{len(worker_weights)} weights", f"{len(own_weights)}")
                 if differing is None
                 else (f"a weight of shape {tuple(shape)}, {kind}" for shape, kind in differing)
             )
             raise AppError(
-                f"create_model makes another model on worker {number} ({there}) than on the master ({here})",
+                f"create_model makes another model on worker {number} ({worker_words}) than on the master ({own_words})",
                 hint="it must not depend on the machine it runs on",
             )

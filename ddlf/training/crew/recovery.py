@@ -168,18 +168,18 @@ def _robbed(error: AppMissing) -> AppMissing:
     )
 
 
-def why_nobody(gone: Sequence[DDLFError], workers: int) -> DDLFError:
+def no_worker_left(errors: Sequence[DDLFError], workers: int) -> DDLFError:
     """Return the error that explains why no worker is left.
 
     The app's own errors come first, and equal ones are joined.
 
     Args:
-        gone: The error of each excluded worker.
+        errors: The error of each excluded worker.
         workers: The number of all workers.
     """
-    first, *others = [error for error in gone if not isinstance(error, LOSS)] or gone
-    if others:
-        first.join(others, workers)
+    first, *other_errors = [error for error in errors if not isinstance(error, LOSS)] or errors
+    if other_errors:
+        first.join(other_errors, workers)
     return first
 
 

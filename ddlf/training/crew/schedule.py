@@ -44,12 +44,12 @@ class Wanted:
     Args:
         slot: Number of the slot, from 0.
         avoid: Workers that may train it only if there are no others.
-        near: Bytes of its data that workers have, by worker number.
+        local_bytes: Bytes of its data that workers have, by worker number.
     """
 
     slot: int
     avoid: frozenset[int] = frozenset()
-    near: Mapping[int, int] = field(default_factory=dict)
+    local_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Schedule:
     _waiting: list[int] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
     _avoid: dict[int, frozenset[int]] = field(default_factory=dict)
-    _near: dict[int, Mapping[int, int]] = field(default_factory=dict)
+    _local_bytes: dict[int, Mapping[int, int]] = field(default_factory=dict)
     _home: dict[int, int] = field(default_factory=dict)
     _crashes: dict[int, int] = field(default_factory=dict)
     _durations: list[float] = field(default_factory=list)
@@ -215,8 +215,8 @@ class Schedule:
                 self._leaving.discard(worker)
                 if worker not in self._running:
                     self._free[worker] = None
-            case Wanted(slot, avoid, near):
-                self._near[slot] = near
+            case Wanted(slot, avoid, local_bytes):
+                self._local_bytes[slot] = local_bytes
                 self._open.add(slot)
                 self._avoid[slot] = avoid
                 self._waiting.append(slot)
@@ -271,8 +271,8 @@ class Schedule:
             return False
         usual = median(self._durations) if self._durations else 0.0
         fits = finishes and running.since + self._took.get(running.slot, usual) <= until
-        others = [other for other in self.workers - self._leaving if self._may(running.slot, other)]
-        if fits or not others or not self._alone().keys() & {running.slot}:
+        other_workers = [other for other in self.workers - self._leaving if self._may(running.slot, other)]
+        if fits or not other_workers or not self._alone().keys() & {running.slot}:
             return False
         running.stopping = True
         self._stops.append(worker)
@@ -299,7 +299,12 @@ class Schedule:
         # Then the last workers, which still hold the slot's state: it need not be sent again.
         for slot in list(self._waiting):
             home = self._home.get(slot)
-            if home in self._free and self._may(slot, home) and home not in self._avoid[slot] and not self._near[slot]:
+            if (
+                home in self._free
+                and self._may(slot, home)
+                and home not in self._avoid[slot]
+                and not self._local_bytes[slot]
+            ):
                 actions.append(self._start(slot, home, now))
         for slot in list(self._waiting):
             worker = self._any_for(slot)
@@ -326,38 +331,39 @@ class Schedule:
         return min((since + limit for slot, since in alone if self._backup_for(slot) is not None), default=None)
 
     def _any_for(self, slot: int) -> int | None:
-        others = self.homes is None and self.workers - self._leaving - self._avoid[slot]
-        avoid = self._avoid[slot] if others else frozenset[int]()
-        near = self._near[slot]
+        preferred = self.homes is None and self.workers - self._leaving - self._avoid[slot]
+        avoid = self._avoid[slot] if preferred else frozenset[int]()
+        local_bytes = self._local_bytes[slot]
         free = (worker for worker in self._free if worker not in avoid and self._may(slot, worker))
-        return max(free, key=lambda worker: near.get(worker, 0), default=None)
+        return max(free, key=lambda worker: local_bytes.get(worker, 0), default=None)
 
     def _nearest(self) -> dict[int, int]:
         """Return pairs of waiting slots and free workers that have most of a slot's data.
 
         There are as many pairs as possible (Kuhn 1955).
         """
-        wanted: dict[int, list[int]] = {}
+        candidates: dict[int, list[int]] = {}
         for slot in self._waiting:
-            near = {
-                worker: self._near[slot].get(worker, 0) for worker in self.workers - self._leaving - self._avoid[slot]
+            local_bytes = {
+                worker: self._local_bytes[slot].get(worker, 0)
+                for worker in self.workers - self._leaving - self._avoid[slot]
             }
-            if most := max(near.values(), default=0):
+            if most := max(local_bytes.values(), default=0):
                 home = self._home.get(slot)
-                free = [worker for worker in self._free if near.get(worker) == most]
-                wanted[slot] = sorted(free, key=lambda worker: worker != home)
+                free = [worker for worker in self._free if local_bytes.get(worker) == most]
+                candidates[slot] = sorted(free, key=lambda worker: worker != home)
         carried: dict[int, int] = {}
 
-        def give(slot: int, asked: set[int]) -> bool:
-            for worker in wanted[slot]:
-                if worker not in asked:
-                    asked.add(worker)
-                    if worker not in carried or give(carried[worker], asked):
+        def give(slot: int, visited: set[int]) -> bool:
+            for worker in candidates[slot]:
+                if worker not in visited:
+                    visited.add(worker)
+                    if worker not in carried or give(carried[worker], visited):
                         carried[worker] = slot
                         return True
             return False
 
-        for slot in wanted:
+        for slot in candidates:
             give(slot, set())
         return {slot: worker for worker, slot in carried.items()}
 

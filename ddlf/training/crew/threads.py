@@ -42,8 +42,8 @@ def given_threads(app: App, *, fresh: bool = False) -> int | None:
             f"threads={app.threads} of the app and threads={of_cluster} of the cluster contradict each other",
             hint="leave out one of the two",
         )
-    given: int | None = app.threads or of_cluster
-    return given or _recorded(app, fresh)
+    demanded: int | None = app.threads or of_cluster
+    return demanded or _recorded(app, fresh)
 
 
 def _recorded(app: App, fresh: bool) -> int | None:
@@ -65,7 +65,7 @@ def _recorded(app: App, fresh: bool) -> int | None:
     return before
 
 
-def chosen_threads(workers: Sequence[Facts], slots: int, places: int) -> int:
+def chosen_threads(workers: Sequence[Facts], slots: int, expected_workers: int) -> int:
     """Choose the number of compute threads, so that the slots of a run use all cores of the smallest machine.
 
     The slots count as spread evenly over the machines. If an engine has given each worker its own cores, they count as
@@ -74,14 +74,14 @@ def chosen_threads(workers: Sequence[Facts], slots: int, places: int) -> int:
     Args:
         workers: Facts about each worker.
         slots: K, the number of slots.
-        places: Number of workers. It includes workers that have not come yet.
+        expected_workers: Number of workers. It includes workers that have not come yet.
 
     Returns:
         ``max(1, cores // ceil(slots / machines))``, with places instead of machines if each worker has its own cores.
     """
     parts = len({worker["host"] for worker in workers})
     if all(worker.get("has_own_cores") for worker in workers):  # workers of earlier releases do not report it
-        parts = places
+        parts = expected_workers
     cores = min(int(worker["cores"]) for worker in workers)
     return max(1, cores // -(-slots // parts))
 

@@ -48,8 +48,8 @@ def validate(
     """
     if not has(app, "val"):
         return {}
-    found = evaluate(app, weights, "val", batch_size, moved=moved, callbacks=callbacks)
-    return {f"val_{name}": value for name, value in found.items()}
+    values = evaluate(app, weights, "val", batch_size, moved=moved, callbacks=callbacks)
+    return {f"val_{name}": value for name, value in values.items()}
 
 
 def check_test_data(app: App) -> None:
@@ -67,7 +67,7 @@ def check_test_data(app: App) -> None:
 
 
 async def measured(
-    function: Any, app: App, weights: Weights | WeightsRef | None, *args: Any, there: Any = None
+    function: Any, app: App, weights: Weights | WeightsRef | None, *args: Any, worker_evaluation: Any = None
 ) -> dict[str, float]:
     """Run ``evaluate`` or ``validate`` on a thread of the master, or on the workers.
 
@@ -79,7 +79,7 @@ async def measured(
         app: The function's first argument.
         weights: The function's second argument.
         args: The function's further arguments.
-        there: An ``EvaluationThere``, if workers share evaluations.
+        worker_evaluation: A ``WorkerEvaluation``, if workers share evaluations.
     """
 
     def stop() -> None:
@@ -88,26 +88,28 @@ async def measured(
 
     validates = function is validate
     part = "val" if validates else "test"
-    what: What = "validating" if validates else "evaluating"
+    activity: What = "validating" if validates else "evaluating"
     alone = args[1:] in ((), (None,))  # with callbacks, the master must evaluate
-    found = None
+    values = None
     if isinstance(weights, WeightsRef):
         if alone:
-            with Phase(app.run_context.emit, what):
-                found = await weights.evaluate(app, part, *args[:1])
-        if found is None:
+            with Phase(app.run_context.emit, activity):
+                values = await weights.evaluate(app, part, *args[:1])
+        if values is None:
             weights = await weights.fetch()
-    if there is not None and (alone or not has(app, part)) and found is None:
-        with Phase(app.run_context.emit, what, total=there.samples(part), unit="samples") as phase:
-            found = await there({"weights": weights}, part, *(args[:1] or (EVALUATION_BATCH,)), phase=phase)
-    if found is not None:
-        return {f"val_{name}": value for name, value in found.items()} if validates else found
+    if worker_evaluation is not None and (alone or not has(app, part)) and values is None:
+        with Phase(app.run_context.emit, activity, total=worker_evaluation.samples(part), unit="samples") as phase:
+            values = await worker_evaluation(
+                {"weights": weights}, part, *(args[:1] or (EVALUATION_BATCH,)), phase=phase
+            )
+    if values is not None:
+        return {f"val_{name}": value for name, value in values.items()} if validates else values
     shapes = [getattr(array, "shape", ()) for _, array in leaves(getattr(app, f"x_{part}", None))]
     samples = next((shape[0] for shape in shapes if shape), 0)  # the evaluation itself refuses other types
-    if (place := place_of(app, part)) is not None:
-        samples = place.manifest.samples
+    if (data_set := place_of(app, part)) is not None:
+        samples = data_set.manifest.samples
     tell = asyncio.get_running_loop().call_soon_threadsafe
-    with Phase(app.run_context.emit, what, total=samples, unit="samples") as phase:
+    with Phase(app.run_context.emit, activity, total=samples, unit="samples") as phase:
         evaluation = partial(function, moved=lambda done: tell(phase.move, min(done, samples)))
         metrics: dict[str, float] = await compute(evaluation, app, weights, *args, stop=stop)
     return metrics
@@ -294,17 +296,19 @@ def wrong_with_test(app: App) -> str:
         if train and test and len(train) != len(test):
             return f"{kind}_test is of {len(test)} arrays, {kind}_train of {len(train)}"
     inputs: Any = getattr(getattr(app, "model", None), "inputs", None) or ()
-    wanted = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else ()
-    found = next(iter(arrays["x_test"]))[1:]
-    if len(wanted) == len(found) and any(a not in (None, b) for a, b in zip(wanted, found, strict=True)):
-        return f"samples of x_test are of shape {found}, the model's input is of {wanted}"
+    input_shape = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else ()
+    sample_shape = next(iter(arrays["x_test"]))[1:]
+    if len(input_shape) == len(sample_shape) and any(
+        a not in (None, b) for a, b in zip(input_shape, sample_shape, strict=True)
+    ):
+        return f"samples of x_test are of shape {sample_shape}, the model's input is of {input_shape}"
     return ""
 
 
 def _shapes(app: App, kind: str, part: str) -> list[tuple[int, ...]]:
     """Return the shape of each array of inputs (``"x"``) or labels (``"y"``); empty if there are none."""
-    if (place := place_of(app, part)) is not None:
-        columns, samples = place.columns, place.manifest.samples
+    if (data_set := place_of(app, part)) is not None:
+        columns, samples = data_set.columns, data_set.manifest.samples
         return [
             (samples, *columns[name].shape) for _, name in leaves(grown({name: name for name in columns}, kind)) if name
         ]

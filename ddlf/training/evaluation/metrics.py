@@ -30,20 +30,20 @@ def scalars(values: Any) -> dict[str, float]:
             f"metrics must be a dict of numbers by name, got a {type(values).__name__}",
             hint="let train return (update, {'loss': ...})",
         )
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in values.items():
         try:
-            array = np.asarray(_here(value)).astype(np.float64)
+            array = np.asarray(_in_memory(value)).astype(np.float64)
         except (TypeError, ValueError):
             raise AppError(
                 f"the metric {name!r} is {value!r}, which is not a number", hint="leave it out, or give a number for it"
             ) from None
-        for place in np.ndindex(array.shape):
-            found["_".join([str(name), *map(str, place)])] = float(array[place])
-    return found
+        for index in np.ndindex(array.shape):
+            numbers["_".join([str(name), *map(str, index)])] = float(array[index])
+    return numbers
 
 
-def _here(value: Any) -> Any:
+def _in_memory(value: Any) -> Any:
     """Return a tensor as an array in this process's memory, and other values as they are. NumPy itself cannot read a
     tensor of PyTorch on a card.
     """
@@ -61,9 +61,9 @@ def counted_names(model: Any, metrics: Mapping[str, float]) -> list[str | None]:
     variables = [variable for metric in model.metrics for variable in metric.variables]
     if sum(np.prod(variable.shape) for variable in variables) * 8 > MAX_STATE_BYTES:
         return []
-    found = scalars(model.get_metrics_result())
+    values = scalars(model.get_metrics_result())
     names = [
-        name if np.array_equal(metrics.get(name, ()), value, equal_nan=True) else None for name, value in found.items()
+        name if np.array_equal(metrics.get(name, ()), value, equal_nan=True) else None for name, value in values.items()
     ]
     return names if any(names) else []
 
@@ -112,9 +112,9 @@ class MetricMerge:
         names = dict.fromkeys(name for metrics, _, _ in parts for name in metrics)
         merged = {}
         for name in names:
-            told = [(metrics[name], samples) for metrics, samples, _ in parts if name in metrics]
-            count = sum(samples for _, samples in told) or total
-            merged[name] = sum(value * samples for value, samples in told) / count
+            values = [(metrics[name], samples) for metrics, samples, _ in parts if name in metrics]
+            count = sum(samples for _, samples in values) or total
+            merged[name] = sum(value * samples for value, samples in values) / count
         return {**merged, **self._counted([state for _, _, state in parts])}
 
     def of(self, names: Sequence[str], state: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
@@ -134,13 +134,13 @@ class MetricMerge:
             np.sum(arrays, axis=0, dtype=np.float64).astype(np.asarray(arrays[0]).dtype)
             for arrays in zip(*(state["state"] for state in states), strict=True)
         ]
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for metric in metrics:
-            mine, sums = sums[: len(metric.variables)], sums[len(metric.variables) :]
-            value = metric.stateless_result(mine)
-            found.update(value if isinstance(value, dict) else {metric.name: value})
+            metric_sums, sums = sums[: len(metric.variables)], sums[len(metric.variables) :]
+            value = metric.stateless_result(metric_sums)
+            results.update(value if isinstance(value, dict) else {metric.name: value})
         # By place, not by name: this model may have been created after others, so its automatic names differ.
-        values = list(scalars(found).values())
+        values = list(scalars(results).values())
         if len(values) != len(names):
             return {}
         return {name: value for name, value in zip(names, values, strict=True) if name is not None}

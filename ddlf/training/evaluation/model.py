@@ -81,25 +81,25 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
 
     Returns:
         ``names`` of the metrics, and ``state``: an array for each variable of ``model.metrics``, shape (batches, ...).
-        Or ``why``, the reason why the metrics cannot be counted by batch.
+        Or ``reasons``, the reason why the metrics cannot be counted by batch.
     """
     import keras
 
-    model, found, why = app.model, list[list[np.ndarray[Any, Any]]](), list[str]()
+    model, counted, reasons = app.model, list[list[np.ndarray[Any, Any]]](), list[str]()
     names: list[str] = []
     most = MOST_COUNTED // -(-(end - begin) // batch_size)
 
     class Counting(keras.callbacks.Callback):  # type: ignore[misc]
         def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
             model = self.model  # with JAX, this reads the metrics' counts into the model
-            if not found:
-                told = model.get_metrics_result()
-                names.extend(scalars(told))
-                why.extend(_not_added(model, set(told) ^ set(logs or {}), most))
+            if not counted:
+                results = model.get_metrics_result()
+                names.extend(scalars(results))
+                reasons.extend(_not_added(model, set(results) ^ set(logs or {}), most))
             variables = [variable for metric in model.metrics for variable in metric.variables]
-            found.append([keras.ops.convert_to_numpy(variable) for variable in variables])
+            counted.append([keras.ops.convert_to_numpy(variable) for variable in variables])
             model.reset_metrics()
-            model.stop_evaluating = model.stop_evaluating or bool(why)
+            model.stop_evaluating = model.stop_evaluating or bool(reasons)
 
     model.set_weights(weights)
     try:
@@ -108,9 +108,9 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
         return {"why": error.message}
     with explained(app, lambda: batch_size, evaluates=True), _one_at_a_time(app), reading(app, feed) as dataset:
         model.evaluate(dataset, verbose=0, callbacks=[Counting()])
-    if why:
-        return {"why": why[0]}
-    return {"names": names, "state": [np.stack(arrays) for arrays in zip(*found, strict=True)]}
+    if reasons:
+        return {"why": reasons[0]}
+    return {"names": names, "state": [np.stack(arrays) for arrays in zip(*counted, strict=True)]}
 
 
 def batches_of(app: App, part: str, batch_size: int) -> Iterator[tuple[Any, ...]]:
@@ -130,12 +130,12 @@ def batches_of(app: App, part: str, batch_size: int) -> Iterator[tuple[Any, ...]
 
 async def beside(worker: Worker, app: App, work: Callable[[], Any]) -> Any:
     """Evaluate on a worker's thread for Keras, between trainings. If cancelled, it ends after the current batch."""
-    gone: list[bool] = []
-    evaluating = asyncio.ensure_future(worker.compute(lambda: None if gone else work()))
+    cancelled: list[bool] = []
+    evaluating = asyncio.ensure_future(worker.compute(lambda: None if cancelled else work()))
     try:
         return await asyncio.shield(evaluating)
     except asyncio.CancelledError:
-        gone.append(True)
+        cancelled.append(True)
         evaluating.add_done_callback(drop_error)
         while not evaluating.done():
             app.model.stop_evaluating = True
@@ -146,11 +146,11 @@ async def beside(worker: Worker, app: App, work: Callable[[], Any]) -> Any:
 
 def _not_added(model: Any, other: set[str], most: int) -> list[str]:
     """Return the reason why batch-wise results cannot be added to the metrics, as a list of one sentence, or empty."""
-    metrics = [one for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]]
-    own = [one for one in metrics if type(one).update_state.__module__.partition(".")[0] != "keras"]
+    metrics = [part for metric in model.metrics for part in getattr(metric, "metrics", None) or [metric]]
+    users_own = [part for part in metrics if type(part).update_state.__module__.partition(".")[0] != "keras"]
     nbytes = sum(int(np.prod(variable.shape)) * 4 for metric in metrics for variable in metric.variables)
-    if own:
-        return [f"{type(own[0]).__name__} is a metric with its own update_state, whose counts may not add up"]
+    if users_own:
+        return [f"{type(users_own[0]).__name__} is a metric with its own update_state, whose counts may not add up"]
     if other:
         return [f"{sorted(other)[0]!r} is not a metric of the model, but a result of its test_step"]
     if nbytes > most:
@@ -197,10 +197,10 @@ def fitting(app: App, part: str, batch_size: int) -> int:
     Args:
         app, part, batch_size: Arguments of ``evaluate``. Validation data keep the batch size of training.
     """
-    place = place_of(app, part)
-    if place is None or part != "test":
+    data_set = place_of(app, part)
+    if data_set is None or part != "test":
         return batch_size
-    return max(min(batch_size, memory_of(app) // LEAST_BATCHES // place.row_bytes), 1)
+    return max(min(batch_size, memory_of(app) // LEAST_BATCHES // data_set.row_bytes), 1)
 
 
 def end_reading(app: App) -> None:
@@ -219,11 +219,11 @@ def _telling(moved: Moved, batch_size: int) -> Any:
 
         def __init__(self) -> None:
             super().__init__()
-            self.told = time.monotonic()
+            self._reported_at = time.monotonic()
 
         def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            if (now := time.monotonic()) - self.told >= MOVED_EVERY_S:
-                self.told = now
+            if (now := time.monotonic()) - self._reported_at >= MOVED_EVERY_S:
+                self._reported_at = now
                 moved((batch + 1) * batch_size)
 
     return Telling()
@@ -235,22 +235,22 @@ def _feed(app: App, part: str, batch_size: int, begin: int = 0, end: int | None 
     One feed for each part is kept while the data stay the same, because TensorFlow does not free the memory of an old
     one.
     """
-    place = place_of(app, part)
-    data = batches(app, part) if place is None else (place,)
-    feed, *of = app.run_context.feeds.get(part, (None,))
+    data_set = place_of(app, part)
+    data = batches(app, part) if data_set is None else (data_set,)
+    feed, *feed_key = app.run_context.feeds.get(part, (None,))
     now = [batch_size, *map(id, data)]
-    if of[:1] != [now]:
-        if place is not None:
+    if feed_key[:1] != [now]:
+        if data_set is not None:
             feed = FileFeed(app, part, batch_size)
-        elif of and of[0][1:] == now[1:]:
+        elif feed_key and feed_key[0][1:] == now[1:]:
             feed = feed.with_batches_of(batch_size)
         else:
             feed = make_feed(data, batch_size)
-        of = []
+        feed_key = []
     end = samples_of(app, part) if end is None else end
-    if place is not None:
+    if data_set is not None:
         feed.set_order(Portion(shuffle="none", seed=0, epoch=0, slots=1, start=begin, stop=end))
-    elif of[1:2] != [(begin, end)]:
+    elif feed_key[1:2] != [(begin, end)]:
         feed.set_order(np.arange(begin, end))
     app.run_context.feeds = {**app.run_context.feeds, part: (feed, now, (begin, end), data)}
     return feed  # type: ignore[no-any-return]

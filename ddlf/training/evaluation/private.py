@@ -21,8 +21,8 @@ from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.evaluation.workers import NAMES
 
 
-class OwnEvaluation:
-    """Evaluates weights on the data of each worker of one run. It has the interface of ``EvaluationThere``.
+class PrivateEvaluation:
+    """Evaluates weights on the data of each worker of one run. It has the interface of ``WorkerEvaluation``.
 
     Args:
         app: The user's ``IApp``, whose training data is private.
@@ -33,7 +33,7 @@ class OwnEvaluation:
     def __init__(self, app: App, crew: Crew, role: tuple[str, str]) -> None:
         self._app, self._crew, self._role = app, crew, role
         self._merge = MetricMerge(app)
-        self._away: dict[str, list[int]] = {}  # part -> workers that its last evaluation was without
+        self._absent: dict[str, list[int]] = {}  # part -> workers that its last evaluation was without
 
     def samples(self, part: str) -> int:
         """Return the number of samples in a part of the data, of the master or else of all workers."""
@@ -42,12 +42,12 @@ class OwnEvaluation:
         return sum(self._app.run_context.data.evaluates(part).values())
 
     async def __call__(
-        self, there: dict[str, Any], part: str, batch_size: int, at: Any = None, phase: Phase | None = None
+        self, weights: dict[str, Any], part: str, batch_size: int, at: Any = None, phase: Phase | None = None
     ) -> dict[str, float] | None:
         """Evaluate weights on the workers.
 
         Args:
-            there: The weights.
+            weights: The weights.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
             at: Not used.
@@ -61,15 +61,15 @@ class OwnEvaluation:
         """
         if has(self._app, part):
             return None
-        sizes, found = self._app.run_context.data.evaluates(part), dict[int, Any]()
+        sizes, counts = self._app.run_context.data.evaluates(part), dict[int, Any]()
         numbers = sorted(set(sizes) & set(self._app.run_context.data.homes.values()))
 
         async def ask(worker: ProxyWorker) -> None:
-            found[worker.id] = await worker.call(self._role, "own_counts", there, part, batch_size)
+            counts[worker.id] = await worker.call(self._role, "own_counts", weights, part, batch_size)
             if phase is not None:
-                phase.move(sum(sizes[number] for number in found))
+                phase.move(sum(sizes[number] for number in counts))
 
-        members = [one[0] for number in numbers if (one := self._crew.member(number)) is not None]
+        members = [member[0] for number in numbers if (member := self._crew.member(number)) is not None]
         asking = [asyncio.ensure_future(ask(worker)) for worker in members]
         try:
             outcomes = await asyncio.gather(*asking, return_exceptions=True)
@@ -79,13 +79,13 @@ class OwnEvaluation:
         for error in outcomes:
             if isinstance(error, BaseException) and not isinstance(error, LOSS):
                 raise error
-        if not found:
+        if not counts:
             raise ClusterTooSmall(f"the {NAMES[part]} cannot be evaluated: all workers that have it are away")
-        away, before = [number for number in numbers if number not in found], self._away.get(part, [])
-        self._away[part] = away
-        if away and away != before:
-            left = ", ".join(f"worker {number} ({sizes[number]:,} samples)" for number in away)
-            why = f"the {NAMES[part]} is evaluated without {left}: away"
-            self._app.run_context.emit(Warned(about="data", why=why))
-        counted = [found[number] for number in sorted(found)]
-        return self._merge([(one["metrics"], one["samples"], one["counted"]) for one in counted])
+        absent, absent_before = [number for number in numbers if number not in counts], self._absent.get(part, [])
+        self._absent[part] = absent
+        if absent and absent != absent_before:
+            absent_names = ", ".join(f"worker {number} ({sizes[number]:,} samples)" for number in absent)
+            sentence = f"the {NAMES[part]} is evaluated without {absent_names}: away"
+            self._app.run_context.emit(Warned(about="data", why=sentence))
+        replies = [counts[number] for number in sorted(counts)]
+        return self._merge([(reply["metrics"], reply["samples"], reply["counted"]) for reply in replies])

@@ -28,7 +28,7 @@ from ddlf.training.evaluation.model import fitting
 NAMES = {"test": "test data", "val": "validation data"}
 
 
-class EvaluationThere:
+class WorkerEvaluation:
     """Evaluates weights on the workers of one run.
 
     Args:
@@ -41,11 +41,11 @@ class EvaluationThere:
         self._app, self._crew, self._role = app, crew, role
         self._merge = MetricMerge(app)
         self._content: dict[str, tuple[list[int], dict[str, str]]] = {}
-        self._why: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
 
     async def __call__(
         self,
-        there: dict[str, Any],
+        weights: dict[str, Any],
         part: str,
         batch_size: int,
         at: Sequence[int] | None = None,
@@ -54,36 +54,38 @@ class EvaluationThere:
         """Evaluate weights on the workers. The result has the bits that an evaluation on the master would have.
 
         Args:
-            there: The weights, or a reference to weights that workers hold.
+            weights: The weights, or a reference to weights that workers hold.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
-            at: Numbers of the workers that have the weights; None if ``there`` contains them.
+            at: Numbers of the workers that have the weights; None if ``weights`` contains them.
             phase: Receives the progress.
 
         Returns:
             The metrics; None if the master must evaluate. A warning gives the reason once.
         """
-        why = self._why.get(part) or self._elsewhere(part)
+        reason = self._reasons.get(part) or self._elsewhere(part)
         metrics: dict[str, float] = {}
-        if not why:
+        if not reason:
             batch_size = fitting(self._app, part, batch_size)
             counted = _Counted(samples_of(self._app, part), batch_size, phase)
-            why = await self._counted(counted, there, part, at)
-            if not why and counted.left:
+            reason = await self._counted(counted, weights, part, at)
+            if not reason and counted.left:
                 return None  # all workers were lost
-        if not why:
-            metrics = self._merge.of(counted.names, added([counted.found[begin] for begin in sorted(counted.found)]))
-            why = "" if metrics else "the master's model cannot compute these metrics from the counts"
-        if why and part not in self._why:
-            self._why[part] = why
-            self._app.run_context.emit(Warned(about="data", why=f"the {NAMES[part]} is evaluated on the master: {why}"))
+        if not reason:
+            metrics = self._merge.of(counted.names, added([counted.counts[begin] for begin in sorted(counted.counts)]))
+            reason = "" if metrics else "the master's model cannot compute these metrics from the counts"
+        if reason and part not in self._reasons:
+            self._reasons[part] = reason
+            self._app.run_context.emit(
+                Warned(about="data", why=f"the {NAMES[part]} is evaluated on the master: {reason}")
+            )
         return dict(sorted(metrics.items())) or None  # in Keras's order
 
     def samples(self, part: str) -> int:
         """Return the number of samples in a part of the data."""
         return samples_of(self._app, part)
 
-    async def _counted(self, counted: _Counted, there: dict[str, Any], part: str, at: Sequence[int] | None) -> str:
+    async def _counted(self, counted: _Counted, weights: dict[str, Any], part: str, at: Sequence[int] | None) -> str:
         """Have workers evaluate all batches, as long as a worker is left. Return the reason if they cannot, or ""."""
         content = await self._content_of(part)
         numbers = [worker.id for worker in self._app.cluster.workers if at is None or worker.id in at]
@@ -93,18 +95,18 @@ class EvaluationThere:
             while counted.left:
                 begin, end = counted.left.popleft()
                 try:
-                    asked = there, part, counted.batch_size, begin, end, content
-                    found = await worker.call(self._role, "counts", *asked)
+                    arguments = weights, part, counted.batch_size, begin, end, content
+                    reply = await worker.call(self._role, "counts", *arguments)
                 except LOSS:  # the crew notices the loss, too
-                    found = {"why": ""}
-                if found is None or "why" in found:
+                    reply = {"why": ""}
+                if reply is None or "why" in reply:
                     counted.left.append((begin, end))
-                    left_out[worker.id] = f"{worker.name} has other data there" if found is None else found["why"]
+                    left_out[worker.id] = f"{worker.name} has other data there" if reply is None else reply["why"]
                     return
-                counted.add(begin, found)
+                counted.add(begin, reply)
 
         def members() -> list[ProxyWorker]:
-            return [one[0] for n in numbers if n not in left_out and (one := self._crew.member(n)) is not None]
+            return [member[0] for n in numbers if n not in left_out and (member := self._crew.member(n)) is not None]
 
         counted.cut(len(members()))
         while counted.left and (workers := members()):
@@ -144,14 +146,14 @@ class _Counted:
 
     Attributes:
         left: Ranges of samples that no worker has counted.
-        found: The counts of each range, by its first sample.
+        counts: The counts of each range, by its first sample.
         names: Names of the metrics.
     """
 
     def __init__(self, samples: int, batch_size: int, phase: Phase | None) -> None:
         self._samples, self.batch_size, self._phase = samples, batch_size, phase
         self.left = deque([(0, samples)])
-        self.found: dict[int, list[Any]] = {}
+        self.counts: dict[int, list[Any]] = {}
         self.names: list[str] = []
 
     def cut(self, parts: int) -> None:
@@ -161,26 +163,26 @@ class _Counted:
         cuts = [min(end * self.batch_size, self._samples) for end in [0, *ends]]
         self.left = deque((begin, end) for begin, end in itertools.pairwise(cuts) if begin < end)
 
-    def add(self, begin: int, found: dict[str, Any]) -> None:
+    def add(self, begin: int, counts: dict[str, Any]) -> None:
         """Store the sums and counts that a worker returned for a range of samples."""
-        self.found[begin], self.names = found["state"], found["names"]
+        self.counts[begin], self.names = counts["state"], counts["names"]
         if self._phase is not None:
-            batches = sum(len(state[0]) for state in self.found.values())
+            batches = sum(len(state[0]) for state in self.counts.values())
             self._phase.move(min(batches * self.batch_size, self._samples))
 
 
 def elsewhere(app: App, part: str) -> str:
     """Return the reason why workers do not have the whole of a part of the data; "" if they do."""
-    place = place_of(app, part)
-    if place is not None and place.manifest.hosts:
-        return f"each worker has some of the files of {place}"
-    return place.inexact if place is not None else ""
+    data_set = place_of(app, part)
+    if data_set is not None and data_set.manifest.hosts:
+        return f"each worker has some of the files of {data_set}"
+    return data_set.inexact if data_set is not None else ""
 
 
 def fingerprints(app: App, part: str) -> dict[str, str]:
     """Return the fingerprint of each attribute with data of a part, in arrays or files."""
-    place = place_of(app, part)
-    return content_of(app, part) if place is None else {f"{part}_data": place.manifest.identity}
+    data_set = place_of(app, part)
+    return content_of(app, part) if data_set is None else {f"{part}_data": data_set.manifest.identity}
 
 
 def added(states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> list[np.ndarray[Any, Any]]:

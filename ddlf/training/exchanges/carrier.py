@@ -34,7 +34,7 @@ class WeightSource(Protocol):
         stays: Whether updates stay on the workers.
         restoring: Lets workers read slices of checkpoints, if the workers hold the weights.
         compares: Returns the verdicts on updates that stay on workers, by slot; None if the master has the updates.
-        evaluation: An ``EvaluationThere``, if workers share evaluations.
+        evaluation: A ``WorkerEvaluation``, if workers share evaluations.
         whole: Returns the message with whole weights, for workers that may hold nothing; None if workers have them.
     """
 

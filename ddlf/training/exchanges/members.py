@@ -84,7 +84,7 @@ class Members:
         self.compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
         self.checkpoints = Restoring(self.holder, lambda: list(self.members().values()), crew)
         self.restoring: Restoring | None = self.checkpoints
-        self.evaluation: Any = None  # an ``EvaluationThere``, if workers share evaluations
+        self.evaluation: Any = None  # a ``WorkerEvaluation``, if workers share evaluations
         self._introduced: set[Member] = set()
         self._links: frozenset[Link] | None = None  # the pairs that call each other; None for all
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 def files_of(app: App) -> DataSet | None:
     """Return the data set in files that an app trains on; None if it trains on arrays."""
-    found: DataSet | None = getattr(app, "train_data", None)
-    return found
+    data_set: DataSet | None = getattr(app, "train_data", None)
+    return data_set
 
 
 def settled(app: App, spec: RunSpec) -> RunSpec:
@@ -76,8 +76,10 @@ def left_out(
             warned.add((version, number))
             file = files[number]
             ids = f"{file.first:,} to {file.first + file.samples - 1:,}"
-            why = f"{file.name} cannot be used, and is left out (on_bad='skip'): samples {ids}; the ledger is not exact"
-            emit(Warned(about="data", why=why))
+            sentence = (
+                f"{file.name} cannot be used, and is left out (on_bad='skip'): samples {ids}; the ledger is not exact"
+            )
+            emit(Warned(about="data", why=sentence))
     return ([number for number, _ in reply.skipped],)
 
 
@@ -86,36 +88,36 @@ SHOWN = 5
 """Maximum number of file names in an error."""
 
 
-def held(here: bytes | None, data: Any) -> Files:
+def unpacked_files(packed: bytes | None, data: Any) -> Files:
     """Return which partition files a worker has on its disks, as one boolean for each file.
 
     Args:
-        here: The worker's answer: one bit for each file, packed by ``numpy.packbits``; None for all.
+        packed: The worker's answer: one bit for each file, packed by ``numpy.packbits``; None for all.
         data: The data set; None for arrays.
     """
     files = 0 if data is None else len(data.manifest.files)
-    if here is None:
+    if packed is None:
         return np.ones(files, np.bool_)
-    found = np.unpackbits(np.frombuffer(here, np.uint8), count=files)
-    return found.astype(np.bool_)
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=files)
+    return bits.astype(np.bool_)
 
 
-def check_all_there(data: Any, held: Mapping[int, Files]) -> None:
+def check_all_present(data: Any, files_of_workers: Mapping[int, Files]) -> None:
     """Raise an error if no worker has some of the files, before training starts.
 
     Args:
         data: The data set of partition files, or None.
-        held: The files of each worker, by the worker's number.
+        files_of_workers: The files of each worker, by the worker's number.
 
     Raises:
         DatasetError: Names some of the missing files.
     """
-    if data is None or not data.manifest.hosts or not held:
+    if data is None or not data.manifest.hosts or not files_of_workers:
         return
-    gone = np.flatnonzero(~np.logical_or.reduce(list(held.values())))
-    if len(gone):
+    missing = np.flatnonzero(~np.logical_or.reduce(list(files_of_workers.values())))
+    if len(missing):
         raise DatasetError(
-            f"{_named(data, gone)} on no worker of this run",
+            f"{_named(data, missing)} on no worker of this run",
             hint="start the workers that have them, or: ddlf data send",
         )
 
@@ -148,11 +150,11 @@ class Nearby:
         files, rows = self._read(part)
         row_bytes = self._data.manifest.row_bytes
         return {
-            worker: int(rows[there[files]].sum()) * row_bytes
-            for worker, there in self._app.run_context.local_files.items()
+            worker: int(rows[present[files]].sum()) * row_bytes
+            for worker, present in self._app.run_context.local_files.items()
         }
 
-    def around(self, part: Any, work: Work) -> Work:
+    def after_files(self, part: Any, work: Work) -> Work:
         """Return a function that does some work on a worker after it can get all files of a slot's part.
 
         Before that, some worker must have each missing file, and the workers must be introduced.
@@ -178,8 +180,8 @@ class Nearby:
 
     def _read(self, part: Portion) -> tuple[Any, Any]:
         """Return the numbers of the files that a slot's part reads, and the rows of each."""
-        found = part.stretches(self._data.manifest.sizes)
-        return found[:, 0], found[:, 2] - found[:, 1]
+        stretches = part.stretches(self._data.manifest.sizes)
+        return stretches[:, 0], stretches[:, 2] - stretches[:, 1]
 
     async def _wait_for(self, files: Any) -> None:
         """Wait for the return of lost workers, if no other worker has some of the files.
@@ -191,25 +193,27 @@ class Nearby:
         take_off = self._app.subscribe(lambda event: happened.set())
         try:
             async with asyncio.timeout(seconds):
-                while len(self._gone(files)):
+                while len(self._missing(files)):
                     happened.clear()
                     await happened.wait()
         except TimeoutError:
-            gone = self._gone(files)
-            had = sorted(worker for worker, there in self._app.run_context.local_files.items() if there[gone].any())
+            missing = self._missing(files)
+            had = sorted(
+                worker for worker, present in self._app.run_context.local_files.items() if present[missing].any()
+            )
             raise DatasetError(
-                f"{_named(self._data, gone)} on no present worker; lost with worker {', '.join(map(str, had))}",
+                f"{_named(self._data, missing)} on no present worker; lost with worker {', '.join(map(str, had))}",
                 hint="start that worker again and continue with resume; ddlf data send --copies 2 puts each file on two workers",
             ) from None
         finally:
             take_off()
 
-    def _gone(self, files: Any) -> Any:
+    def _missing(self, files: Any) -> Any:
         """Return the files that no reachable worker has on its disks."""
-        there = [
+        present_files = [
             have for worker, have in self._app.run_context.local_files.items() if self._crew.member(worker) is not None
         ]
-        return files[~np.logical_or.reduce([have[files] for have in there])] if there else files
+        return files[~np.logical_or.reduce([have[files] for have in present_files])] if present_files else files
 
     async def _introduce(self, worker: ProxyWorker) -> None:
         """Introduce all reachable workers to each other, so that they can exchange files.
@@ -219,26 +223,28 @@ class Nearby:
         async with self._one_at_a_time:
             left_out: set[str] = set()
             while self._introduces:
-                known = {other: self._crew.member(other.id) for other in self._cluster.workers}
-                there = {other: (other.id, at[1]) for other, at in known.items() if at and other.name not in left_out}
-                if set(there.values()) <= self._introduced:
+                members = {other: self._crew.member(other.id) for other in self._cluster.workers}
+                addresses = {
+                    other: (other.id, at[1]) for other, at in members.items() if at and other.name not in left_out
+                }
+                if set(addresses.values()) <= self._introduced:
                     return
                 try:
-                    await self._cluster.introduced(list(there), self._app.run_context.name)
+                    await self._cluster.introduced(list(addresses), self._app.run_context.name)
                 except LOSS as error:
                     lost = getattr(error, "worker", "")
                     if not lost or lost == worker.name:
                         raise
                     left_out.add(lost)
                 else:
-                    self._introduced = set(there.values())
+                    self._introduced = set(addresses.values())
 
 
 def _named(data: Any, files: Any) -> str:
     names = [data.manifest.files[number].name for number in files[:SHOWN].tolist()]
     more = ", ..." if len(files) > SHOWN else ""
-    what = "partition files" if len(files) > 1 else "a partition file"
-    return f"{len(files):,} {what} of {data} ({', '.join(names)}{more}) {'are' if len(files) > 1 else 'is'}".replace(
+    noun = "partition files" if len(files) > 1 else "a partition file"
+    return f"{len(files):,} {noun} of {data} ({', '.join(names)}{more}) {'are' if len(files) > 1 else 'is'}".replace(
         "1 a partition", "a partition"
     )
 
@@ -258,18 +264,18 @@ async def go_over(data: DataSet, progress: Progress, emit: Callable[[Event], Non
     if data.manifest.hosts or not progress.begins_epoch(first()):
         return
     try:
-        newer = await asyncio.to_thread(data.newer, _known(data, progress))
+        newer = await asyncio.to_thread(data.newer, _newest_known(data, progress))
     except DatasetError:
         return
-    number, before = first(), _known(data, progress)
+    number, before = first(), _newest_known(data, progress)
     if newer is None or newer.manifest.version <= before or number >= len(progress.epochs):
         return
-    kept = [(since, version) for since, version in progress.versions_from if since < number]
-    progress.versions_from = [*kept, (number, newer.manifest.version)]
+    earlier_versions = [(since, version) for since, version in progress.versions_from if since < number]
+    progress.versions_from = [*earlier_versions, (number, newer.manifest.version)]
     emit(FilesChanged(round=number + 1, before=before, version=newer.manifest.version, files=len(newer.manifest.files)))
 
 
-def _known(data: DataSet, progress: Progress) -> int:
+def _newest_known(data: DataSet, progress: Progress) -> int:
     """Return the newest version of the partition files that the run knows."""
     versions = [version for _, version in progress.versions_from if version]
     return max(versions, default=data.manifest.version)

@@ -29,9 +29,9 @@ def beyond(app: App, part: str) -> str:
     wrong = (labels < 0) | (labels >= classes)
     if ignored is not None:
         wrong &= labels != ignored
-    if not (found := int(np.count_nonzero(wrong))):
+    if not (count := int(np.count_nonzero(wrong))):
         return ""
-    return f"{found:,} of {labels.size:,} labels in y_{part} are not in 0 to {classes - 1}, the outputs of the model"
+    return f"{count:,} of {labels.size:,} labels in y_{part} are not in 0 to {classes - 1}, the outputs of the model"
 
 
 def _loss_of(model: Any) -> tuple[bool, int | None]:

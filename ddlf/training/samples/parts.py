@@ -131,8 +131,8 @@ class FileParts:
             return [Portion(start=stop - share, stop=stop, **more) for stop, share in zip(stops, shares, strict=True)]
         key = span.order, shares, span.version
         if self._whole[0] != key:
-            found = None if self._at is None else self._at(span.version).manifest
-            sizes, stays = (self._sizes, False) if found is None else (found.sizes, found.hosts > 0)
+            manifest = None if self._at is None else self._at(span.version).manifest
+            sizes, stays = (self._sizes, False) if manifest is None else (manifest.sizes, manifest.hosts > 0)
             order = dict(seed=self._seed, epoch=span.order, version=span.version)
             self._whole = key, portions(sizes, shares, self._shuffle, **order, stays=stays)
         whole = self._whole[1]
@@ -212,8 +212,8 @@ class PlannedSteps:
         if plan != self._plan:
             self._plan, self._before = plan, {}
         if slot not in self._before:
-            made = (self._in_round(slot, one) for one in range(len(progress.epochs)))
-            self._before[slot] = [0, *itertools.accumulate(made)]
+            steps_in_rounds = (self._in_round(slot, round_number) for round_number in range(len(progress.epochs)))
+            self._before[slot] = [0, *itertools.accumulate(steps_in_rounds)]
         before = self._before[slot]
         return Steps(before[number], before[number + 1], before[-1], progress.starts[-1])
 

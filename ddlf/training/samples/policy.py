@@ -57,14 +57,14 @@ class CommonData:
 
     # -- on a worker --------------------------------------------------------------------------------------------------
 
-    def described(self, app: App, found: dict[str, str]) -> dict[str, Any]:
+    def described(self, app: App, fingerprints: dict[str, str]) -> dict[str, Any]:
         """Return facts about a worker's data for the master, which compares them.
 
         Args:
             app: The app, with its data.
-            found: The fingerprint of each attribute with data.
+            fingerprints: The fingerprint of each attribute with data.
         """
-        return {"fingerprint": app_data.content(found), **app_data.rows_of(app)}
+        return {"fingerprint": app_data.content(fingerprints), **app_data.rows_of(app)}
 
     def check_model(self, app: App) -> None:
         """Compare a worker's data with its model, which is built.
@@ -91,17 +91,17 @@ class CommonData:
         """Return whether the master has its data already."""
         return hasattr(app, "x_train") or hasattr(app, "train_data")
 
-    def compare(self, mine: str, opened: Opened) -> None:
+    def compare(self, master_content: str, opened: Opened) -> None:
         """Compare the data of all workers that are ready, before training begins.
 
         Args:
-            mine: The fingerprint of the master's training data; "" if it has none.
+            master_content: The fingerprint of the master's training data; "" if it has none.
             opened: The facts about each worker.
 
         Raises:
             DatasetMismatch: The data of two nodes do not fit together. The run ends before its training.
         """
-        _check_equal(mine, opened)
+        _check_equal(master_content, opened)
         first = next(iter(opened.values()))
         self.samples, self.content = first["samples"], first["fingerprint"]
 
@@ -191,13 +191,13 @@ class PrivateData(CommonData):
         self.hides_metrics = hides_metrics
         self.homes = {}
         self._shares: list[Share] = []  # of each slot
-        self._others: dict[str, dict[int, int]] = {}  # part -> worker -> samples that it evaluates
+        self._evaluated: dict[str, dict[int, int]] = {}  # part -> worker -> samples that it evaluates
         self._rows: Any = None  # arrays of no rows, with the shapes and types of all workers
         self._opened: dict[int, Share] = {}
 
     # -- on a worker --------------------------------------------------------------------------------------------------
 
-    def described(self, app: App, found: dict[str, str]) -> dict[str, Any]:
+    def described(self, app: App, fingerprints: dict[str, str]) -> dict[str, Any]:
         if app_data.place_of(app, "train") is not None:
             raise DatasetError(
                 "private=True is for arrays, and load_dataset has set train_data",
@@ -209,22 +209,22 @@ class PrivateData(CommonData):
                     f"{bad} of {name} are NaN or infinite, which would ruin the model of all workers",
                     hint="repair or leave out these samples in load_dataset",
                 )
-        others = {part: app_data.samples_of(app, part) for part in ("val", "test") if app_data.has(app, part)}
+        evaluation_samples = {part: app_data.samples_of(app, part) for part in ("val", "test") if app_data.has(app, part)}
         rows = tree_map(lambda array: np.zeros((0, *array.shape[1:]), array.dtype), app_data.batches(app, "train"))
         return {
-            "fingerprint": _keyed(app_data.content(found)),
+            "fingerprint": _keyed(app_data.content(fingerprints)),
             **app_data.rows_of(app),
-            "others": others,
+            "others": evaluation_samples,
             "rows": list(rows),
         }
 
     def check_model(self, app: App) -> None:
         for part in ("train", "val", "test"):
-            if why := labels.beyond(app, part):  # the error of a framework could list labels
-                raise DatasetError(why, hint="number the classes in load_dataset from 0, on all workers alike")
+            if sentence := labels.beyond(app, part):  # the error of a framework could list labels
+                raise DatasetError(sentence, hint="number the classes in load_dataset from 0, on all workers alike")
         for part in ("val", "test"):  # the other workers have trained a round when they are evaluated
             if app_data.has(app, part) and not _accepts(app.model, x := getattr(app, f"x_{part}")):
-                shapes = ", ".join(str(one.shape[1:]) for _, one in leaves(x, ""))
+                shapes = ", ".join(str(array.shape[1:]) for _, array in leaves(x, ""))
                 raise DatasetError(
                     f"the model does not take the samples of x_{part}, whose shape is {shapes}",
                     hint="let load_dataset give them the form of x_train",
@@ -254,7 +254,7 @@ class PrivateData(CommonData):
                 )
         return app_data.has(app, "test") or app_data.has(app, "val")
 
-    def compare(self, mine: str, opened: Opened) -> None:
+    def compare(self, master_content: str, opened: Opened) -> None:
         if len(opened) < 2:
             raise DatasetMismatch(
                 f"private=True with {len(opened)} worker: the new weights would show what that worker alone has learned",
@@ -275,21 +275,21 @@ class PrivateData(CommonData):
 
     def accept(self, worker: int, facts: Mapping[str, Any]) -> None:
         share = _share(facts)
-        slots = [slot for slot, known in enumerate(self._shares) if known.name == share.name]
-        mine = [slot for slot in slots if self.homes.get(slot) == worker] or slots[:1]
-        if not mine:
+        slots = [slot for slot, slot_share in enumerate(self._shares) if slot_share.name == share.name]
+        own_slots = [slot for slot in slots if self.homes.get(slot) == worker] or slots[:1]
+        if not own_slots:
             slot = next((slot for slot, home in self.homes.items() if home == worker), None)
             before = "" if slot is None else f" than before, when it had {self._shares[slot].samples:,} samples"
             raise DatasetMismatch(
                 f"worker {worker} has other private data{before}: this run has no slot for its {share.samples:,} samples",
                 hint="start a new training to include it; a worker that loses its key also counts as another one",
             )
-        self.homes[mine[0]] = worker
+        self.homes[own_slots[0]] = worker
         self._note(worker, facts)
 
     def _note(self, worker: int, facts: Mapping[str, Any]) -> None:
         for part, samples in () if self.hides_metrics else facts["others"].items():
-            self._others.setdefault(part, {})[worker] = samples
+            self._evaluated.setdefault(part, {})[worker] = samples
 
     def _take(self, shares: Sequence[Share], homes: dict[int, int]) -> None:
         self._shares = list(shares)
@@ -302,7 +302,7 @@ class PrivateData(CommonData):
 
     def evaluates(self, part: str) -> Mapping[int, int]:
         """Return how many samples of a part, such as ``"val"``, each worker has, by worker."""
-        return self._others.get(part, {})
+        return self._evaluated.get(part, {})
 
     def has(self, app: App, part: str) -> bool:
         return super().has(app, part) or bool(self.evaluates(part))
@@ -326,7 +326,7 @@ class PrivateData(CommonData):
             raise CheckpointMismatch("the training before had no private data", hint="start again in another folder")
         left, homes = dict(self._opened), dict[int, int]()
         for slot, share in enumerate(ledger.shares):
-            worker = next((worker for worker, one in left.items() if one.name == share.name), None)
+            worker = next((worker for worker, opened in left.items() if opened.name == share.name), None)
             if worker is not None:
                 homes[slot] = worker
                 del left[worker]
@@ -384,18 +384,20 @@ def data_of(app: App) -> CommonData:
     return PrivateData(hides_metrics=bool(hides))
 
 
-def check_common(app: App, why: str) -> None:
+def check_common(app: App, purpose: str) -> None:
     """Raise an error for an app with private data, before code that needs common data.
 
     Args:
         app: The user's ``IApp``.
-        why: The use that the code has for common data, as a sentence.
+        purpose: The use that the code has for common data, as a sentence.
 
     Raises:
         ConfigError: The app's data is private.
     """
     if data_of(app).homes is not None:
-        raise ConfigError(f"private=True: {why}", hint="set private=False in a copy of the app with data for everybody")
+        raise ConfigError(
+            f"private=True: {purpose}", hint="set private=False in a copy of the app with data for everybody"
+        )
 
 
 def _accepts(model: Any, x: Any) -> bool:
@@ -418,20 +420,22 @@ def _share(facts: Mapping[str, Any]) -> Share:
 
 def _kind(rows: Sequence[Any]) -> str:
     """Return the shapes and types of the arrays of a sample, as text."""
-    named = [one for letter, tree in zip("xyw", rows, strict=False) for one in leaves(tree, letter)]
+    named = [named_array for letter, tree in zip("xyw", rows, strict=False) for named_array in leaves(tree, letter)]
     return ", ".join(f"{name} {array.shape[1:]} {array.dtype}" for name, array in named)
 
 
-def _check_equal(mine: str, opened: Opened) -> None:
-    contents = {facts["fingerprint"] for facts in opened.values()} | ({mine} if mine else set())
+def _check_equal(master_content: str, opened: Opened) -> None:
+    contents = {facts["fingerprint"] for facts in opened.values()} | ({master_content} if master_content else set())
     if len(contents) == 1:
         return
-    rows = [("master", mine, "", "", "")] if mine else []
+    rows = [("master", master_content, "", "", "")] if master_content else []
     rows += [
         (f"worker {n}", f["fingerprint"], f"{f['samples']:,}", str(tuple(f["shape"])), f["dtype"])
         for n, f in opened.items()
     ]
-    table = "\n".join(f"  {who:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for who, content, n, shape, dtype in rows)
+    table = "\n".join(
+        f"  {node:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for node, content, n, shape, dtype in rows
+    )
     raise DatasetMismatch(
         f"the training data differs between nodes, so training was not started:\n  {'node':<10} {'content':<17} "
         f"{'samples':>9} {'shape':<18} dtype\n{table}\n",

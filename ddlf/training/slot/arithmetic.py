@@ -59,14 +59,14 @@ def prepare_master(app: App) -> None:
 
 def set_arithmetic(app: App) -> Arithmetic:
     """Let the framework of this process obey the app's settings, and return how it computes."""
-    here = framework()
-    here.set_tf32(app.tf32)
-    in_any_case = here.determine(app.deterministic)
-    card = here.card()
-    return Arithmetic(card, here.tf32(), in_any_case, "" if card else ", ".join(cards_of_executor()))
+    backend = framework()
+    backend.set_tf32(app.tf32)
+    in_any_case = backend.determine(app.deterministic)
+    card = backend.card()
+    return Arithmetic(card, backend.tf32(), in_any_case, "" if card else ", ".join(cards_of_executor()))
 
 
-def said_of(app: App, workers: Mapping[str, Arithmetic], master: Arithmetic) -> Iterator[tuple[str, str]]:
+def arithmetic_warnings(app: App, workers: Mapping[str, Arithmetic], master: Arithmetic) -> Iterator[tuple[str, str]]:
     """Yield what the user must know about the arithmetic of a run: a subject and a sentence.
 
     Args:
@@ -74,37 +74,39 @@ def said_of(app: App, workers: Mapping[str, Arithmetic], master: Arithmetic) -> 
         workers: How each worker computes, by its name.
         master: How the master computes.
     """
-    reasons = [one.in_any_case for one in (*workers.values(), master)]
+    reasons = [arithmetic.in_any_case for arithmetic in (*workers.values(), master)]
     if app.deterministic and all(reasons):
         yield "deterministic", f"deterministic=True changes nothing in this run: {reasons[0]}"
-    if app.tf32 != "auto" and not any(one.card for one in workers.values()):
+    if app.tf32 != "auto" and not any(arithmetic.card for arithmetic in workers.values()):
         yield "tf32", f"tf32={app.tf32!r} changes nothing in this run: no worker computes on a card"
-    if len({one.kind for one in workers.values()}) > 1:
+    if len({arithmetic.kind for arithmetic in workers.values()}) > 1:
         yield "cards", mixed(workers)
-    for name, one in workers.items():
-        if one.unused:
-            yield "cards", unused(name, one)
+    for name, arithmetic in workers.items():
+        if arithmetic.unused:
+            yield "cards", unused(name, arithmetic)
 
 
-def unused(name: str, one: Arithmetic) -> str:
+def unused(name: str, arithmetic: Arithmetic) -> str:
     """Return a sentence about a worker whose framework does not use its cards."""
     return (
-        f"{name} has the card {one.unused}, but its framework does not see it and computes on the CPU: ddlf doctor says why "
+        f"{name} has the card {arithmetic.unused}, but its framework does not see it and computes on the CPU: ddlf doctor says why "
         "on its machine"
     )
 
 
-def mixed(workers: Mapping[str, Arithmetic], others: Iterable[str] = ()) -> str:
+def mixed(workers: Mapping[str, Arithmetic], other_kinds: Iterable[str] = ()) -> str:
     """Return a sentence about workers that compute on different kinds of cards.
 
     Args:
         workers: How each worker computes, by its name.
-        others: The kinds of further workers.
+        other_kinds: The kinds of further workers.
     """
     names: dict[str, list[str]] = {}
-    for name, one in workers.items():
-        names.setdefault(one.kind, []).append(name)
-    kinds = [f"{kind} ({', '.join(who)})" for kind, who in names.items()] + [f"{kind} (the others)" for kind in others]
+    for name, arithmetic in workers.items():
+        names.setdefault(arithmetic.kind, []).append(name)
+    kinds = [f"{kind} ({', '.join(workers_of_kind)})" for kind, workers_of_kind in names.items()] + [
+        f"{kind} (the others)" for kind in other_kinds
+    ]
     return (
         f"a slot has other bits on another kind of card, and this run computes on {' and '.join(kinds)}: equal bits in "
         "each run need workers of one kind"
@@ -126,10 +128,10 @@ def mixed_backends(app: App, backends: Mapping[int, str]) -> str:
         numbers.setdefault(backend, []).append(number)
     if len(numbers) < 2:
         return ""
-    who = [
+    descriptions = [
         f"{', '.join(f'worker {number}' for number in of)} with {backend}" for backend, of in sorted(numbers.items())
     ]
-    text = f"{' and '.join(who)}"
+    text = f"{' and '.join(descriptions)}"
     if app.deterministic:
         raise ConfigError(
             f"deterministic=True needs one backend of Keras, but this run computes on {text}",

@@ -35,11 +35,11 @@ def moving(model: Any) -> tuple[int, ...]:
 
     The statistics of other layers never change.
     """
-    theirs = {id(weight) for layer in _trained(model) for weight in layer.non_trainable_weights}
+    statistics = {id(weight) for layer in _trained(model) for weight in layer.non_trainable_weights}
     return tuple(
-        place
-        for place, weight in enumerate(model.weights)
-        if id(weight) in theirs and is_float_type(np.dtype(weight.dtype))
+        index
+        for index, weight in enumerate(model.weights)
+        if id(weight) in statistics and is_float_type(np.dtype(weight.dtype))
     )
 
 
@@ -60,17 +60,17 @@ def measured(model: Any, weights: Weights, batches: Iterable[tuple[Any, int]]) -
     import keras
 
     model.set_weights(weights)
-    layers, places = _trained(model), moving(model)
+    layers, indices = _trained(model), moving(model)
     momenta = [layer.momentum for layer in layers]
-    sums, samples = [np.zeros(weights[place].shape) for place in places], 0
+    sums, samples = [np.zeros(weights[index].shape) for index in indices], 0
     try:
         for layer in layers:
             layer.momentum = 0.0  # with this momentum, a layer has the statistics of the last batch only
         for inputs, count in batches:
             model(inputs, training=True)
             samples += count
-            for total, place in zip(sums, places, strict=True):
-                total += count * np.asarray(keras.ops.convert_to_numpy(model.weights[place]), np.float64)
+            for total, index in zip(sums, indices, strict=True):
+                total += count * np.asarray(keras.ops.convert_to_numpy(model.weights[index]), np.float64)
     except NotImplementedError:
         raise AppError(
             "batchnorm='recalibrated' calls the model with x_train, but it has no call",
@@ -80,7 +80,7 @@ def measured(model: Any, weights: Weights, batches: Iterable[tuple[Any, int]]) -
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
     return [
-        np.asarray(total / max(samples, 1), weights[place].dtype) for total, place in zip(sums, places, strict=True)
+        np.asarray(total / max(samples, 1), weights[index].dtype) for total, index in zip(sums, indices, strict=True)
     ]
 
 
@@ -91,16 +91,16 @@ def _trained(model: Any) -> list[Any]:
 def norm_layers(model: Any) -> list[Any]:
     """Return the model's batch normalization layers: Keras's ``BatchNormalization`` and its subclasses."""
     return [
-        one
-        for one in model._flatten_layers()
-        if any(kind.__name__ == "BatchNormalization" for kind in type(one).__mro__)
+        layer
+        for layer in model._flatten_layers()
+        if any(kind.__name__ == "BatchNormalization" for kind in type(layer).__mro__)
     ]
 
 
 def batch_norms(model: Any) -> tuple[int, ...]:
     """Return the indices in ``model.weights`` of all batch normalization weights: statistics, scale and offset."""
-    theirs = {id(weight) for layer in norm_layers(model) for weight in layer.weights}
-    return tuple(place for place, weight in enumerate(model.weights) if id(weight) in theirs)
+    norm_weights = {id(weight) for layer in norm_layers(model) for weight in layer.weights}
+    return tuple(index for index, weight in enumerate(model.weights) if id(weight) in norm_weights)
 
 
 def warning(rows: int, labels_differ: bool, setting: str) -> str:

@@ -39,16 +39,16 @@ def fresh_names() -> Iterator[None]:
     is_chosen = _chosen_policy() != ""
     if not is_chosen:
         global_state.set_global_attribute("dtype_policy", None)
-    before = global_state.get_global_attribute("object_name_uids")
+    counts_before = global_state.get_global_attribute("object_name_uids")
     global_state.set_global_attribute("object_name_uids", None)
     try:
         yield
     finally:
-        if before is not None:
-            made = global_state.get_global_attribute("object_name_uids") or {}
-            for prefix, count in made.items():  # so that later objects get other names
-                before[prefix] = max(before[prefix], count)
-            global_state.set_global_attribute("object_name_uids", before)
+        if counts_before is not None:
+            counts = global_state.get_global_attribute("object_name_uids") or {}
+            for prefix, count in counts.items():  # so that later objects get other names
+                counts_before[prefix] = max(counts_before[prefix], count)
+            global_state.set_global_attribute("object_name_uids", counts_before)
         if not is_chosen and _chosen_policy() == "":
             global_state.set_global_attribute("dtype_policy", None)
 
@@ -83,11 +83,13 @@ def ready_model(app: App) -> Any:
             f"the model {model.name!r} is compiled without a loss",
             hint='give it a loss: self.model.compile(optimizer, "categorical_crossentropy"), or another one',
         )
-    place = place_of(app, "train")
-    lacks = getattr(app, "y_train", None) is None if place is None else not any(name[0] == "y" for name in place)
+    data_set = place_of(app, "train")
+    lacks = getattr(app, "y_train", None) is None if data_set is None else not any(name[0] == "y" for name in data_set)
     if lacks and has(app, "train") and _needs_labels(model):
         raise AppError(
-            f"load_dataset set no self.y_train{meant(app, 'y_train')}" if place is None else f"{place} has no column y",
+            f"load_dataset set no self.y_train{meant(app, 'y_train')}"
+            if data_set is None
+            else f"{data_set} has no column y",
             hint=f"the model {model.name!r} is compiled with a loss, which compares outputs with labels",
         )
     _check_one_input(app, model)
@@ -115,9 +117,9 @@ def _check_one_input(app: App, model: Any) -> None:
     import keras
 
     if isinstance(model, keras.Sequential) and model.built and has(app, "train"):
-        place = place_of(app, "train")
+        data_set = place_of(app, "train")
         # A file may be damaged, which on_bad decides later: names and shapes are known without reading one.
-        x = (batches(app, "train") if place is None else _made_up_rows(app, "train", place))[0]
+        x = (batches(app, "train") if data_set is None else _made_up_rows(app, "train", data_set))[0]
         if isinstance(x, dict) and len(model.inputs) == 1:
             raise AppError(
                 f"x_train is a dict of {', '.join(map(repr, x))}, and {model.name!r} is a Sequential model, which takes one array",
@@ -129,17 +131,17 @@ def first_rows(app: App, part: str) -> tuple[Any, ...]:
     """Return the first rows of a part of an app's data, in the form for ``fit``. Arrays are returned whole."""
     if not has(app, part) and (like := app.run_context.data.like(app)) is not None:
         return like  # type: ignore[no-any-return]
-    if (place := place_of(app, part)) is None:
+    if (data_set := place_of(app, part)) is None:
         return batches(app, part)
-    if not any(place.here()):
-        return _made_up_rows(app, part, place)
-    return rows(app, part, place.head(SAMPLE_ROWS))
+    if not any(data_set.here()):
+        return _made_up_rows(app, part, data_set)
+    return rows(app, part, data_set.head(SAMPLE_ROWS))
 
 
-def _made_up_rows(app: App, part: str, place: DataSet) -> tuple[Any, ...]:
+def _made_up_rows(app: App, part: str, data_set: DataSet) -> tuple[Any, ...]:
     """Return zeros with the shapes and types of a data set's rows, in the form for ``fit``, to build a model."""
-    nothing = {name: np.zeros((SAMPLE_ROWS, *each.shape), each.dtype) for name, each in place.columns.items()}
-    return rows(app, part, nothing)
+    zeros = {name: np.zeros((SAMPLE_ROWS, *column.shape), column.dtype) for name, column in data_set.columns.items()}
+    return rows(app, part, zeros)
 
 
 def _needs_labels(model: Any) -> bool:
@@ -161,10 +163,10 @@ def _lacks_a_loss(model: Any) -> bool:
     """
     if getattr(model, "loss", None) is not None or _has_own_step(model) or model.losses:
         return False
-    parts = list(model._flatten_layers())
+    layers = list(model._flatten_layers())
     return all(
-        type(one).__module__.startswith("keras.") and getattr(one, "activity_regularizer", None) is None
-        for one in parts
+        type(layer).__module__.startswith("keras.") and getattr(layer, "activity_regularizer", None) is None
+        for layer in layers
     )
 
 
@@ -203,25 +205,27 @@ def may_count(model: Any) -> list[Any]:
     Keras's own layers count only in ``adapt``, before training.
     """
     layers = [layer for layer in model._flatten_layers() if type(layer).__module__.startswith("keras.")]
-    known = {id(weight) for layer in layers for weight in layer._non_trainable_variables}
-    kinds = [(weight, np.dtype(weight.dtype)) for weight in model.non_trainable_weights if id(weight) not in known]
+    keras_weights = {id(weight) for layer in layers for weight in layer._non_trainable_variables}
+    kinds = [
+        (weight, np.dtype(weight.dtype)) for weight in model.non_trainable_weights if id(weight) not in keras_weights
+    ]
     # Boolean masks and quantized single bytes never change.
     return [weight for weight, kind in kinds if kind.kind in "iu" and kind.itemsize > 1]
 
 
 def left_behind(model: Any) -> list[str]:
     """Return a sentence for each part of a model's state that does not move with a slot to another worker."""
-    found = [
+    sentences = [
         f"the weight {weight.path!r} is of type {weight.dtype}: counts of layers in it are lost after "
         "each round, because only floats are merged; make it a float"
         for weight in may_count(model)
     ]
-    if others := other_optimizers(model):
-        found.append(
-            f"the model has {'another optimizer' if len(others) == 1 else 'other optimizers'} in {', '.join(others)}: "
+    if attributes := other_optimizers(model):
+        sentences.append(
+            f"the model has {'another optimizer' if len(attributes) == 1 else 'other optimizers'} in {', '.join(attributes)}: "
             "its state (momentum, steps) stays on each worker, so results depend on the worker of each slot"
         )
-    return found
+    return sentences
 
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
@@ -366,7 +370,7 @@ def gain_of_bfloat16() -> float:
 
 
 def times_as_fast(
-    one: Callable[[], object], other: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+    candidate: Callable[[], object], reference: Callable[[], object], clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Return how many times faster one function is than another, by their quickest runs; 0 if it is unclear.
 
@@ -376,14 +380,14 @@ def times_as_fast(
     the quickest, or if the ratio exceeds any processor's.
 
     Args:
-        one: The work.
-        other: The work to compare with.
+        candidate: The work.
+        reference: The work to compare with.
         clock: Returns seconds.
     """
     took: tuple[list[float], list[float]] = [], []
     end = clock() + PROBE_S
     while clock() < end or len(took[0]) <= LEAST_TURNS:
-        for work, times in zip((one, other), took, strict=True):
+        for work, times in zip((candidate, reference), took, strict=True):
             begin = clock()
             work()
             times.append(clock() - begin)

@@ -42,12 +42,12 @@ def explained(
     except DDLFError:
         raise
     except Exception as error:
-        here = framework()
-        if app.deterministic and (op := here.op_without_determinism(error)):
+        backend = framework()
+        if app.deterministic and (op := backend.op_without_determinism(error)):
             raise _lacks_determinism(op) from None
-        if (parts := here.indivisible(error)) is not None:
+        if (parts := backend.indivisible(error)) is not None:
             raise indivisible(*parts) from None
-        if not here.is_full(error):
+        if not backend.is_full(error):
             raise
         peak = _peak()
         traceback.clear_frames(error.__traceback__)  # they keep the arrays of the failed step
@@ -75,8 +75,8 @@ def _peak() -> int:
 
 def _full(batch_size: int, fitted: int, peak: int, evaluates: bool) -> OutOfMemory:
     card = ", ".join(cards_of_executor())
-    where = f"the card {card}" if card else "the card of this process" if framework().card() else "this machine"
-    what = f"a batch of {batch_size:,} samples" if batch_size else "an array"
+    device = f"the card {card}" if card else "the card of this process" if framework().card() else "this machine"
+    allocation = f"a batch of {batch_size:,} samples" if batch_size else "an array"
     took = f"; arrays took {_gb(peak)} at most" if peak else ""
     before = 0 < batch_size <= fitted
     most = f"; the largest batch that fitted has {fitted:,} samples" if fitted else ""
@@ -85,7 +85,7 @@ def _full(batch_size: int, fitted: int, peak: int, evaluates: bool) -> OutOfMemo
     ways = ["see what else uses it with ddlf doctor"] * before + [smaller] * (not evaluates)
     ways += ["use precision='mixed_bfloat16'", *(["raise --gpu-memory"] if memory_limit() else [])]
     return OutOfMemory(
-        f"{what} does not fit into the memory of {where}{' in an evaluation' * evaluates}{took}{most}",
+        f"{allocation} does not fit into the memory of {device}{' in an evaluation' * evaluates}{took}{most}",
         hint=" or ".join(ways),
         batch_size=batch_size,
         fitted=fitted,

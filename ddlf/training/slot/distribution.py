@@ -99,8 +99,8 @@ def _check_optimizer(model: Any, strategy: Any) -> None:
     optimizer: Any = getattr(model, "optimizer", None)
     while getattr(optimizer, "inner_optimizer", None) is not None:
         optimizer = optimizer.inner_optimizer
-    theirs = _chosen(getattr(optimizer, "_distribution_strategy", None))
-    if optimizer is not None and theirs is not strategy:
+    optimizer_strategy = _chosen(getattr(optimizer, "_distribution_strategy", None))
+    if optimizer is not None and optimizer_strategy is not strategy:
         raise AppError(
             f"the model {model.name!r} and its optimizer are not made in the same strategy of TensorFlow",
             hint="make and compile the model in the scope of one strategy",
@@ -119,19 +119,19 @@ def _check_optimizer(model: Any, strategy: Any) -> None:
         )
 
 
-def check_one_card(model: Any, what: str) -> None:
+def check_one_card(model: Any, setting: str) -> None:
     """Refuse a strategy of TensorFlow in a training that does not step by ``fit``: it would use one card only.
 
     Args:
         model: The model, built.
-        what: The training, as a setting.
+        setting: The training, as a setting.
 
     Raises:
         AppError: The model has copies on several cards.
     """
     if (copies := copies_of(model)) > 1:
         raise AppError(
-            f"{what} computes on one card, but the model {model.name!r} is made in a strategy for {copies} cards",
+            f"{setting} computes on one card, but the model {model.name!r} is made in a strategy for {copies} cards",
             hint="leave out the strategy, and start one worker for each card",
         )
 

@@ -61,8 +61,8 @@ def make_feed(data: Any, batch_size: int) -> Feed:
     """
     import keras
 
-    made = TensorFlowFeed if keras.backend.backend() == "tensorflow" else ArrayFeed
-    return made(data, batch_size)
+    feed_class = TensorFlowFeed if keras.backend.backend() == "tensorflow" else ArrayFeed
+    return feed_class(data, batch_size)
 
 
 class TensorFlowFeed:
@@ -78,8 +78,8 @@ class TensorFlowFeed:
             with tf.device("CPU:0"):
                 tensors = tree_map(lambda array: tf.convert_to_tensor(array, keras_type(array)), tuples(data))
         self._tensors = tensors
-        held = iter([array for _, array in leaves(tensors)])
-        self.data = tree_map(lambda array: _memory_of(next(held), array), data)
+        gathered = iter([array for _, array in leaves(tensors)])
+        self.data = tree_map(lambda array: _memory_of(next(gathered), array), data)
 
         def batch(number: Any) -> Any:
             rows = order[number * batch_size : (number + 1) * batch_size]
@@ -191,12 +191,12 @@ class FileFeed:
         import keras
 
         self._app, self._part, self.batch_size, self._ends = app, part, batch_size, ends
-        place = place_of(app, part)
-        assert place is not None
-        self.data: DataSet = place
+        data_set = place_of(app, part)
+        assert data_set is not None
+        self.data: DataSet = data_set
         self._memory = memory_of(app)
         if part != "train" and "replica" in vars(app):  # training, which is paused, uses the other half for its files
-            self._memory = max(self._memory // 2, min(self._memory, LEAST_BATCHES * batch_size * place.row_bytes))
+            self._memory = max(self._memory // 2, min(self._memory, LEAST_BATCHES * batch_size * data_set.row_bytes))
         self._skips = part == "train" and getattr(app, "on_bad", "stop") == "skip"
         self.skipped: dict[int, int] = {}
         self._order: Portion | Turned | None = None
@@ -204,7 +204,7 @@ class FileFeed:
         self._last: SampleStream | None = None  # the next pass may use the files that this pass has in memory
         self.error: Exception | None = None
         # seconds of waiting in completed passes, and the files that they opened
-        self._told: tuple[float, list[int]] = 0.0, []
+        self._stats: tuple[float, list[int]] = 0.0, []
         self._tensorflow = keras.backend.backend() == "tensorflow"
         self.dataset: Any = None
         self._batches: Any = self._pipeline() if self._tensorflow else None
@@ -240,11 +240,11 @@ class FileFeed:
         if (stream := self._stream) is not None:
             stream.close()
 
-    def told(self) -> tuple[float, list[int]]:
+    def take_stats(self) -> tuple[float, list[int]]:
         """Return the seconds spent waiting for samples since the last call, and the files that were opened."""
         self._put_away()
-        told, self._told = self._told, (0.0, [])
-        return told
+        stats, self._stats = self._stats, (0.0, [])
+        return stats
 
     def _begin(self) -> SampleStream:
         before, self.error = self._last, None
@@ -267,12 +267,12 @@ class FileFeed:
         Each file is checked completely when it is first used, before any of its samples is.
         """
         files = np.unique(np.concatenate([np.unique(files) for files, _ in order.blocks(data.manifest.sizes)]))
-        return {number: why for number in files.tolist() if not self._ends() and (why := data.damaged(number))}
+        return {number: damage for number in files.tolist() if not self._ends() and (damage := data.damaged(number))}
 
     def _put_away(self) -> None:
         if (stream := self._stream) is not None:
             stream.close()
-            self._told = self._told[0] + stream.wait_s, [*self._told[1], *stream.files]
+            self._stats = self._stats[0] + stream.wait_s, [*self._stats[1], *stream.files]
         self._stream = None
 
     def _pass(self) -> Iterator[tuple[Any, ...]]:
@@ -365,7 +365,7 @@ class Samples(Protocol):
     def end(self) -> None:
         """Stop reading samples. Any thread may call it."""
 
-    def told(self) -> tuple[float, list[int]]:
+    def take_stats(self) -> tuple[float, list[int]]:
         """Return the seconds spent waiting for files since the last call, and the files that were opened."""
 
 
@@ -379,8 +379,10 @@ class TrainingSamples:
         ends: Returns whether reading files must end at once.
     """
 
-    def __init__(self, app: App, found: dict[str, str], held: ArrayCache, ends: Callable[[], bool]) -> None:
-        self._app, self._found, self._held, self._ends = app, found, held, ends
+    def __init__(
+        self, app: App, fingerprints: dict[str, str], array_cache: ArrayCache, ends: Callable[[], bool]
+    ) -> None:
+        self._app, self._fingerprints, self._array_cache, self._ends = app, fingerprints, array_cache, ends
         self._feed: tuple[int, Feed] | None = None
         self._files: FileFeed | None = None
         self._data: tuple[Any, ...] = ()  # source arrays of batches that use no feed
@@ -395,10 +397,10 @@ class TrainingSamples:
             feed = make_feed(batches(self._app, "train"), batch_size)
             # TensorFlow copies arrays into tensors. Keep views of these instead, so that the data is in memory once.
             for name, data in zip(("x_train", "y_train"), feed.data, strict=False):
-                one = self._found.get(name, "")
+                fingerprint = self._fingerprints.get(name, "")
                 # do not replace the data if create_model has replaced it
-                if getattr(self._app, name) is self._held.get(one):
-                    self._held[one] = data
+                if getattr(self._app, name) is self._array_cache.get(fingerprint):
+                    self._array_cache[fingerprint] = data
                     setattr(self._app, name, data)
             self._feed = batch_size, feed
         return self._feed[1]
@@ -456,9 +458,9 @@ class TrainingSamples:
         if self._files is not None:
             self._files.end()
 
-    def told(self) -> tuple[float, list[int]]:
+    def take_stats(self) -> tuple[float, list[int]]:
         """Return the seconds spent waiting for files since the last call, and the files that were opened."""
-        return (0.0, []) if self._files is None else self._files.told()
+        return (0.0, []) if self._files is None else self._files.take_stats()
 
 
 def in_order(indices: Any, again: tuple[int, ...]) -> Any:

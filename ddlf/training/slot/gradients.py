@@ -38,8 +38,11 @@ class Gradients:
         model.optimizer = self._keeper = _keeper()
         self._keeper.build(model.trainable_variables)
         model.train_function = None  # it may have been compiled for the other optimizer
-        kept = {id(weight): kept for weight, kept in zip(model.trainable_variables, self._keeper.kept, strict=True)}
-        self._kept = [kept.get(id(weight)) for weight in model.weights]
+        gradients_by_weight = {
+            id(weight): gradient
+            for weight, gradient in zip(model.trainable_variables, self._keeper.gradients, strict=True)
+        }
+        self._gradient_variables = [gradients_by_weight.get(id(weight)) for weight in model.weights]
         self._is_first = True  # check only the first batch: a layer that changes weights does so in each batch
 
     def of(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
@@ -72,9 +75,12 @@ class Gradients:
             )
         self._is_first = False
         update: Weights = []
-        kept = [weight if kept is None else kept for weight, kept in zip(model.weights, self._kept, strict=True)]
-        for value, one, before in zip(transfer().read(kept), self._kept, weights, strict=True):
-            update += [value] if one is not None else difference([before], [value])
+        variables = [
+            weight if gradient is None else gradient
+            for weight, gradient in zip(model.weights, self._gradient_variables, strict=True)
+        ]
+        for value, gradient, before in zip(transfer().read(variables), self._gradient_variables, weights, strict=True):
+            update += [value] if gradient is not None else difference([before], [value])
         return update, metrics
 
     def _train(self, batch: tuple[Any, ...]) -> Any:
@@ -105,8 +111,8 @@ class Gradients:
 
         return [
             weight.path
-            for weight, kept, before in zip(self._model.weights, self._kept, weights, strict=True)
-            if kept is not None
+            for weight, gradient, before in zip(self._model.weights, self._gradient_variables, weights, strict=True)
+            if gradient is not None
             and weight.constraint is None
             and not np.array_equal(before, keras.ops.convert_to_numpy(weight), equal_nan=True)
         ]
@@ -114,27 +120,27 @@ class Gradients:
     def _check_step(self, weights: Weights) -> None:
         steps, changed = int(self._keeper.iterations), self._changed(weights)
         if steps != 1 or changed:
-            what = f"changed {changed[0]} by itself" if changed else f"gave gradients to the optimizer {steps} times"
+            fault = f"changed {changed[0]} by itself" if changed else f"gave gradients to the optimizer {steps} times"
             raise AppError(
-                f"{type(self._model).__name__}.train_step {what}, but DDLF needs all gradients of a batch here, once",
+                f"{type(self._model).__name__}.train_step {fault}, but DDLF needs all gradients of a batch here, once",
                 hint="end it with one self.optimizer.apply_gradients(...), or train in mode 'sync' with exchange='star'",
             )
 
 
 def _keeper() -> Any:
-    """Return a Keras optimizer that stores the gradients it receives, in ``kept``, and changes no weight."""
+    """Return a Keras optimizer that stores the gradients it receives, in ``gradients``, and changes no weight."""
     import keras
 
     class Keeper(keras.optimizers.Optimizer):  # type: ignore[misc]
         def build(self, variables: Sequence[Any]) -> None:
             if not self.built:
                 super().build(variables)
-                self.kept = self.add_optimizer_variables(variables, "gradient")
+                self.gradients = self.add_optimizer_variables(variables, "gradient")
 
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-            kept = self.kept[self._get_variable_index(variable)]
-            self.assign(kept, keras.ops.zeros(kept.shape, kept.dtype))
-            self.assign_add(kept, gradient)  # an embedding's gradient has only the used rows, some of them twice
+            stored = self.gradients[self._get_variable_index(variable)]
+            self.assign(stored, keras.ops.zeros(stored.shape, stored.dtype))
+            self.assign_add(stored, gradient)  # an embedding's gradient has only the used rows, some of them twice
 
     return Keeper(learning_rate=0.0, name="keeper")
 
@@ -151,8 +157,8 @@ class GradientModel(KerasModel):
 
     def _gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
         """Return the gradient of a batch as an update, and Keras's metrics; both from ``Gradients.of``."""
-        update, self._told = self._gradients.of(batch, weights)
-        return update, dict(self._told)
+        update, self._last_metrics = self._gradients.of(batch, weights)
+        return update, dict(self._last_metrics)
 
 
 WHOLE_BATCH = ("dice", "tversky")
@@ -184,8 +190,8 @@ def check_mean_losses(model: Any, user: str, rows: Sequence[Any] = (), *, by_ent
     import keras
 
     losses = keras.tree.flatten(getattr(model, "loss", None))
-    for one in losses:
-        loss = keras.losses.get(one) if isinstance(one, str) else one
+    for declared in losses:
+        loss = keras.losses.get(declared) if isinstance(declared, str) else declared
         name, how = getattr(loss, "name", getattr(loss, "__name__", "")), getattr(loss, "reduction", "mean")
         if how in ("sum", "none", None) or (how == "mean_with_sample_weight" and len(rows) != 2):
             raise ConfigError(
@@ -198,18 +204,18 @@ def check_mean_losses(model: Any, user: str, rows: Sequence[Any] = (), *, by_ent
                 f"{user} takes the mean over samples, but the loss {name!r} combines samples of a batch",
                 hint="give the loss axes without the first one, such as keras.losses.Dice(axis=(1, 2, 3))",
             )
-    is_weighed = by_entries and any(hasattr(one, "entries_in") for one in losses)
-    found = _of_parts(model, rows) if len(rows) > 1 and not is_weighed else None
-    if found is not None and is_apart(*found):
-        raise ConfigError(not_a_mean(user, *found), hint=ONE_FOR_EACH)
+    is_weighed = by_entries and any(hasattr(declared, "entries_in") for declared in losses)
+    values = _of_parts(model, rows) if len(rows) > 1 and not is_weighed else None
+    if values is not None and is_apart(*values):
+        raise ConfigError(not_a_mean(user, *values), hint=ONE_FOR_EACH)
 
 
 ONE_FOR_EACH = "let the loss function return one value for each sample, or train in mode 'sync' with exchange='star'"
 
 
-def is_apart(whole: float, mean: float, near: float = NEAR) -> bool:
+def is_apart(whole: float, mean: float, tolerance: float = NEAR) -> bool:
     """Return whether the loss of a batch differs from the mean over its parts. NaN and infinity show nothing."""
-    return abs(whole - mean) > near * max(abs(whole), abs(mean))
+    return abs(whole - mean) > tolerance * max(abs(whole), abs(mean))
 
 
 def not_a_mean(user: str, whole: float, mean: float) -> str:
@@ -236,17 +242,17 @@ def _of_parts(model: Any, rows: Sequence[Any]) -> tuple[float, float] | None:
     cut = count // 2
 
     def made_up(output: Any) -> Any:  # between 0 and 1, so that it may also be a probability; the parts differ much
-        found = chance.uniform(0.05, 0.35, (count, *output.shape[1:]))
-        found[cut:] += 0.6
-        return found.astype(output.dtype)
+        output_values = chance.uniform(0.05, 0.35, (count, *output.shape[1:]))
+        output_values[cut:] += 0.6
+        return output_values.astype(output.dtype)
 
     def loss_of(begin: int, end: int) -> float:
         def part(array: Any) -> Any:
             return keras.ops.convert_to_tensor(array[begin:end])
 
         fresh = CompileLoss(compiled._user_loss, compiled._user_loss_weights, output_names=compiled.output_names)
-        found = fresh(keras.tree.map_structure(part, y), keras.tree.map_structure(part, outputs))
-        return float(keras.ops.convert_to_numpy(found))
+        loss = fresh(keras.tree.map_structure(part, y), keras.tree.map_structure(part, outputs))
+        return float(keras.ops.convert_to_numpy(loss))
 
     try:
         outputs = keras.tree.map_structure(made_up, structure)

@@ -102,7 +102,7 @@ class KerasModel:
         self._slot: int | None = None  # the slot whose optimizer state is in the model
         self._rates: Sequence[Sequence[float]] = ()
         self._first_epoch = 0
-        self._told: dict[str, float] = {}
+        self._last_metrics: dict[str, float] = {}
         self._names: list[str | None] | None = None
         self._entries: np.ndarray[Any, Any] | None = None  # counted entries of each sample; None until counted
         self._step: Any = None
@@ -139,13 +139,13 @@ class KerasModel:
             optimizer: State of the slot's optimizer; None for a fresh one.
         """
         model = self._app.model
-        self._told = {}
+        self._last_metrics = {}
         in_model, self._slot = self._slot, None  # the slot of this state is unknown until this round has ended
         if self.gradient is None and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
-        if self._position is not None and (steps := task.place) is not None:
-            made = task.epochs * -(-len(task.indices) // task.batch_size)
-            self._position.set(steps, made)
+        if self._position is not None and (steps := task.position) is not None:
+            steps_made = task.epochs * -(-len(task.indices) // task.batch_size)
+            self._position.set(steps, steps_made)
         self._loss_scale.begin()
         self._rates, self._first_epoch = task.rates, task.first_epoch
         self._set_rates(task.first_epoch)
@@ -230,8 +230,8 @@ class KerasModel:
                 shuffle=False,
                 callbacks=[Round(), *callbacks, Last()],
             ).history
-        self._told = scalars({name: values[-1] for name, values in history.items()})
-        return dict(self._told)
+        self._last_metrics = scalars({name: values[-1] for name, values in history.items()})
+        return dict(self._last_metrics)
 
     def overflow(self, task: Task) -> Overflow | None:
         """Return how a round with a scaled loss overflowed; None if it made a step."""
@@ -256,11 +256,11 @@ class KerasModel:
 
         The master adds the sums and counts of all slots, and computes the metrics of the round.
         """
-        if not self._told:
+        if not self._last_metrics:
             return NOTHING_COUNTED
         if self._names is None:
-            self._names = counted_names(self._app.model, self._told)
-        names = [name if name and metrics.get(name) == self._told.get(name) else None for name in self._names]
+            self._names = counted_names(self._app.model, self._last_metrics)
+        names = [name if name and metrics.get(name) == self._last_metrics.get(name) else None for name in self._names]
         return read_state(self._app.model, names)
 
 
@@ -279,9 +279,9 @@ class KerasRule:
         self._optimizer = innermost(model.optimizer)  # inside a loss-scaling optimizer, gradients are unscaled
         self._model = model
         self._rule: LocalRule = Plain()
-        self._held: list[Any] = []
-        places = {id(weight): place for place, weight in enumerate(model.weights)}
-        self._places = [places[id(weight)] for weight in model.trainable_weights]
+        self._constants: list[Any] = []
+        indices = {id(weight): index for index, weight in enumerate(model.weights)}
+        self._trained_indices = [indices[id(weight)] for weight in model.trainable_weights]
         self._noted = 0
         self._stepped: dict[float, int] = {}  # learning rate -> steps of this round with it
 
@@ -302,11 +302,11 @@ class KerasRule:
                 f"local_rule={name!r} changes the gradients that the model's optimizer is given, but the model has none",
                 hint="compile the model with an optimizer, and train with it",
             )
-        if not self._held:
+        if not self._constants:
             self._install()
-        for held, place in zip(self._held, self._places, strict=True):
-            w = weights[place]
-            held.assign(self._rule.constant(w, *self._controls(place, w)))
+        for constant, index in zip(self._constants, self._trained_indices, strict=True):
+            w = weights[index]
+            constant.assign(self._rule.constant(w, *self._controls(index, w)))
         self._noted, self._stepped = self._steps(), {}
 
     def note(self) -> None:
@@ -336,18 +336,18 @@ class KerasRule:
             )
         if not self._rule.steers:
             return None
-        *others, rate = (rate for rate, count in self._stepped.items() if count)
-        if others:
+        *other_rates, rate = (rate for rate, count in self._stepped.items() if count)
+        if other_rates:
             rate = sum(rate * count for rate, count in self._stepped.items()) / steps
-        found: Control = [None] * len(update)
-        for place in self._places:
-            found[place] = self._rule.left(*self._controls(place, update[place]), update[place], steps, rate)
-        return found
+        controls: Control = [None] * len(update)
+        for index in self._trained_indices:
+            controls[index] = self._rule.left(*self._controls(index, update[index]), update[index], steps, rate)
+        return controls
 
-    def _controls(self, place: int, like: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-        both = [None if control is None else control[place] for control in (self._control, self._mean)]
-        zero, one = (np.zeros_like(like) if control is None else control for control in both)
-        return zero, one
+    def _controls(self, index: int, like: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+        both = [None if control is None else control[index] for control in (self._control, self._mean)]
+        own_control, mean = (np.zeros_like(like) if control is None else control for control in both)
+        return own_control, mean
 
     def _steps(self) -> int:
         return int(np.asarray(self._optimizer._iterations))
@@ -358,18 +358,20 @@ class KerasRule:
 
         optimizer, rule = self._optimizer, self._rule
         with scope_of(self._model):
-            self._held = [
+            self._constants = [
                 optimizer.add_variable_from_reference(v, name=HELD_PATH) for v in self._model.trainable_variables
             ]
         # A strategy of TensorFlow adds the gradients of all copies after this, so each copy adds its share.
         share = 1 / copies_of(self._model)
         apply: Callable[..., None] = optimizer._backend_apply_gradients
-        theirs = {optimizer._var_key(v): h for v, h in zip(self._model.trainable_variables, self._held, strict=True)}
+        constants = {
+            optimizer._var_key(v): h for v, h in zip(self._model.trainable_variables, self._constants, strict=True)
+        }
 
         def corrected(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
             corrections = [
                 rule.correction(
-                    keras.ops.convert_to_tensor(v), keras.ops.convert_to_tensor(theirs[optimizer._var_key(v)])
+                    keras.ops.convert_to_tensor(v), keras.ops.convert_to_tensor(constants[optimizer._var_key(v)])
                 )
                 for v in variables
             ]
@@ -417,13 +419,13 @@ def masked_loss(model: Any) -> Any:
     """
     loss = getattr(model, "loss", None)
     several = [*loss.values()] if isinstance(loss, dict) else [*loss] if isinstance(loss, list | tuple) else [loss]
-    found = [one for one in several if hasattr(one, "entries_in")]
-    if found and len(several) > 1:
+    masked = [part for part in several if hasattr(part, "entries_in")]
+    if masked and len(several) > 1:
         raise ConfigError(
             "the loss Masked weighs updates by the entries that count, and with several outputs each has its own",
             hint="set sample weights (w_train) instead of using Masked",
         )
-    return found[0] if found else None
+    return masked[0] if masked else None
 
 
 FROM_TRACING = (
@@ -534,20 +536,26 @@ def quick_step(model: Any) -> Callable[[Any], Any] | None:
     """
     import keras
 
-    own = type(model).make_train_function is not keras.Model.make_train_function
-    if own or model.run_eagerly or model.jit_compile or model.steps_per_execution != 1 or model.count_params() > SMALL:
+    is_overridden = type(model).make_train_function is not keras.Model.make_train_function
+    if (
+        is_overridden
+        or model.run_eagerly
+        or model.jit_compile
+        or model.steps_per_execution != 1
+        or model.count_params() > SMALL
+    ):
         return None
     import tensorflow as tf
 
     step = tf.function(lambda iterator: model.train_step(iterator.get_next()), reduce_retracing=True)
-    known: Any = None
+    known_iterator: Any = None
     compiled: Any = None
     threads: str | None = None
 
     def train_function(iterator: Any) -> Any:
-        nonlocal known, compiled, threads
-        if known is None or known() is not iterator:
-            compiled, known = step.get_concrete_function(iterator), weakref.ref(iterator)
+        nonlocal known_iterator, compiled, threads
+        if known_iterator is None or known_iterator() is not iterator:
+            compiled, known_iterator = step.get_concrete_function(iterator), weakref.ref(iterator)
             threads = None if _has_loops(compiled.graph) else "SINGLE_THREADED_EXECUTOR"
         with contextlib.nullcontext() if threads is None else tf.experimental.function_executor_type(threads):
             return compiled(iterator)

@@ -38,7 +38,7 @@ class LossScale:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._scaling = next((one for one in chain(optimizer) if hasattr(one, "dynamic_scale")), None)
+        self._scaling = next((candidate for candidate in chain(optimizer) if hasattr(candidate, "dynamic_scale")), None)
         self._optimizer = innermost(optimizer)
         self._steps, self._scale = 0, 1.0
 

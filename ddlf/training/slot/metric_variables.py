@@ -26,8 +26,8 @@ def make_metric_variables(model: Any, batch: Any) -> None:
     function = model._functional if isinstance(model, keras.Sequential) else model
     call = keras.Sequential.call if isinstance(model, keras.Sequential) else Functional.call
     steps = ("train_step", "test_step", "compute_metrics", "compute_loss")
-    own = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in steps)
-    if own or not isinstance(function, Functional) or type(model).call is not call:
+    is_overridden = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in steps)
+    if is_overridden or not isinstance(function, Functional) or type(model).call is not call:
         return
     # A loss or metric of yours may raise anything; so does the step.
     with scope_of(model), contextlib.suppress(Exception):
@@ -50,7 +50,7 @@ def make_variables_of(model: Any, function: Any, x: Any, y: Any = None, weight: 
         return None if value is None else keras.KerasTensor(tuple(value.shape), dtype)
 
     samples = keras.tree.flatten(x)[0].shape[0]
-    shapes = [keras.KerasTensor((samples, *one.shape[1:]), one.dtype) for one in function.outputs]
+    shapes = [keras.KerasTensor((samples, *output.shape[1:]), output.dtype) for output in function.outputs]
     outputs = unpack_singleton(keras.tree.pack_sequence_as(function._outputs_struct, shapes))
     y, weight = keras.tree.map_structure(symbol, (y, weight))
     build = keras.src.backend.compute_output_spec

@@ -127,7 +127,9 @@ class NumpyModel:
             np.zeros_like(w) if fixed else np.asarray(0.1 * w + shift, w.dtype)
             for fixed, w in zip(frozen, weights, strict=True)
         ]
-        trained = [np.asarray(w, np.float64) for w, one in zip(weights, self.lossless, strict=True) if not one]
+        trained = [
+            np.asarray(w, np.float64) for w, untrained in zip(weights, self.lossless, strict=True) if not untrained
+        ]
         loss = sum(float(np.sum(w * w) / 20 + np.sum(w) * shift) for w in trained)
         return update, {"loss": loss, "accuracy": accuracy_of(weights)}
 
@@ -150,8 +152,8 @@ class NumpyModel:
 
         Here ``s`` are the statistics before, and ``samples`` the numbers of the task's samples.
         """
-        found = np.mean(self.samples_of(task)) / self._samples + np.abs(np.mean(weights[0]))
-        return [np.asarray(weights[place] + self.learning_rate * found, weights[place].dtype) for place in moving(self)]
+        step = np.mean(self.samples_of(task)) / self._samples + np.abs(np.mean(weights[0]))
+        return [np.asarray(weights[index] + self.learning_rate * step, weights[index].dtype) for index in moving(self)]
 
     def samples_of(self, task: Task) -> Any:
         """Return the numbers of the samples that a task trains on."""
@@ -192,16 +194,16 @@ class NumpyModel:
         """
         rule, stepped = LOCAL.read(task.local), []
         after: Control = []
-        for place, (frozen, w, u) in enumerate(zip(self.lossless, weights, update, strict=True)):
+        for index, (frozen, w, u) in enumerate(zip(self.lossless, weights, update, strict=True)):
             if task.local == "plain" or frozen:
                 stepped.append(u)
                 after.append(None)
                 continue
-            both = [None if one is None else one[place] for one in (control, task.control)]
-            mine, mean = (np.zeros_like(w) if one is None else one for one in both)
+            controls = [None if values is None else values[index] for values in (control, task.control)]
+            own_control, mean = (np.zeros_like(w) if values is None else values for values in controls)
             rate = w.dtype.type(self.learning_rate)
-            stepped.append(np.asarray(u + rate * rule.correction(w - u, rule.constant(w, mine, mean)), w.dtype))
-            after.append(rule.left(mine, mean, stepped[-1], 1, float(rate)))
+            stepped.append(np.asarray(u + rate * rule.correction(w - u, rule.constant(w, own_control, mean)), w.dtype))
+            after.append(rule.left(own_control, mean, stepped[-1], 1, float(rate)))
         return stepped, after
 
 
@@ -261,7 +263,7 @@ class CountedSamples:
 
     def end(self) -> None: ...
 
-    def told(self) -> tuple[float, list[int]]:
+    def take_stats(self) -> tuple[float, list[int]]:
         return 0.0, []
 
 

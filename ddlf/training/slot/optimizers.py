@@ -48,15 +48,17 @@ def write_optimizer(model: Any, state: Weights) -> None:
 
 def other_optimizers(model: Any) -> list[str]:
     """Return the attributes of a model and its layers that contain optimizers besides the compiled one."""
-    known = list(chain(model.optimizer))
-    found = []
+    compiled = list(chain(model.optimizer))
+    attributes = []
     for layer in (model, *model._flatten_layers()):
         for name, value in vars(layer).items():
             several = value if isinstance(value, list | tuple) else [value]
-            found += [
-                name for one in several if hasattr(one, "apply_gradients") and all(one is not mine for mine in known)
+            attributes += [
+                name
+                for candidate in several
+                if hasattr(candidate, "apply_gradients") and all(candidate is not optimizer for optimizer in compiled)
             ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(attributes))
 
 
 def rate_variables(model: Any) -> list[Any]:
@@ -70,7 +72,7 @@ def rate_variables(model: Any) -> list[Any]:
 def _rates_of(optimizer: Any) -> list[Any]:
     optimizer = innermost(optimizer)
     if several := getattr(optimizer, "optimizers", ()):
-        return [rate for one in several for rate in _rates_of(one)]
+        return [rate for part in several for rate in _rates_of(part)]
     rate = getattr(optimizer, "_learning_rate", None)
     return [rate] if hasattr(rate, "assign") else []
 
@@ -212,38 +214,38 @@ class RunPosition:
 
     def __init__(self, optimizer: Any, parts: list[Any]) -> None:
         self._optimizer, self._followers = innermost(optimizer), parts
-        self._held = self._optimizer.add_variable((5,), name=f"{HELD_PATH}_place", dtype="float32")
+        self._variable = self._optimizer.add_variable((5,), name=f"{HELD_PATH}_place", dtype="float32")
         for part in parts:
-            part.held = self._held
+            part.held = self._variable
 
     @classmethod
     def of(cls, optimizer: Any) -> RunPosition | None:
         """Return a position in the run for an optimizer; None if no part of the optimizer depends on it."""
         return cls(optimizer, parts) if optimizer is not None and (parts := followers(optimizer)) else None
 
-    def set(self, steps: Steps, made: int | None = None) -> None:
+    def set(self, steps: Steps, steps_made: int | None = None) -> None:
         """Set how far the slot is in its run, at the beginning of a round.
 
         Args:
             steps: Steps of the round.
-            made: Number of steps that the slot will make, stretched to the planned number; None if it makes the
+            steps_made: Number of steps that the slot will make, stretched to the planned number; None if it makes the
                 planned number.
         """
         planned = steps.after - steps.before
-        stretch = planned / made if made else 1.0
+        stretch = planned / steps_made if steps_made else 1.0
         start = int(np.asarray(self._optimizer._iterations))
         warm = next((part.warm(steps.total, steps.epochs) for part in self._followers if hasattr(part, "warm")), 0.0)
-        self._held.assign([start, steps.before, stretch, max(steps.total, 1), warm])
+        self._variable.assign([start, steps.before, stretch, max(steps.total, 1), warm])
 
 
-def read_position(held: Any, iterations: Any) -> tuple[Any, Any, Any]:
+def read_position(position: Any, iterations: Any) -> tuple[Any, Any, Any]:
     """Return how far the run is, for a schedule: the step, from 1, of S steps, S, and the steps of the warm-up.
 
     It computes these floats from the position's variable and the optimizer's own steps in this round.
     """
     import keras
 
-    start, before, stretch, total, warm = (held[number] for number in range(5))
+    start, before, stretch, total, warm = (position[number] for number in range(5))
     step = before + (keras.ops.cast(iterations, "float32") + 1 - start) * stretch
     return step, total, warm
 

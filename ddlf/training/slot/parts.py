@@ -204,7 +204,7 @@ class SlotPart:
         return bool(setting.check(setting.name, value) != setting.check(setting.name, setting.value))
 
     @classmethod
-    def kept(cls, plan: SlotPlan) -> Kept | None:
+    def retention(cls, plan: SlotPlan) -> Kept | None:
         """Return how the slots of a run keep this part between rounds; None if they do not keep it."""
         return None
 
@@ -264,7 +264,7 @@ class OptimizerState(SlotPart):
         return update, round.model.optimizer_state(round.task) if self.name in round.task.keep else None
 
     @classmethod
-    def kept(cls, plan: SlotPlan) -> Kept | None:
+    def retention(cls, plan: SlotPlan) -> Kept | None:
         """Return how the slots of a run keep the optimizer's state between rounds; None if they do not.
 
         Return None with the gradient exchange, whose optimizer is on the master, and in Downpour, whose replicas have
@@ -326,7 +326,7 @@ class WorkerCallbacks(SlotPart):
         return self._states.go_on()
 
     @classmethod
-    def kept(cls, plan: SlotPlan) -> Kept | None:
+    def retention(cls, plan: SlotPlan) -> Kept | None:
         return Kept(back=True) if plan.callbacks else None
 
 
@@ -351,7 +351,7 @@ class ReceivedWeights(SlotPart):
         return update, round.weights
 
     @classmethod
-    def kept(cls, plan: SlotPlan) -> Kept | None:
+    def retention(cls, plan: SlotPlan) -> Kept | None:
         return Kept() if plan.differences else None
 
     @classmethod
@@ -389,26 +389,26 @@ class Residual(SlotPart):
         return update, residual
 
     @classmethod
-    def kept(cls, plan: SlotPlan) -> Kept | None:
+    def retention(cls, plan: SlotPlan) -> Kept | None:
         return Kept() if plan.spec.exchange.codec.biased else None
 
 
-def read_weights(message: dict[str, Any], held: Weights | None, like: Weights) -> Weights:
+def read_weights(message: dict[str, Any], previous: Weights | None, like: Weights) -> Weights:
     """Return the weights in a message, which are whole or a difference to the weights that the slot received last.
 
     Args:
         message: The result of ``StarWeights.encode``.
-        held: The weights that the slot holds here, if any.
+        previous: The weights that the slot holds here, if any.
         like: The model's weights, for shapes and types.
     """
     if not message["delta"]:
         return decode_update(message["encoded"], like)
-    if held is None:
+    if previous is None:
         raise ConfigError("a difference of weights came before any weights")
     tensors = message.get("tensors")
     if tensors is None:
-        return apply_delta(held, message["encoded"])
-    return put(held, tensors, apply_delta([held[i] for i in tensors], message["encoded"]))
+        return apply_delta(previous, message["encoded"])
+    return put(previous, tensors, apply_delta([previous[i] for i in tensors], message["encoded"]))
 
 
 def whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
@@ -461,9 +461,13 @@ def send_update(
     if tensors is None:
         return encoded, left, error
     groups = len(left) // max(len(tensors), 1)  # a codec that has changed may keep another number of groups
-    kept: Left = list(residual or ())[: groups * len(update)]
-    kept += [None] * (groups * len(update) - len(kept))
-    return encoded, put(kept, [group * len(update) + i for group in range(groups) for i in tensors], left), error
+    new_residual: Left = list(residual or ())[: groups * len(update)]
+    new_residual += [None] * (groups * len(update) - len(new_residual))
+    return (
+        encoded,
+        put(new_residual, [group * len(update) + i for group in range(groups) for i in tensors], left),
+        error,
+    )
 
 
 def changed(task: Task, since: int, like: Weights, lossless: Sequence[bool]) -> list[int]:
@@ -527,15 +531,15 @@ class OwnFragments(SlotPart):
             np.asarray(u + (w - b), w.dtype) if f else u
             for w, b, u, f in zip(weights, begun, update, floats, strict=True)
         ]
-        own = [np.asarray(b - u, b.dtype) if f else b for b, u, f in zip(begun, update, floats, strict=True)]
-        return behind, [*own, np.asarray(task.round)]
+        own_weights = [np.asarray(b - u, b.dtype) if f else b for b, u, f in zip(begun, update, floats, strict=True)]
+        return behind, [*own_weights, np.asarray(task.round)]
 
     @classmethod
     def kept_with(cls, value: Any) -> bool:
         return str(value).startswith("streaming")
 
     @classmethod
-    def kept(cls, plan: SlotPlan) -> Kept | None:
+    def retention(cls, plan: SlotPlan) -> Kept | None:
         return Kept() if isinstance(plan.spec.outer, Streaming) else None
 
     @classmethod
@@ -555,7 +559,10 @@ class LocalBatchNorm(SlotPart):
     setting = "batchnorm"
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        return [w if own is None else own for w, own in zip(weights, left or [None] * len(weights), strict=True)]
+        return [
+            w if own_weight is None else own_weight
+            for w, own_weight in zip(weights, left or [None] * len(weights), strict=True)
+        ]
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
         left = [
@@ -563,8 +570,8 @@ class LocalBatchNorm(SlotPart):
             for i, (b, u) in enumerate(zip(round.begun, update, strict=True))
         ]
         sent = [
-            u if own is None else np.asarray(w - own, w.dtype)
-            for w, u, own in zip(round.weights, update, left, strict=True)
+            u if own_weight is None else np.asarray(w - own_weight, w.dtype)
+            for w, u, own_weight in zip(round.weights, update, left, strict=True)
         ]
         return sent, left
 
@@ -573,7 +580,7 @@ class LocalBatchNorm(SlotPart):
         return bool(value == "local")
 
     @classmethod
-    def kept(cls, plan: SlotPlan) -> Kept | None:
+    def retention(cls, plan: SlotPlan) -> Kept | None:
         return Kept(back=True) if plan.spec.batchnorm == "local" else None
 
     @classmethod
@@ -625,7 +632,7 @@ class Controls(SlotPart):
         return str(value).startswith("scaffold")
 
     @classmethod
-    def kept(cls, plan: SlotPlan) -> Kept | None:
+    def retention(cls, plan: SlotPlan) -> Kept | None:
         if not plan.spec.local.rule.steers:
             return None
         return Kept(back=True, copied=True, large=True, mean=_mean)
@@ -638,17 +645,20 @@ class Controls(SlotPart):
     def begins_with(cls, mean: Left, slots: int, like: Weights) -> dict[str, Any]:
         of_slots = zip(mean, like, strict=True)
         return {
-            "control": [np.asarray(one / slots, w.dtype) if slots and one is not None else one for one, w in of_slots]
+            "control": [
+                np.asarray(control / slots, w.dtype) if slots and control is not None else control
+                for control, w in of_slots
+            ]
         }
 
     @classmethod
     def check(cls, left: Left, like: Weights, worker: str) -> None:
-        known = [(array, weight) for array, weight in zip(left, like, strict=False) if array is not None]
+        pairs = [(array, weight) for array, weight in zip(left, like, strict=False) if array is not None]
         fits = (
             isinstance(array, np.ndarray) and (array.shape, array.dtype) == (weight.shape, weight.dtype)
-            for array, weight in known
+            for array, weight in pairs
         )
-        if len(left) != len(like) or not all(fits) or not all(np.isfinite(array).all() for array, _ in known):
+        if len(left) != len(like) or not all(fits) or not all(np.isfinite(array).all() for array, _ in pairs):
             raise ProtocolError("left a control that does not fit the model, or is not finite", worker=worker)
 
 
@@ -686,5 +696,5 @@ def parts_named(names: Collection[str] | None) -> tuple[type[SlotPart], ...]:
 
 def kept_parts(plan: SlotPlan) -> dict[str, Kept]:
     """Return how the slots of a run keep each part of their state between rounds, by the part's name."""
-    found = ((part, part.kept(plan)) for part in PARTS if plan.spec.uses(part.name))
-    return {part.name: replace(kept, part=part) for part, kept in found if kept is not None}
+    parts = ((part, part.retention(plan)) for part in PARTS if plan.spec.uses(part.name))
+    return {part.name: replace(retention, part=part) for part, retention in parts if retention is not None}

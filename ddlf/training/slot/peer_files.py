@@ -29,17 +29,17 @@ class PeerFiles:
     ``RemoteFolder`` uses it, and compares each file with the manifest.
 
     Args:
-        place: The place of the files on this worker and the others.
+        location: The place of the files on this worker and the others.
         worker: This worker.
         loop: Event loop for the calls to other workers.
     """
 
-    def __init__(self, place: object, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
-        self._place, self._worker, self._loop = place, worker, loop
+    def __init__(self, location: object, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        self._location, self._worker, self._loop = location, worker, loop
         self._closed: Future[None] = Future()
 
     def __str__(self) -> str:
-        return str(self._place)
+        return str(self._location)
 
     def close(self) -> None:
         """End reads that wait for another worker with an error, and refuse later reads."""
@@ -91,18 +91,18 @@ class PeerFiles:
 
         If the worker that sends them is lost, another one that has the file continues.
         """
-        begin, why = 0, "none of them has it"
+        begin, reason = 0, "none of them has it"
         peers = self._worker.peers
         for number in sorted(peers, key=lambda other: (other < self._worker.id, other)):
             while begin < nbytes:
                 try:
-                    piece = self._asked(number, name, begin, min(PIECE_BYTES, nbytes - begin))
+                    piece = self._request_piece(number, name, begin, min(PIECE_BYTES, nbytes - begin))
                 except Closed:
                     raise DatasetError(
-                        f"the read of {self._place} was interrupted", hint="read the files again"
+                        f"the read of {self._location} was interrupted", hint="read the files again"
                     ) from None
                 except DDLFError as error:
-                    why = error.message.partition("\n")[0]
+                    reason = error.message.partition("\n")[0]
                     break
                 if not isinstance(piece, np.ndarray) or piece.dtype != np.uint8 or not 0 < piece.size <= nbytes - begin:
                     break
@@ -110,11 +110,11 @@ class PeerFiles:
                 begin += len(piece)
         if begin < nbytes:
             raise DatasetError(
-                f"{self._place}/{name} is not on this worker, and no other worker sent it: {why}",
+                f"{self._location}/{name} is not on this worker, and no other worker sent it: {reason}",
                 hint="bring it to a worker: ddlf data send",
             )
 
-    def _asked(self, number: int, name: str, begin: int, nbytes: int) -> Any:
+    def _request_piece(self, number: int, name: str, begin: int, nbytes: int) -> Any:
         peers = self._worker.peers
         asking = asyncio.run_coroutine_threadsafe(
             peers[number].call((peers.run, REPLICA), "file", name, begin, nbytes), self._loop

@@ -91,7 +91,7 @@ class Replica:
         self._data = data_of(app)
         self._worker = worker
         self.stopping = False
-        self._found: dict[str, str] = {}
+        self._fingerprints: dict[str, str] = {}
         self._samples: Samples = self.SAMPLES(app, {}, ArrayCache(), lambda: self.stopping)
         self._task: Task
         self._batch = 0  # samples in a batch of this round
@@ -99,7 +99,7 @@ class Replica:
         self._fed: list[Any] = []  # the samples of each epoch of this round
         self._swap = SwapMeter()
         self._arithmetic = Arithmetic()
-        self._told = 0.0  # time of the last progress report
+        self._reported_at = 0.0  # time of the last progress report
         self.slots = KeptStates()
         self._model: TrainableModel
         self._parts: list[SlotPart] = []  # the parts that this round needs
@@ -126,29 +126,31 @@ class Replica:
     # -- verbs --------------------------------------------------------------------------------------------------------
 
     async def load(
-        self, wanted: dict[str, str] | None = None, format: Sequence[str] | None = None
+        self, fingerprints: dict[str, str] | None = None, format: Sequence[str] | None = None
     ) -> dict[str, Any] | None:
         """Load the app's data, then build its model.
 
         The master does this in the same order, because ``create_model`` may use the data.
 
         Args:
-            wanted: The fingerprints for ``load_data``; None if the master does not know them yet.
+            fingerprints: The fingerprints for ``load_data``; None if the master does not know them yet.
             format: The ``NumberFormat`` of the master before it builds its model; None for Keras's default.
 
         Returns:
             Facts about data and model; None if this worker holds data of earlier runs and must know the fingerprints
             first.
         """
-        compute, held = self._worker.compute, self._worker.datasets
+        compute, array_cache = self._worker.compute, self._worker.datasets
         self._worker.tell(what="importing")
         await compute(partial(self.begin, format))
-        if wanted is None and held:
+        if fingerprints is None and array_cache:
             return None
         self._worker.tell(what="loading")
-        data: dict[str, Any] = await compute(self.load_data, wanted or {}, held)
-        if data["here"] is not None and (place := place_of(self.app, "train")) is not None:
-            place.beside(RemoteFolder(str(place), store=PeerFiles(place, self._worker, asyncio.get_running_loop())))
+        data: dict[str, Any] = await compute(self.load_data, fingerprints or {}, array_cache)
+        if data["here"] is not None and (data_set := place_of(self.app, "train")) is not None:
+            data_set.beside(
+                RemoteFolder(str(data_set), store=PeerFiles(data_set, self._worker, asyncio.get_running_loop()))
+            )
         self._worker.tell(what="building")
         model: dict[str, Any] = await compute(self.build)
         return data | model
@@ -156,12 +158,12 @@ class Replica:
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Train one slot for one round. Receives a ``Task`` and returns a ``Reply``, both as messages."""
         reply: Reply = await self._computed(self.carry, Task.from_message(task))
-        return {**(told := reply.to_message()), "update": travelling(told["update"])}
+        return {**(message := reply.to_message()), "update": travelling(message["update"])}
 
     async def measure(self, task: dict[str, Any]) -> Weights:
         """Return batch normalization's moving statistics over the samples of a ``Task``, a message with weights."""
-        found: Weights = await self._computed(self.statistics, Task.from_message(task))
-        return found
+        statistics: Weights = await self._computed(self.statistics, Task.from_message(task))
+        return statistics
 
     async def _computed(self, work: Callable[[Task], Any], task: Task) -> Any:
         return await self._on_thread(lambda: work(task))
@@ -171,17 +173,17 @@ class Replica:
 
         If the call is cancelled, the work ends at the next batch.
         """
-        gone: list[bool] = []
+        cancelled: list[bool] = []
 
         def explaining() -> Any:
             with explained(self.app, lambda: self._batch, self._largest_batch):
-                return None if gone else work()
+                return None if cancelled else work()
 
         computing = asyncio.ensure_future(self._worker.compute(explaining))
         try:
             return await asyncio.shield(computing)
         except asyncio.CancelledError:
-            gone.append(True)  # in case the thread has not started the work
+            cancelled.append(True)  # in case the thread has not started the work
             self._stop()
             computing.add_done_callback(drop_error)
             await asyncio.wait([computing])
@@ -205,12 +207,12 @@ class Replica:
 
     @concurrent
     async def counts(
-        self, there: dict[str, Any], part: str, batch_size: int, begin: int, end: int, content: dict[str, str]
+        self, source: dict[str, Any], part: str, batch_size: int, begin: int, end: int, content: dict[str, str]
     ) -> dict[str, Any] | None:
         """Evaluate the model on a range of samples. Return sums and counts, so that the master can compute the metrics.
 
         Args:
-            there: The weights, or a reference to weights on this worker.
+            source: The weights, or a reference to weights on this worker.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
             begin: The first sample.
@@ -222,45 +224,49 @@ class Replica:
         """
         if not self._has(content):
             return None
-        if (weights := await self._weights_of(there)) is None:
+        if (weights := await self._weights_of(source)) is None:
             return {"why": ""}
-        found: dict[str, Any] = await beside(
+        counted: dict[str, Any] = await beside(
             self._worker, self.app, partial(counts, self.app, weights, part, batch_size, begin, end)
         )
-        return found
+        return counted
 
     @concurrent
-    async def own_counts(self, there: dict[str, Any], part: str, batch_size: int) -> dict[str, Any]:
+    async def own_counts(self, source: dict[str, Any], part: str, batch_size: int) -> dict[str, Any]:
         """Evaluate weights on all samples that this worker has of a part of the data. Return metrics and their counts.
 
         Args:
-            there: The weights.
+            source: The weights.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
         """
-        weights = await self._weights_of(there)
+        weights = await self._weights_of(source)
 
         def counted() -> dict[str, Any]:
             metrics = evaluate(self.app, weights, part, batch_size)
             state = read_state(self.app.model, counted_names(self.app.model, metrics))
             return {"metrics": metrics, "samples": samples_of(self.app, part), "counted": state}
 
-        found: dict[str, Any] = await beside(self._worker, self.app, counted)
-        return found
+        reply: dict[str, Any] = await beside(self._worker, self.app, counted)
+        return reply
 
     def _has(self, content: dict[str, str]) -> bool:
         """Return whether the data on this worker have these fingerprints, by the names of the attributes."""
-        return bool(content) and all(self._found.get(name) == one for name, one in content.items())
+        return bool(content) and all(
+            self._fingerprints.get(name) == fingerprint for name, fingerprint in content.items()
+        )
 
-    async def _weights_of(self, there: dict[str, Any]) -> Weights | None:
+    async def _weights_of(self, source: dict[str, Any]) -> Weights | None:
         """Return the weights to evaluate; None if some are on other workers and unavailable."""
-        return list(there["weights"])
+        return list(source["weights"])
 
     @offered
     async def file(self, name: str, begin: int, nbytes: int) -> Any:
         """Return some bytes of a partition file on this machine's disks, as an array; None if the file is missing."""
-        place = place_of(self.app, "train")
-        return None if place is None else await asyncio.to_thread(place.piece, name, begin, min(nbytes, PIECE_BYTES))
+        data_set = place_of(self.app, "train")
+        return (
+            None if data_set is None else await asyncio.to_thread(data_set.piece, name, begin, min(nbytes, PIECE_BYTES))
+        )
 
     @concurrent
     async def stop(self) -> None:
@@ -321,10 +327,10 @@ class Replica:
         self._all_parts, self._needed = [part(self.app, model) for part in self.PARTS], {}
         self._samples = samples or self._samples
 
-    def load_data(self, wanted: dict[str, str], held: ArrayCache) -> dict[str, Any]:
+    def load_data(self, expected: dict[str, str], array_cache: ArrayCache) -> dict[str, Any]:
         """Load the app's data with ``app.load_data``, and return facts about them, which the master compares."""
-        self._found, facts = load_data(self.app, self._data, wanted, held)
-        self._samples = self.SAMPLES(self.app, self._found, held, lambda: self.stopping)
+        self._fingerprints, facts = load_data(self.app, self._data, expected, array_cache)
+        self._samples = self.SAMPLES(self.app, self._fingerprints, array_cache, lambda: self.stopping)
         return facts
 
     def carry(self, task: Task) -> Reply:
@@ -345,7 +351,7 @@ class Replica:
         overflow = self._model.overflow(task) or ()
         left = self._end_round(round, update)
         self._fitted = max(self._fitted, min(task.batch_size, len(task.indices)))
-        wait_data_s, files = self._samples.told()
+        wait_data_s, files = self._samples.take_stats()
         skipped = self._samples.skipped
         return Reply(
             task=task,
@@ -369,7 +375,7 @@ class Replica:
     def _begin_round(self, task: Task) -> SlotRound:
         """Begin a slot's round: give each part of the slot's state the arrays that it left in the round before."""
         self.stopping, self._task, self._fed = False, task, []
-        self._told, self._batch = time.monotonic(), task.batch_size
+        self._reported_at, self._batch = time.monotonic(), task.batch_size
         round, state = SlotRound(task, self._model), self.slots.begin(task)
         key = frozenset(state), task.keep, task.local
         if key not in self._needed:
@@ -448,8 +454,8 @@ class Replica:
             feed.set_order(self.order(indices, epoch - first))
 
         def end_batch(epoch: int, batch: int, logs: Any) -> bool:
-            if (now := time.monotonic()) - self._told >= MOVED_EVERY_S:
-                self._told = now
+            if (now := time.monotonic()) - self._reported_at >= MOVED_EVERY_S:
+                self._reported_at = now
                 self._tell(epoch, min((batch + 1) * batch_size, len(indices)), logs)
             return self.stopping
 
@@ -544,11 +550,11 @@ def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple
             f"train returned a {type(outcome).__name__}" + (f" with a {type(update).__name__} first" * with_metrics),
             hint="return the update, weights before minus weights after, as a list of arrays; or (update, metrics)",
         ) from None
-    told = scalars(metrics)
-    for place, weight in enumerate(weights if len(arrays) == len(weights) else ()):
-        if arrays[place].shape != weight.shape:
+    numbers = scalars(metrics)
+    for index, weight in enumerate(weights if len(arrays) == len(weights) else ()):
+        if arrays[index].shape != weight.shape:
             raise AppError(
-                f"{type(app).__name__}.train returned an array of shape {arrays[place].shape} for weight {place + 1} of shape {weight.shape}",
+                f"{type(app).__name__}.train returned an array of shape {arrays[index].shape} for weight {index + 1} of shape {weight.shape}",
                 hint="return weights before minus weights after, in the order of model.weights",
             )
     if len(arrays) != len(weights):
@@ -558,7 +564,7 @@ def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple
         )
     # NumPy often computes in float64. The update gets the type of the weight, which cannot hold more digits anyway.
     pairs = zip(arrays, weights, strict=True)
-    return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], told
+    return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], numbers
 
 
 def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
@@ -574,62 +580,62 @@ def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
     Raises:
         AppError: The value is not a list of valid sample indices.
     """
-    found = np.asarray(indices)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size:
+    array = np.asarray(indices)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise AppError(
-            f"self.indices must be numbers of samples, got {found.dtype} of shape {found.shape}",
+            f"self.indices must be numbers of samples, got {array.dtype} of shape {array.shape}",
             hint="choose from the indices in self.indices at the beginning of train",
         )
-    if found.min() < 0 or found.max() >= samples:
-        outside = found.max() if found.max() >= samples else found.min()
+    if array.min() < 0 or array.max() >= samples:
+        outside = array.max() if array.max() >= samples else array.min()
         raise AppError(
             f"self.indices has sample {outside}, but there are {samples:,} samples, counted from 0",
             hint="choose from the indices in self.indices at the beginning of train",
         )
-    return found
+    return array
 
 
 def load_data(
-    app: App, data: CommonData, wanted: dict[str, str], held: ArrayCache
+    app: App, data: CommonData, expected: dict[str, str], array_cache: ArrayCache
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Load the app's data with its ``load_dataset``. Arrays that several runs have in common are in memory once.
 
     Args:
         app: The app as the master sent it.
         data: The policy that selects the facts for the master.
-        wanted: The fingerprint of each array, if ``load_dataset`` sets only arrays. If the worker holds all of them,
+        expected: The fingerprint of each array, if ``load_dataset`` sets only arrays. If the worker holds all of them,
             ``load_dataset`` is not called.
-        held: The arrays that the worker holds; receives new ones.
+        array_cache: The arrays that the worker holds; receives new ones.
 
     Returns:
         The fingerprint of each array and of each data set at a place; and facts about the training data, including
         whether it was loaded.
     """
     begin = time.perf_counter()
-    found = wanted
-    here = bool(wanted) and all(content in held for content in wanted.values())
-    if not here:
-        held.make_room()
+    fingerprints = expected
+    is_cached = bool(expected) and all(content in array_cache for content in expected.values())
+    if not is_cached:
+        array_cache.make_room()
         call(app.load_dataset)
         take_made(app)
         check_data(app)
-        found = contents(app)
-    arrays = {name: one for name, one in found.items() if name in NAMES}
-    for name, one in arrays.items():
-        if one not in held:
-            held[one] = tree_map(unchanging, getattr(app, name))
-        setattr(app, name, held[one])
-    held.use(arrays.values())
-    return found, {
-        **data.described(app, found),
+        fingerprints = contents(app)
+    arrays = {name: fingerprint for name, fingerprint in fingerprints.items() if name in NAMES}
+    for name, fingerprint in arrays.items():
+        if fingerprint not in array_cache:
+            array_cache[fingerprint] = tree_map(unchanging, getattr(app, name))
+        setattr(app, name, array_cache[fingerprint])
+    array_cache.use(arrays.values())
+    return fingerprints, {
+        **data.described(app, fingerprints),
         "here": _files_here(app),
-        "loaded": not here,
+        "loaded": not is_cached,
         "seconds": time.perf_counter() - begin,
     }
 
 
 def _files_here(app: App) -> bytes | None:
     """Return for each file of the training data, as one bit, whether it is on a local disk. None if all are."""
-    place = place_of(app, "train")
-    found = () if place is None else place.here()
-    return None if all(found) else np.packbits(np.array(found, np.bool_)).tobytes()
+    data_set = place_of(app, "train")
+    on_disk = () if data_set is None else data_set.here()
+    return None if all(on_disk) else np.packbits(np.array(on_disk, np.bool_)).tobytes()

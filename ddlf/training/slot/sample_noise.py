@@ -60,18 +60,18 @@ class SampleNoise:
             expected: The expected number of samples in a batch.
         """
         variables = self._model.trainable_variables
-        total = [np.zeros(tuple(one.shape)) for one in variables]
+        total = [np.zeros(tuple(variable.shape)) for variable in variables]
         for begin in range(0, len(x), CHUNK):
             rows = np.arange(begin, begin + CHUNK)
             inside = rows < len(x)
             rows = np.where(inside, rows, begin)  # chunks have one size, so that the step is compiled once
             sums = self._sums(x[rows], y[rows], inside.astype(np.float32))
-            for place, one in enumerate(sums):
-                total[place] += np.asarray(one, np.float64)
+            for index, chunk_sum in enumerate(sums):
+                total[index] += np.asarray(chunk_sum, np.float64)
         std = self._noise * self._clip
-        gradients = [(one + gaussian_like(one, std)) / expected for one in total]
+        gradients = [(summed + gaussian_like(summed, std)) / expected for summed in total]
         self._model.optimizer.apply(
-            [_tensor(one, variable) for one, variable in zip(gradients, variables, strict=True)], variables
+            [_tensor(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)], variables
         )
 
 
@@ -160,7 +160,7 @@ def check_app(app: App) -> None:
             hint=f"leave out train, or {WHOLE}",
         )
     rows = app.run_context.data.like(app)
-    if rows is None or len(rows) != 2 or not all(isinstance(one, np.ndarray) for one in rows):
+    if rows is None or len(rows) != 2 or not all(isinstance(array, np.ndarray) for array in rows):
         raise ConfigError(
             "privacy_unit='sample' needs one array of inputs and one of labels, without sample weights",
             hint=f"set x_train and y_train alone, or {WHOLE}",
@@ -242,7 +242,7 @@ Sums = Callable[[Any, Any, Any], Sequence[Any]]
 def _in_tensorflow(model: Any, clip: float) -> Sums:
     import tensorflow as tf
 
-    variables = [one.value for one in model.trainable_variables]
+    variables = [variable.value for variable in model.trainable_variables]
 
     def of_one(row: Any) -> Any:
         x, y, counts = row
@@ -250,20 +250,20 @@ def _in_tensorflow(model: Any, clip: float) -> Sums:
         with tf.GradientTape() as tape:
             loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True))
         gradients = [
-            tf.zeros_like(variable) if one is None else tf.convert_to_tensor(one)
-            for one, variable in zip(tape.gradient(loss, variables), variables, strict=True)
+            tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+            for gradient, variable in zip(tape.gradient(loss, variables), variables, strict=True)
         ]
-        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(one)) for one in gradients]))
+        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients]))
         factor = counts * tf.minimum(1.0, clip / tf.maximum(norm, 1e-30))
-        return [factor * one for one in gradients]
+        return [factor * gradient for gradient in gradients]
 
     @tf.function  # type: ignore[untyped-decorator]
     def sums(x: Any, y: Any, counts: Any) -> Any:
-        return [tf.reduce_sum(one, 0) for one in tf.vectorized_map(of_one, (x, y, counts))]
+        return [tf.reduce_sum(clipped, 0) for clipped in tf.vectorized_map(of_one, (x, y, counts))]
 
     def of_arrays(x: Any, y: Any, counts: Any) -> Sequence[Any]:
-        found: Sequence[Any] = sums(tf.convert_to_tensor(x), tf.convert_to_tensor(y), tf.convert_to_tensor(counts))
-        return found
+        summed: Sequence[Any] = sums(tf.convert_to_tensor(x), tf.convert_to_tensor(y), tf.convert_to_tensor(counts))
+        return summed
 
     return of_arrays
 
@@ -279,20 +279,20 @@ def _in_jax(model: Any, clip: float) -> Sums:
 
     def of_one(weights: Any, fixed: Any, metrics: Any, x: Any, y: Any, counts: Any) -> Any:
         gradients = jax.grad(loss_of)(weights, fixed, metrics, x, y)
-        norm = jnp.sqrt(sum(jnp.sum(jnp.square(one)) for one in gradients))
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(gradient)) for gradient in gradients))
         factor = counts * jnp.minimum(1.0, clip / jnp.maximum(norm, 1e-30))
-        return [factor * one for one in gradients]
+        return [factor * gradient for gradient in gradients]
 
     def sums(weights: Any, fixed: Any, metrics: Any, x: Any, y: Any, counts: Any) -> Any:
-        each = jax.vmap(of_one, (None, None, None, 0, 0, 0))(weights, fixed, metrics, x, y, counts)
-        return [one.sum(0) for one in each]
+        clipped = jax.vmap(of_one, (None, None, None, 0, 0, 0))(weights, fixed, metrics, x, y, counts)
+        return [gradients.sum(0) for gradients in clipped]
 
     compiled = jax.jit(sums)
 
     def of_arrays(x: Any, y: Any, counts: Any) -> Sequence[Any]:
         of = (model.trainable_variables, model.non_trainable_variables, model.metrics_variables)
-        found: Sequence[Any] = compiled(*([one.value for one in group] for group in of), x, y, counts)
-        return found
+        summed: Sequence[Any] = compiled(*([variable.value for variable in group] for group in of), x, y, counts)
+        return summed
 
     return of_arrays
 

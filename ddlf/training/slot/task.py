@@ -103,7 +103,7 @@ class Task:
     steps: tuple[int, ...] = ()
 
     @property
-    def place(self) -> Steps | None:
+    def position(self) -> Steps | None:
         """How far the slot is in its run at this round, in steps; None if the master has not set it."""
         return Steps(*self.steps) if self.steps else None
 
@@ -247,10 +247,10 @@ class Reply:
         facts = {name: message[name] for name in _FROM_WORKER}
         facts["update"] = _unusable(facts["update"]) if stays else _decoded(facts["update"], like, tensors)
         facts["fed"] = _checked(facts["fed"], samples, worker, task.indices)
-        given = len(task.indices) - sum(samples for _, samples in _left_out(facts["skipped"], task, worker))
-        if type(facts["samples"]) is not int or facts["samples"] != given:  # it weighs the update
+        expected = len(task.indices) - sum(samples for _, samples in _left_out(facts["skipped"], task, worker))
+        if type(facts["samples"]) is not int or facts["samples"] != expected:  # it weighs the update
             raise ProtocolError(
-                f"reports {facts['samples']!s:.40} trained samples, and was given {given:,}", worker=worker
+                f"reports {facts['samples']!s:.40} trained samples, and was given {expected:,}", worker=worker
             )
         facts["files"] = tuple(int(file) for file in facts["files"][:MOST_FILES])
         facts["skipped"] = _left_out(facts["skipped"], task, worker)
@@ -280,8 +280,8 @@ def _decoded(update: Any, like: Weights, tensors: Sequence[int] | None) -> Weigh
     return put([np.zeros_like(w) for w in like], tensors, decode_update(update, [like[i] for i in tensors]))
 
 
-def _unusable(found: Any) -> Fault | None:
-    return None if found is None else Fault(**found)
+def _unusable(facts: Any) -> Fault | None:
+    return None if facts is None else Fault(**facts)
 
 
 def _checked(
@@ -292,8 +292,8 @@ def _checked(
     if samples is None:
         raise ProtocolError("reports no valid number of trained samples", worker=worker)
     if isinstance(indices, Portion) and isinstance(fed, list):
-        places = [int(place) for begin, end in fed for place in (begin, end - 1)]
-        if places != sorted(places) or (places and not 0 <= places[0] <= places[-1] < len(indices)):
+        positions = [int(position) for begin, end in fed for position in (begin, end - 1)]
+        if positions != sorted(positions) or (positions and not 0 <= positions[0] <= positions[-1] < len(indices)):
             raise ProtocolError("reports training on samples that it was not given", worker=worker)
         return fed
     if not isinstance(fed, np.ndarray) or fed.dtype != np.int64 or fed.ndim != 1 or not fed.size:
@@ -304,14 +304,14 @@ def _checked(
 
 
 def _left_out(skipped: Any, task: Task, worker: str) -> Sequence[tuple[int, int]]:
-    found = [(int(file), int(samples)) for file, samples in skipped]
-    if found and not (
+    files = [(int(file), int(samples)) for file, samples in skipped]
+    if files and not (
         isinstance(task.indices, Portion)
-        and all(file >= 0 and samples > 0 for file, samples in found)
-        and sum(samples for _, samples in found) < len(task.indices)
+        and all(file >= 0 and samples > 0 for file, samples in files)
+        and sum(samples for _, samples in files) < len(task.indices)
     ):
         raise ProtocolError("reports leaving out samples that it was not given", worker=worker)
-    return found
+    return files
 
 
 class KeptStates:

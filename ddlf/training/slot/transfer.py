@@ -70,11 +70,11 @@ class JaxTransfer(CardTransfer):
         groups = _groups(values)
         flats = [_joined([values[i] for i in group]) if len(group) > 1 else values[group[0]] for group in groups]
         pinned = jax.device_put(flats, [flat.sharding.with_memory_kind("pinned_host") for flat in flats])
-        found: Weights = [_NONE] * len(values)
+        arrays: Weights = [_NONE] * len(values)
         for group, flat in zip(groups, pinned, strict=True):
             for i, part in zip(group, _cut(_writable(flat), [values[i].shape for i in group]), strict=True):
-                found[i] = part
-        return found
+                arrays[i] = part
+        return arrays
 
     def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         import jax
@@ -103,26 +103,26 @@ class TorchTransfer(CardTransfer):
         if not all(map(_suits_torch, values)):
             return super().read(variables)
         pinned = _pinned(values)
-        for there, value in zip(pinned, values, strict=True):
-            there.copy_(value, non_blocking=True)
+        for target, value in zip(pinned, values, strict=True):
+            target.copy_(value, non_blocking=True)
         torch.cuda.synchronize()
-        return [there.numpy() for there in pinned]
+        return [target.numpy() for target in pinned]
 
     def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         import torch
 
         on_card = [variable.value for variable in variables]
         alike = all(
-            _suits_torch(one) and np.dtype(variable.dtype) == value.dtype and tuple(one.shape) == value.shape
-            for variable, one, value in zip(variables, on_card, values, strict=True)
+            _suits_torch(tensor) and np.dtype(variable.dtype) == value.dtype and tuple(tensor.shape) == value.shape
+            for variable, tensor, value in zip(variables, on_card, values, strict=True)
         )
         if not alike:
             super().write(variables, values)
             return
         with torch.no_grad():
-            for one, pinned, value in zip(on_card, _pinned(on_card), values, strict=True):
+            for tensor, pinned, value in zip(on_card, _pinned(on_card), values, strict=True):
                 pinned.copy_(torch.from_numpy(_writable(np.asarray(value, order="C"))))
-                one.copy_(pinned, non_blocking=True)
+                tensor.copy_(pinned, non_blocking=True)
 
 
 _NONE = np.zeros(0, np.float32)
@@ -183,13 +183,13 @@ def _pinned(like: Sequence[Any]) -> list[Any]:
     """Return tensors of PyTorch in pinned memory, with the shapes and types of others. Small ones share their memory."""
     import torch
 
-    found: list[Any] = [None] * len(like)
+    tensors: list[Any] = [None] * len(like)
     for group in _groups(like):
         sizes = [like[i].numel() for i in group]
         flat = torch.empty(sum(sizes), dtype=like[group[0]].dtype, pin_memory=torch.cuda.is_available())
         for i, part in zip(group, flat.split(sizes), strict=True):
-            found[i] = part.view(like[i].shape)
-    return found
+            tensors[i] = part.view(like[i].shape)
+    return tensors
 
 
 def _suits_torch(value: Any) -> bool:

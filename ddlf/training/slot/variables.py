@@ -82,7 +82,7 @@ def get_weights(model: Any) -> Weights:
 
 def shapes_of(variables: Sequence[Any]) -> Weights:
     """Return arrays with the shapes and types of variables. The arrays take no memory."""
-    return [np.broadcast_to(np.zeros((), np.dtype(one.dtype)), tuple(one.shape)) for one in variables]
+    return [np.broadcast_to(np.zeros((), np.dtype(variable.dtype)), tuple(variable.shape)) for variable in variables]
 
 
 def alone(variable: Any) -> bool:

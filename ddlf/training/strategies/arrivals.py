@@ -109,7 +109,7 @@ class Arrivals:
         self._turned = asyncio.Event()  # set when the loop has handled a reply, or the run is ending
         self._begun = list(run.progress.slot_rounds)
         self._latest: dict[int, Reply] = {}  # slot -> its last accepted update, for comparisons
-        self._told: dict[int, asyncio.Task[None]] = {}  # slot -> the hooks of its last commit
+        self._reporting: dict[int, asyncio.Task[None]] = {}  # slot -> the hooks of its last commit
         self._keeping: dict[int, asyncio.Future[None]] = {}  # slot -> the turn of its checkpoint
         self._tested: dict[int, asyncio.Future[None]] = {}  # slot -> the hooks, if a worker evaluates for them
         self._absent: set[int] = set()  # slots whose own worker is away
@@ -179,13 +179,13 @@ class Arrivals:
             keeping: Ends when the checkpoint has its turn; None without a checkpoint.
             remote: Whether one of their workers must evaluate first, which it cannot do while it trains.
         """
-        told = self._spawn(self._tell(reporting))
+        reported = self._spawn(self._tell(reporting))
         for reply in replies:
-            self._told[reply.slot] = told
+            self._reporting[reply.slot] = reported
             if keeping is not None:
                 self._keeping[reply.slot] = keeping
             if remote:
-                self._tested[reply.slot] = told
+                self._tested[reply.slot] = reported
 
     async def close(self) -> None:
         """Cancel the training of all slots, and wait until it has ended."""
@@ -212,8 +212,8 @@ class Arrivals:
                 if progress.slot_rounds[slot] > number:
                     return  # the other slots have ended meanwhile
                 continue
-            if slot in self._told:
-                await self._told.pop(slot)  # at most K records, with their weights, may wait for an evaluation
+            if slot in self._reporting:
+                await self._reporting.pop(slot)  # at most K records, with their weights, may wait for an evaluation
             if run.stopping or reply.stopped:
                 return
             handled = asyncio.get_running_loop().create_future()
@@ -237,7 +237,7 @@ class Arrivals:
         run, slot, ends = self._run, left.slot, len(self._run.progress.epochs)
         self._absent.add(slot)
         run.missed(left, number)
-        unfinished = {one for one, done in enumerate(run.progress.slot_rounds) if done < ends}
+        unfinished = {other for other, done in enumerate(run.progress.slot_rounds) if done < ends}
         if unfinished <= self._absent:
             raise nobody(run)
         self.turn()  # the others need not wait for this slot
@@ -256,8 +256,8 @@ class Arrivals:
         progress = self._run.progress
         ends, left = len(progress.epochs), self._absent - {reply.slot}
         present = [slot for slot in range(self._run.slots) if slot not in left and slot != reply.slot]
-        others = all(progress.slot_rounds[slot] >= ends for slot in present)
-        if others and progress.following(reply.slot, reply.task.round + 1) >= ends:
+        others_end = all(progress.slot_rounds[slot] >= ends for slot in present)
+        if others_end and progress.following(reply.slot, reply.task.round + 1) >= ends:
             for slot in left:
                 self._run.end_without(slot, range(progress.slot_rounds[slot], ends))
 
@@ -280,7 +280,7 @@ class Arrivals:
             return False
         if self.paced and number >= MEASURED and min(self._run.progress.slot_rounds) < MEASURED:
             return False
-        present = [done for one, done in enumerate(self._run.progress.slot_rounds) if one not in self._absent]
+        present = [done for other, done in enumerate(self._run.progress.slot_rounds) if other not in self._absent]
         return self._bound is None or number <= min(present) + self._bound
 
     def _task(self, slot: int, number: int, part: Samples) -> Task:

@@ -127,7 +127,7 @@ def test_the_newest_runs_of_a_setting_replace_its_measurements():
 
 def loaded(**arrays):
     app = an_app()
-    app.run_context.made = {name: (array,) for name, array in arrays.items()}
+    app.run_context.created = {name: (array,) for name, array in arrays.items()}
     vars(app).update(arrays)
     return app
 

@@ -147,5 +147,5 @@ def test_a_round_of_other_steps_than_were_planned_is_stretched():
     optimizer.build([])
     position = RunPosition.of(optimizer)
     optimizer._iterations.assign(7)  # the number of earlier steps does not matter
-    position.set(Steps(10, 20, 40, 4), made=5)
+    position.set(Steps(10, 20, 40, 4), steps_made=5)
     assert [float(optimizer._learning_rate(7 + step)) for step in (0, 4)] == pytest.approx([1 - 12 / 40, 1 - 20 / 40])

@@ -51,7 +51,7 @@ def test_takeover_stops_a_living_writer(tmp_path):
     new.claim("new", takeover=True)
     with pytest.raises(LeaseError, match=r"taken over by pid \d+ on .* \(new\), epoch 2 > 1; nothing\ was written"):
         old.check()
-    with pytest.raises(LeaseError, match="taken over"), old.held():
+    with pytest.raises(LeaseError, match="taken over"), old.exclusive():
         pytest.fail("the lock was given to a writer that lost the folder")
     old.release()  # leaves the folder with its new writer
     new.check()
@@ -127,7 +127,7 @@ def test_a_writer_waits_a_limited_time_for_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(ownership, "LOCK_WAIT_S", 0.1)
     stopped = Ownership(tmp_path)
     stopped.claim("stopped while it held the lock")
-    with stopped.held(), pytest.raises(LeaseError, match=r"has been locked for 0.1 s by pid .* \(stopped while"):
+    with stopped.exclusive(), pytest.raises(LeaseError, match=r"has been locked for 0.1 s by pid .* \(stopped while"):
         Ownership(tmp_path).claim("new", takeover=True)
 
 

@@ -38,7 +38,7 @@ def saved(folder, number=1, *, count=3, run="abc", write=write_if_seen, harm=lam
     begun.sliced[WEIGHTS] = [(f"{i:04d} {NAMES[i]}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
     begun.sliced[OUTER] = [(f"{i:04d}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
     for shard, part in enumerate(cut(SIZE, count)):
-        target = begun.place()
+        target = begun.destination()
         written = write(target, parts_of(LIKE, part, NAMES, take(LIKE, part), [take(group, part) for group in state]))
         begun.add(shard, target, written, shard + 1)
     harm(begun)
@@ -132,7 +132,7 @@ def test_slices_that_contradict_the_manifest_are_refused(folder, harm, sentence)
 
 
 def test_a_worker_that_sees_no_folder_or_that_of_another_run_writes_nothing(folder, tmp_path):
-    target = folder.begin(1, "abc").place()
+    target = folder.begin(1, "abc").destination()
     assert is_seen(target)
     for change in ({"folder": str(tmp_path / "none")}, {"session": "another"}):
         assert not is_seen({**target, **change})
@@ -144,7 +144,7 @@ def test_a_worker_that_sees_no_folder_or_that_of_another_run_writes_nothing(fold
 
 
 def test_a_worker_that_sees_the_folder_and_cannot_write_gives_the_reason(folder):
-    target = folder.begin(1, "abc").place()
+    target = folder.begin(1, "abc").destination()
     written = write_if_seen({**target, "file": target["file"] + "/none/x"}, {"weights 0 a": np.zeros(3)})
     assert written["seen"]
     assert "cannot write a slice of a checkpoint in" in written["why"]
@@ -153,7 +153,7 @@ def test_a_worker_that_sees_the_folder_and_cannot_write_gives_the_reason(folder)
 def test_a_master_that_lost_the_folder_has_nothing_written_there(folder):
     begun = folder.begin(1, "abc")
     CheckpointFolder(folder.path).open("another", takeover=True)
-    assert not is_seen(begun.place())
+    assert not is_seen(begun.destination())
     with pytest.raises(LeaseError, match="taken over"):
         folder.begin(2, "abc")
 
@@ -163,7 +163,7 @@ def test_slices_are_removed_with_their_checkpoint_or_killed_writer(folder):
     for number in range(1, 5):
         saved(folder, number)
     begun = folder.begin(5, "abc")
-    write(begun.place(), {"weights 0 a": np.zeros(3)})
+    write(begun.destination(), {"weights 0 a": np.zeros(3)})
     assert sorted(path.name for path in folder.path.glob("round-*")) == ["round-000003", "round-000004"]
     folder.close()
     again = CheckpointFolder(folder.path)
@@ -182,7 +182,7 @@ def test_slices_can_be_read_before_and_after_they_are_complete(folder):
 
 def test_the_attempt_that_the_master_accepted_counts(folder):
     begun = folder.begin(1, "abc")
-    late, accepted = begun.place(), begun.place()
+    late, accepted = begun.destination(), begun.destination()
     for target, value in ((late, 1.0), (accepted, 2.0)):
         written = write(target, {part_name(WEIGHTS, 0, "0000 a"): np.full(3, value)})
     begun.sliced[WEIGHTS] = [("0000 a", "float64", [3])]
@@ -193,7 +193,7 @@ def test_the_attempt_that_the_master_accepted_counts(folder):
 
 def test_slice_that_differs_from_the_written_bytes_does_not_count(folder):
     begun = folder.begin(1, "abc")
-    target = begun.place()
+    target = begun.destination()
     written = write(target, {part_name(WEIGHTS, 0, "0000 a"): np.zeros(3)})
     with pytest.raises(CheckpointError, match="bytes here, and 5 where it was written"):
         begun.add(0, target, {**written, "bytes": 5}, 1)

@@ -111,7 +111,7 @@ def test_trees_of_inputs_come_as_batches_on_every_backend(make_folder, backend, 
         left = np.concatenate([np.asarray(x["left"]) for x, _ in batches])
         assert np.array_equal(left, portion.ids(SIZES))
         assert np.array_equal(np.concatenate([np.asarray(x["right"]) for x, _ in batches]), left * 2)
-    assert feed.told()[1]
+    assert feed.take_stats()[1]
 
 
 def test_a_stop_ends_a_round_that_waits_for_a_slow_store(make_folder):

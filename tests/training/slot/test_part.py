@@ -32,7 +32,7 @@ class Rounds(SlotPart):
         return update, [np.asarray(self.done + 1)]
 
     @classmethod
-    def kept(cls, plan):
+    def retention(cls, plan):
         return Kept(back=cls.back)
 
     @classmethod
@@ -94,7 +94,7 @@ class Average(Rounds):
     setting = "schedule"
 
     @classmethod
-    def kept(cls, plan):
+    def retention(cls, plan):
         return Kept(back=True) if plan.spec.local.schedule else None
 
 

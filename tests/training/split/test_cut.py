@@ -104,7 +104,7 @@ def test_too_few_workers_for_all_slots_are_refused_before_they_start():
 
 def test_another_exchange_beside_split_is_refused():
     with pytest.raises(ConfigError, match="exchange='star' does not go with split='stages:2'"):
-        spec_of(App(), given={"exchange": "star", "split": "stages:2"})
+        spec_of(App(), overrides={"exchange": "star", "split": "stages:2"})
     with pytest.raises(ConfigError) as caught:
         spec(split="stages:2", codec="int8")
     assert caught.value.hint == "leave codec at 'float32', or leave out split"

@@ -178,7 +178,7 @@ class ShardedWorker(Restored):
     @concurrent
     async def hold_restored(self, generation: int, listed: dict[str, Any], codec: str, trainable: list[bool]) -> None:
         """Store the weights from the checkpoint slices that this worker has received, like ``Generation.restored``."""
-        restored = await asyncio.to_thread(Generation.restored, self.taken(), listed, codec, trainable)
+        restored = await asyncio.to_thread(Generation.restored, self.take_restored(), listed, codec, trainable)
         await self._store.hold({generation: restored})
 
     @concurrent

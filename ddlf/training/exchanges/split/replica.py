@@ -323,7 +323,7 @@ class SplitReplica(Replica, Restored):
             return {"unfit": asdict(problem)}
         self._version = order["version"] + 1
         self._show(self._version)
-        wait_data_s, _ = self._samples.told()
+        wait_data_s, _ = self._samples.take_stats()
         return {
             **self._results(part, metrics),
             "digest": task.digest(),
@@ -452,7 +452,7 @@ class SplitReplica(Replica, Restored):
             return lambda name: state_file.get(name) if name in state_file else None
         if "arrays" in state:
             return dict(state["arrays"]).get
-        slices = {name: array for arrays in self.taken().values() for name, array in arrays.items()}
+        slices = {name: array for arrays in self.take_restored().values() for name, array in arrays.items()}
         return {name: slices[stored] for name, stored in state["slices"].items()}.get
 
     def _rebuild(self, seed: int | None) -> None:
@@ -509,7 +509,7 @@ class SplitReplica(Replica, Restored):
         """Train the local epochs of a round. Return the metrics of the last one, if this part has the loss."""
         model, size = self.app.model, task.batch_size
         reseed(model, (task.seed, task.round, task.slot, part.number))
-        if self._position is not None and (steps := task.place) is not None:
+        if self._position is not None and (steps := task.position) is not None:
             self._position.set(steps, task.epochs * -(-len(task.indices) // size))
         part.begin_round()
         stage = self._stage = self._begin(part, order)

@@ -61,18 +61,20 @@ class Asynchronous:
         done, rounds = run.version + len(run.progress.dropped), range(len(run.progress.epochs))
         left = sum(map(run.progress.tasks_in, rounds)) - done
         if isinstance(self.arrival, FedBuff) and self.arrival.size > left + int(run.state["buffered"][0]):
-            why = (
+            sentence = (
                 f"it merges {self.arrival.size} updates at once, but only {left} more will come: they are merged only at the end, "
                 "as a small step; use a smaller size"
             )
-            run.crew.emit(Warned(about="arrival", why=why))
+            run.crew.emit(Warned(about="arrival", why=sentence))
         async for reply in arrivals(run, self.arrival.begin, self.max_staleness, paced=self.balance == "speed"):
             changed, weights = self.arrival.arrive(run.state, run.weights, self._arrived(run, reply))
             run.state.update(changed)
             await run.commit(weights, [reply])
         if waiting := int(run.state.get("buffered", [0])[0]):
-            why = f"{waiting} of its updates wait for others, and are not in the model: continued training merges them"
-            run.crew.emit(Warned(about="arrival", why=why))
+            sentence = (
+                f"{waiting} of its updates wait for others, and are not in the model: continued training merges them"
+            )
+            run.crew.emit(Warned(about="arrival", why=sentence))
 
     def _arrived(self, run: Run, reply: Reply) -> Arrived:
         return Arrived(

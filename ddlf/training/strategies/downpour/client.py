@@ -78,9 +78,9 @@ class Owners:
             self._news.set_result(None)
             self._news = None
 
-    async def each(self, one: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
+    async def for_all(self, call: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
         """Call a coroutine function for each server, all at the same time. If one fails, cancel the others."""
-        return await for_each(one, len(self.owners))
+        return await for_each(call, len(self.owners))
 
     async def of(
         self, shard: int, verb: str, *arguments: Any, again: int | None = None, epoch: int | None = None
@@ -109,7 +109,7 @@ class Owners:
                 arguments = (*arguments[:again], True, *arguments[again + 1 :])
             tried += 1
             try:
-                return await self._asked(owner, now, shard, verb, arguments)
+                return await self._call_owner(owner, now, shard, verb, arguments)
             except Moved:
                 begin = loop.time()
             except RemoteError:
@@ -122,7 +122,7 @@ class Owners:
                     raise Unreached(owner, str(error).partition("\n")[0]) from error
                 await self._pause()
 
-    async def _asked(self, owner: int, epoch: int, shard: int, verb: str, arguments: tuple[Any, ...]) -> Any:
+    async def _call_owner(self, owner: int, epoch: int, shard: int, verb: str, arguments: tuple[Any, ...]) -> Any:
         """Call a server on a worker, and return the answer.
 
         If the worker is silent, stop waiting as soon as the server has a new owner.
@@ -151,11 +151,11 @@ class Owners:
         return self._news
 
 
-async def for_each(one: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
+async def for_each(call: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
     """Call a coroutine function for some numbers from 0, all at the same time. If one fails, cancel the others."""
     if count == 1:
-        return [await one(0)]
-    tasks = [asyncio.ensure_future(one(number)) for number in range(count)]
+        return [await call(0)]
+    tasks = [asyncio.ensure_future(call(number)) for number in range(count)]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -193,9 +193,9 @@ class SomeOwners:
         (first, _), (low, _) = parts[0]
         return [((a - first, b - first), (c - low, d - low)) for (a, b), (c, d) in parts]
 
-    async def each(self, one: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
-        """Call a coroutine function for each server, like ``Owners.each``."""
-        return await for_each(one, len(self.shards))
+    async def for_all(self, call: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
+        """Call a coroutine function for each server, like ``Owners.for_all``."""
+        return await for_each(call, len(self.shards))
 
     async def of(
         self, shard: int, verb: str, *arguments: Any, again: int | None = None, epoch: int | None = None
@@ -310,7 +310,7 @@ class ModelReplica:
         self._taken_at, self._waited_s = 0.0, 0.0  # time of the last take, and how long it waited
 
     @property
-    def seen(self) -> list[list[int]]:
+    def fetched_pushes(self) -> list[list[int]]:
         """For each fetch and server, the number of pushes that the fetched weights contain, for the master's record.
 
         It is ``KNOWN`` if some of these pushes were lost since with their server.
@@ -318,9 +318,9 @@ class ModelReplica:
         return [
             [
                 KNOWN if any(since > epoch and at < received for since, at in falls) else received
-                for received, epoch, falls in zip(one.received, one.epochs, self._falls, strict=True)
+                for received, epoch, falls in zip(fetched.received, fetched.epochs, self._falls, strict=True)
             ]
-            for one in self._fetches
+            for fetched in self._fetches
         ]
 
     @property
@@ -331,7 +331,7 @@ class ModelReplica:
         """
         whole = ((number, answers) for number, answers in sorted(self._answers.items()) if None not in answers)
         return [
-            [number, *(one[1] for one in answers if one), *(one[0] for one in answers if one)]
+            [number, *(answer[1] for answer in answers if answer), *(answer[0] for answer in answers if answer)]
             for number, answers in whole
         ]
 
@@ -354,25 +354,25 @@ class ModelReplica:
         """
         clock = asyncio.get_running_loop().time
         begun = clock()
-        found = await (self._fetching or self._fetch())
+        fetched = await (self._fetching or self._fetch())
         self._fetching, self._taken_at = None, clock()
         self._waited_s = self._taken_at - begun
-        self.read = found.versions
-        for shard, (epoch, safe) in enumerate(zip(found.epochs, found.safe, strict=True)):
+        self.read = fetched.versions
+        for shard, (epoch, safe) in enumerate(zip(fetched.epochs, fetched.safe, strict=True)):
             if epoch == self.epochs[shard]:
                 self._safe[shard] = max(self._safe[shard], safe)
         for number, gradient in self._lacking:
-            for known, (part, _) in zip(found.numbers, self.owners.parts, strict=True):
-                if number > known:
-                    found.weights[slice(*part)] -= np.float32(rate) * gradient[slice(*part)]
-        while self._lacking and self._lacking[0][0] <= min(found.numbers):
+            for last_number, (part, _) in zip(fetched.numbers, self.owners.parts, strict=True):
+                if number > last_number:
+                    fetched.weights[slice(*part)] -= np.float32(rate) * gradient[slice(*part)]
+        while self._lacking and self._lacking[0][0] <= min(fetched.numbers):
             self._lacking.popleft()
-        self._fetches.append(dataclasses.replace(found, weights=NONE, rest=NONE))
+        self._fetches.append(dataclasses.replace(fetched, weights=NONE, rest=NONE))
         if unpushed is not None:
-            found.weights -= np.float32(rate) * unpushed
+            fetched.weights -= np.float32(rate) * unpushed
         if self.cadence.begins(self.done, self.left):
             self._fetching = self._fetch()
-        return found.weights, found.rest
+        return fetched.weights, fetched.rest
 
     async def push(self, gradient: Row, rest: Row) -> None:
         """Give a gradient to the client, which sends it to all servers after the last push.
@@ -386,7 +386,9 @@ class ModelReplica:
         number, self._next = self._next, self._next + 1
         self._lacking.append((number, gradient))
         push = _Push(number, list(self.read), gradient, rest)
-        self._answers[number] = [(KNOWN, 0) if number < known else None for known in self.numbers]  # pushed before
+        self._answers[number] = [
+            (KNOWN, 0) if number < first_lacking else None for first_lacking in self.numbers
+        ]  # pushed before
         computes = asyncio.get_running_loop().time() - self._taken_at > self._waited_s
         yields = computes and len(gradient) > LARGE
         self._sending.append(asyncio.ensure_future(self._send(push, self._begun + 1 if yields else 0)))
@@ -408,32 +410,32 @@ class ModelReplica:
         while self._sending:
             await self._sending.popleft()
         async with self._turn:
-            await self.owners.each(self._make_safe)
+            await self.owners.for_all(self._make_safe)
             self._forget()
 
     def end(self) -> None:
         """Cancel the fetches and pushes that are under way."""
-        for one in (self._fetching, *self._sending):
-            if one is not None:
-                one.cancel()
+        for task in (self._fetching, *self._sending):
+            if task is not None:
+                task.cancel()
 
     def _fetch(self) -> asyncio.Future[Fetched]:
         self._begun += 1
         return asyncio.ensure_future(self._fetched())
 
     async def _fetched(self) -> Fetched:
-        found = await self.owners.each(lambda shard: self.owners.of(shard, "fetch", self.id, self.life))
-        for shard, (one, parts) in enumerate(zip(found, self.owners.parts, strict=True)):
+        answers = await self.owners.for_all(lambda shard: self.owners.of(shard, "fetch", self.id, self.life))
+        for shard, (answer, parts) in enumerate(zip(answers, self.owners.parts, strict=True)):
             for name, part in zip(("weights", "rest"), parts, strict=True):
-                one[name] = _read(self.owners.owners[shard], one[name], part)
+                answer[name] = _read(self.owners.owners[shard], answer[name], part)
         return Fetched(
-            np.concatenate([one["weights"] for one in found]),
-            np.concatenate([one["rest"] for one in found]),
-            [int(one["version"]) for one in found],
-            [int(one["received"]) for one in found],
-            [int(one["number"]) if one["round"] == self.round else -1 for one in found],
-            [int(one["epoch"]) for one in found],
-            [int(one["safe"]) for one in found],
+            np.concatenate([answer["weights"] for answer in answers]),
+            np.concatenate([answer["rest"] for answer in answers]),
+            [int(answer["version"]) for answer in answers],
+            [int(answer["received"]) for answer in answers],
+            [int(answer["number"]) if answer["round"] == self.round else -1 for answer in answers],
+            [int(answer["epoch"]) for answer in answers],
+            [int(answer["safe"]) for answer in answers],
         )
 
     # -- pushes: one at a time for each replica, to all servers at once -----------------------------------------------
@@ -442,10 +444,10 @@ class ModelReplica:
         async with self._turn:
             await self._fetches_ended(fetches)
             self._unsafe.append(push)
-            await self.owners.each(self._bring)
+            await self.owners.for_all(self._bring)
             self._forget()
             while len(self._unsafe) > HELD:
-                await self.owners.each(lambda shard: self._make_safe(shard, self._unsafe[0].number))
+                await self.owners.for_all(lambda shard: self._make_safe(shard, self._unsafe[0].number))
                 self._forget()
 
     async def _fetches_ended(self, number: int) -> None:
@@ -473,15 +475,15 @@ class ModelReplica:
 
     async def _push(self, shard: int, push: _Push, epoch: int) -> tuple[int, int]:
         (begin, end), (low, high) = self.owners.parts[shard]
-        whose = self.id, self.life, self.round, push.number, push.read[shard]
+        push_id = self.id, self.life, self.round, push.number, push.read[shard]
         slices = push.gradient[begin:end], push.rest[low:high]
-        found = await self.owners.of(shard, "push", *whose, *slices, False, again=7, epoch=epoch)
-        return int(found[0]), int(found[1])
+        answer = await self.owners.of(shard, "push", *push_id, *slices, False, again=7, epoch=epoch)
+        return int(answer[0]), int(answer[1])
 
     async def _resume(self, shard: int, epoch: int) -> None:
         """Ask the new owner of a server which of the replica's pushes it has, and note the pushes that it lacks."""
-        told = await self.owners.of(shard, "resume", self.id, self.life, self.round, epoch=epoch)
-        reached, at, tau = map(int, told["last"] or (-1, KNOWN, 0))
+        reply = await self.owners.of(shard, "resume", self.id, self.life, self.round, epoch=epoch)
+        reached, at, tau = map(int, reply["last"] or (-1, KNOWN, 0))
         for push in self._unsafe:
             answers = self._answers[push.number]
             if push.number > reached:
@@ -494,7 +496,7 @@ class ModelReplica:
             if number in self._answers:
                 self._answers[number][shard] = KNOWN, 0
             self.lost[shard] += number in self._answers or number < self.first
-        self._falls[shard] = [(int(since), int(received)) for since, received in told["falls"]]
+        self._falls[shard] = [(int(since), int(received)) for since, received in reply["falls"]]
         self._safe[shard], self.epochs[shard] = 0, epoch
 
     async def _make_safe(self, shard: int, number: int | None = None) -> None:
@@ -504,19 +506,19 @@ class ModelReplica:
         """
         while True:
             await self._bring(shard)
-            places = [one.number for one in self._unsafe if number is None or one.number <= number]
-            wanted = max((self._place(one, shard) for one in places), default=KNOWN) + 1
+            numbers = [push.number for push in self._unsafe if number is None or push.number <= number]
+            required = max((self._pushes_before(unsafe, shard) for unsafe in numbers), default=KNOWN) + 1
             if number is None:
-                wanted = max(wanted, *(fetch[shard] for fetch in self.seen), 0)
-            if wanted <= self._safe[shard]:
+                required = max(required, *(fetch[shard] for fetch in self.fetched_pushes), 0)
+            if required <= self._safe[shard]:
                 return
             try:
                 epoch = self.epochs[shard]
-                self._safe[shard] = int(await self.owners.of(shard, "safe", wanted, epoch=epoch))
+                self._safe[shard] = int(await self.owners.of(shard, "safe", required, epoch=epoch))
             except Moved:
                 continue
 
-    def _place(self, number: int, shard: int) -> int:
+    def _pushes_before(self, number: int, shard: int) -> int:
         answer = self._answers[number][shard]
         assert answer is not None
         return answer[0]
@@ -545,8 +547,8 @@ def _read(worker: int, values: Any, part: Slice) -> Row:
         except ConfigError as error:
             raise Unreached(worker, f"its answer cannot be read: {error.message}") from None
     if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != ((size,), np.dtype(np.float32)):
-        found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
-        raise Unreached(worker, f"it sent {found} for a slice of {size:,} float32 values")
+        description = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+        raise Unreached(worker, f"it sent {description} for a slice of {size:,} float32 values")
     return values
 
 
@@ -559,10 +561,10 @@ async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence:
         steps: Number of steps of each replica.
         cadence: Decides before each step whether a replica fetches or pushes.
     """
-    told = task.weights
-    ids, life = told["replicas"], told["life"]
+    entry = task.weights
+    ids, life = entry["replicas"], entry["life"]
     epochs = list(owners.epochs)
-    numbers = await owners.each(lambda shard: owners.of(shard, "begin", ids, life, task.round))
+    numbers = await owners.for_all(lambda shard: owners.of(shard, "begin", ids, life, task.round))
     return [
         ModelReplica(
             id=id,
@@ -571,10 +573,10 @@ async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence:
             steps=count,
             owners=owners,
             cadence=cadence,
-            numbers=[int(of_shard[place]) for of_shard in numbers],
+            numbers=[int(of_shard[index]) for of_shard in numbers],
             epochs=list(epochs),
         )
-        for place, (id, count) in enumerate(zip(ids, steps, strict=True))
+        for index, (id, count) in enumerate(zip(ids, steps, strict=True))
     ]
 
 
@@ -584,7 +586,7 @@ def record(replicas: list[ModelReplica]) -> dict[str, Any]:
     They contain the number of pushes that were lost with each server.
     """
     return {
-        "pushes": [[one.id, *push] for one in replicas for push in one.pushes],
-        "fetches": [[one.id, *fetch] for one in replicas for fetch in one.seen],
-        "lost": [list(lost) for one in replicas for lost in one.lost.items()],
+        "pushes": [[replica.id, *push] for replica in replicas for push in replica.pushes],
+        "fetches": [[replica.id, *fetch] for replica in replicas for fetch in replica.fetched_pushes],
+        "lost": [list(lost) for replica in replicas for lost in replica.lost.items()],
     }

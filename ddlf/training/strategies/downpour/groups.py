@@ -54,9 +54,9 @@ class GroupedReplicas:
 
     async def train(self, run: Run) -> None:
         """Train until all groups have done their rounds or the run ends. Then fetch the final weights to the master."""
-        there = run.exchange.weights_out
-        assert isinstance(there, Members)
-        serving = PartServing(run, there, self.how, self.weights_codec, self.plan)
+        members = run.exchange.weights_out
+        assert isinstance(members, Members)
+        serving = PartServing(run, members, self.how, self.weights_codec, self.plan)
         groups = serving.groups = [ReplicaGroup(run, self.plan, serving, slot) for slot in range(run.slots)]
 
         async def carry(slot: int, number: int, part: Any, make: Callable[[], Task]) -> Reply:
@@ -69,7 +69,7 @@ class GroupedReplicas:
                 await serving.committed(reply)
         finally:
             await end_all([watching])
-            await there.close()
+            await members.close()
             await to_its_end(serving.settle())
 
 
@@ -77,23 +77,23 @@ class PartServing(Serving):
     """The master's side of the servers, which have the layers of one part each.
 
     Args:
-        run, there, how, codec: Arguments of ``Serving``.
+        run, members, how, codec: Arguments of ``Serving``.
         plan: How the model is cut.
 
     Raises:
         ConfigError: Parts share weights, or there are fewer servers than parts.
     """
 
-    def __init__(self, run: Run, there: Members, how: DownpourSettings, codec: Outward, plan: Plan) -> None:
+    def __init__(self, run: Run, members: Members, how: DownpourSettings, codec: Outward, plan: Plan) -> None:
         check_plan(plan)
         self._plan = plan
         self.groups: Sequence[ReplicaGroup] = ()
-        super().__init__(run, there, how, codec)
+        super().__init__(run, members, how, codec)
 
     def cut(self, shards: int) -> list[RANGES]:
         """Divide the weights of each part among its servers."""
         self._shards_of = shards_of(self._rows, self._plan, shards, self._layers)
-        return [one for part in self._shards_of for one in part]
+        return [ranges for part in self._shards_of for ranges in part]
 
     def shards(self, part: int) -> list[int]:
         """Return the numbers of the servers that have the weights of a part."""
@@ -102,31 +102,31 @@ class PartServing(Serving):
 
     async def round_of(self, slot: int, number: int) -> dict[str, Any]:
         """Begin a round of a slot's replica, or begin it again. Return the entry ``replica`` of the orders of its parts."""
-        told = self.told(slot, number, False)
-        (id,) = told["replicas"]
+        entry = self.task_entry(slot, number, False)
+        (id,) = entry["replicas"]
         epochs = list(self._placement.epochs)
-        calls = (self._placement.call(shard, "begin", [id], told["life"], number) for shard in range(len(epochs)))
-        numbers = [int(found[0]) for found in await asyncio.gather(*calls)]
-        return {"id": id, "life": told["life"], "all": told["all"], "numbers": numbers, "epochs": epochs}
+        calls = (self._placement.call(shard, "begin", [id], entry["life"], number) for shard in range(len(epochs)))
+        numbers = [int(begun[0]) for begun in await asyncio.gather(*calls)]
+        return {"id": id, "life": entry["life"], "all": entry["all"], "numbers": numbers, "epochs": epochs}
 
     def links(self) -> set[Link]:
         """Return the pairs of workers that call each other now.
 
         They are the pairs of a group, parts and the servers of their layers, and servers and their copies.
         """
-        owners, found = self._placement.owners, set[Link]()
+        owners, pairs = self._placement.owners, set[Link]()
         for shard, (owner, _) in enumerate(owners):
-            found.update(frozenset((owner, holder)) for holder, _ in self._placement.holders[shard])
+            pairs.update(frozenset((owner, holder)) for holder, _ in self._placement.holders[shard])
         for group in self.groups:
-            found |= group.links()
+            pairs |= group.links()
             for part, worker in group.workers().items() if owners else ():
-                found.update(frozenset((worker, owners[shard][0])) for shard in self.shards(part))
-        return found
+                pairs.update(frozenset((worker, owners[shard][0])) for shard in self.shards(part))
+        return pairs
 
     async def meet(self, worker: ProxyWorker | None = None) -> None:
         """Introduce workers to each other that call each other now, after the servers have their places."""
-        await self._there.reach(worker, self.links())
-        await self._there.reach(worker, self.links())  # the first one may have given the servers their places
+        await self._members.reach(worker, self.links())
+        await self._members.reach(worker, self.links())  # the first one may have given the servers their places
 
     async def looked(self) -> None:
         """Introduce the workers that have received servers or copies."""
@@ -168,8 +168,8 @@ class ReplicaGroup(Group):
             await self._serving.meet(worker)
         if self._begun is None or self._begun[0] != attempt.number:
             self._begun = attempt.number, asyncio.ensure_future(self._serving.round_of(self._slot, number))
-        told = await asyncio.shield(self._begun[1])
-        return {"state": None, "copy": None, "replica": {**told, "shards": self._serving.shards(part)}}
+        entry = await asyncio.shield(self._begun[1])
+        return {"state": None, "copy": None, "replica": {**entry, "shards": self._serving.shards(part)}}
 
     def _copy_of(self, attempt: Attempt, part: int) -> None:
         """Return None: the servers have the state."""
@@ -178,16 +178,20 @@ class ReplicaGroup(Group):
         """Do nothing if a worker leaves: the servers have the state."""
 
     def _reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
-        told = [result["pushed"] for result in results]
+        pushed = [result["pushed"] for result in results]
         return replace(
             super()._reply(task, results, begin),
             pushed={
-                "pushes": [joined(of_parts, 2) for of_parts in zip(*(one["pushes"] for one in told), strict=True)],
-                "fetches": [joined(of_parts, 1) for of_parts in zip(*(one["fetches"] for one in told), strict=True)],
+                "pushes": [
+                    joined(of_parts, 2) for of_parts in zip(*(facts["pushes"] for facts in pushed), strict=True)
+                ],
+                "fetches": [
+                    joined(of_parts, 1) for of_parts in zip(*(facts["fetches"] for facts in pushed), strict=True)
+                ],
                 "lost": [
                     [self._serving.shards(part)[int(shard)], int(count)]
-                    for part, one in enumerate(told)
-                    for shard, count in one["lost"]
+                    for part, facts in enumerate(pushed)
+                    for shard, count in facts["lost"]
                 ],
                 "refused": 0,
             },
@@ -204,9 +208,13 @@ def joined(rows: Sequence[Sequence[int]], head: int) -> list[int]:
     """
     facts = [list(map(int, row[head:])) for row in rows]
     kinds = 2 if head == 2 else 1
-    counts = [len(one) // kinds for one in facts]
-    more = [one[kind * n : (kind + 1) * n] for kind in range(kinds) for one, n in zip(facts, counts, strict=True)]
-    return [*map(int, rows[0][:head]), *(value for one in more for value in one)]
+    counts = [len(part_facts) // kinds for part_facts in facts]
+    more = [
+        part_facts[kind * n : (kind + 1) * n]
+        for kind in range(kinds)
+        for part_facts, n in zip(facts, counts, strict=True)
+    ]
+    return [*map(int, rows[0][:head]), *(value for part_facts in more for value in part_facts)]
 
 
 def shards_of(rows: Rows, plan: Plan, shards: int, layers: Sequence[str] | None) -> list[list[RANGES]]:
@@ -236,17 +244,17 @@ def shards_of(rows: Rows, plan: Plan, shards: int, layers: Sequence[str] | None)
     for _ in range(shards - len(parts)):
         free = [part for part in range(len(parts)) if counts[part] < most[part]]
         counts[max(free or range(len(parts)), key=lambda part: sizes[part] / counts[part])] += 1
-    found, begin, low = [], 0, 0
+    ranges, begin, low = [], 0, 0
     for part, count in zip(parts, counts, strict=True):
         cut = part.cut(count, layers)
-        found.append([((a + begin, b + begin), (c + low, d + low)) for (a, b), (c, d) in cut])
+        ranges.append([((a + begin, b + begin), (c + low, d + low)) for (a, b), (c, d) in cut])
         begin, low = begin + part.sizes[0], low + part.sizes[1]
-    return found
+    return ranges
 
 
 def _rows_of(rows: Rows, part: Part) -> Rows:
-    mine = {*part.weights}
-    return Rows(rows.like, [i for i in rows.trained if i in mine], [i for i in rows.rest if i in mine])
+    own_weights = {*part.weights}
+    return Rows(rows.like, [i for i in rows.trained if i in own_weights], [i for i in rows.rest if i in own_weights])
 
 
 def check_plan(plan: Plan) -> None:
@@ -255,12 +263,12 @@ def check_plan(plan: Plan) -> None:
     Raises:
         ConfigError: Names the problem.
     """
-    if shared := sorted({place for part in plan.parts for place, _ in part.borrows}):
+    if shared := sorted({index for part in plan.parts for index, _ in part.borrows}):
         raise ConfigError(
             f"the weight {plan.graph.model.weights[shared[0]].path!r} is used in two parts, and mode='downpour' pushes each weight once",
             hint="choose a cut that has all calls of its layer in one part, with split='layers:NAME,...'",
         )
-    order = [place for part in plan.parts for place in part.weights]
+    order = [index for part in plan.parts for index in part.weights]
     if order != sorted(order):
         raise ConfigError(
             "mode='downpour' needs parts whose weights follow each other in model.weights",
@@ -268,7 +276,7 @@ def check_plan(plan: Plan) -> None:
         )
     trained = {id(weight) for weight in plan.graph.model.trainable_variables}
     weights = plan.graph.model.weights
-    if empty := [part for part in plan.parts if not any(id(weights[place]) in trained for place in part.weights)]:
+    if empty := [part for part in plan.parts if not any(id(weights[index]) in trained for index in part.weights)]:
         raise ConfigError(
             f"part {empty[0].number + 1} of the model has no trained weights, and mode='downpour' needs some in each part",
             hint="choose another cut with split='layers:NAME,...', or train in mode 'sync'",

@@ -64,16 +64,16 @@ class Replicas:
 
     async def train(self, run: Run) -> None:
         """Train until all slots have done their rounds or the run ends. Then fetch the final weights to the master."""
-        there = run.exchange.weights_out
-        assert isinstance(there, Members)
-        serving = Serving(run, there, self.how, self.weights_codec)
+        members = run.exchange.weights_out
+        assert isinstance(members, Members)
+        serving = Serving(run, members, self.how, self.weights_codec)
         watching = asyncio.ensure_future(serving.watch())
         try:
             async for reply in arrivals(run, bound=self.how.max_staleness, gate=serving.may_begin):
                 await serving.committed(reply)
         finally:
             await end_all([watching])
-            await there.close()
+            await members.close()
             await to_its_end(serving.settle())
 
 
@@ -100,7 +100,7 @@ class Serving:
 
     Args:
         run: The run.
-        there: Tells the run's tasks which workers have the servers.
+        members: Tells the run's tasks which workers have the servers.
         how: The settings of Downpour.
         codec: Codec of weights from servers to replicas.
 
@@ -108,8 +108,8 @@ class Serving:
         ConfigError: No weight is trained, there are fewer replicas than slots, or more servers than values.
     """
 
-    def __init__(self, run: Run, there: Members, how: DownpourSettings, codec: Outward) -> None:
-        self._run, self._there, self._how, self._codec = run, there, how, codec
+    def __init__(self, run: Run, members: Members, how: DownpourSettings, codec: Outward) -> None:
+        self._run, self._members, self._how, self._codec = run, members, how, codec
         unmade = is_unmade(run.progress.weights)  # nobody has made the first weights yet
         weights = (local if unmade else shapes)(run.progress.weights)
         self._rows = Rows.of(weights, run.facts.trainable)
@@ -119,10 +119,12 @@ class Serving:
                 hint="make sure that a layer with weights has trainable=True",
             )
         if wide := [name for name, w in zip(run.facts.names, weights, strict=True) if w.dtype == np.float64]:
-            why = f"shards keep float32 values, so {len(wide)} weights of type float64 lose digits; the first is {wide[0]!r}"
-            run.crew.emit(Warned(about="model", why=why))
+            sentence = f"shards keep float32 values, so {len(wide)} weights of type float64 lose digits; the first is {wide[0]!r}"
+            run.crew.emit(Warned(about="model", why=sentence))
         beside = set(range(len(weights))) - {*self._rows.trained, *self._rows.rest}
-        self._others = [one if i in beside else None for i, one in enumerate(weights)]  # weights that no server has
+        self._unserved = [
+            weight if i in beside else None for i, weight in enumerate(weights)
+        ]  # weights that no server has
         self._replicas = how.replicas or run.slots
         if self._replicas > run.slots and run.facts.files is not None and not run.facts.files.on_disk:
             raise ConfigError(
@@ -134,7 +136,7 @@ class Serving:
             self.cut(how.shards)  # refuse impossible settings before a worker receives anything
         n = how.softsync or self._replicas
         self._collects = self._replicas // n
-        self._placement = Placement(run, there, how, self._restored)
+        self._placement = Placement(run, members, how, self._restored)
         run.crew.finishes = False  # a replica trains until the end of the run
         run.crew.hand_back.append(self._placement.hand_back)
         self._lives = itertools.count(1 + last_life(run.state.get(META)))
@@ -145,7 +147,7 @@ class Serving:
         self.version = 0
         self._begun = run.version
         self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
-        there.begin, there.says = self._begin, self.told
+        members.begin, members.says = self._begin, self.task_entry
 
     def cut(self, shards: int) -> list[tuple[Slice, Slice]]:
         """Divide the weights among a number of servers. Return the ranges of both rows for each one."""
@@ -156,7 +158,7 @@ class Serving:
 
     # -- before and while replicas train ------------------------------------------------------------------------------
 
-    def told(self, slot: int, number: int, holds: bool) -> dict[str, Any]:
+    def task_entry(self, slot: int, number: int, holds: bool) -> dict[str, Any]:
         """Return the entry about a slot's replicas in its task.
 
         Each call counts as a new incarnation of the replicas.
@@ -186,7 +188,7 @@ class Serving:
                 continue
             before = dict(self._placement.reached)
             try:
-                found = await self._placement.versions()
+                versions = await self._placement.versions()
                 await self._placement.balance()
                 await self.looked()
             except ClusterTooSmall:
@@ -194,8 +196,8 @@ class Serving:
             for replica, at in self._placement.reached.items():
                 if at != before.get(replica):
                     self._run.crew.progressed(replica % self._run.slots)
-            if found:
-                self.version = min(found)
+            if versions:
+                self.version = min(versions)
             if warming and self.may_begin(-1, 0):
                 warming = False
                 if self._run.loops is not None:
@@ -211,7 +213,7 @@ class Serving:
             await self._placement.look()
             await self._placement.meet()
         else:
-            parts = self.cut(self._shards_wanted(self._placement.places()))
+            parts = self.cut(self._shards_wanted(self._placement.capacity()))
             await self._placement.give(parts, self._facts(parts, self._run.progress))
 
     # -- after a round ------------------------------------------------------------------------------------------------
@@ -223,18 +225,20 @@ class Serving:
             ConnectError: The slot's worker did not reach a server, although the server's worker is present.
             ClusterTooSmall: The server's worker is lost.
         """
-        run, told = self._run, reply.pushed or {}
-        if "peer" in told:
-            await self._unreached(reply.worker, told)
-        if lost := [(shard, count) for shard, count in told.get("lost", ()) if count]:
+        run, pushed = self._run, reply.pushed or {}
+        if "peer" in pushed:
+            await self._unreached(reply.worker, pushed)
+        if lost := [(shard, count) for shard, count in pushed.get("lost", ()) if count]:
             for shard, count in lost:
                 run.verdicts.append(
                     f"slot {reply.slot + 1}: {count} push{'es' * (count > 1)} lost with shard {shard + 1}"
                 )
-        if refused := told.get("refused"):
-            why = f"{refused} push{'es' * (refused > 1)} had NaN or infinite values, and {'were' if refused > 1 else 'was'} left out"
-            run.verdicts.append(f"slot {reply.slot + 1}: {why} (worker {reply.worker})")
-            run.crew.emit(UpdateRejected(round=reply.task.round + 1, slot=reply.slot + 1, worker=reply.worker, why=why))
+        if refused := pushed.get("refused"):
+            sentence = f"{refused} push{'es' * (refused > 1)} had NaN or infinite values, and {'were' if refused > 1 else 'was'} left out"
+            run.verdicts.append(f"slot {reply.slot + 1}: {sentence} (worker {reply.worker})")
+            run.crew.emit(
+                UpdateRejected(round=reply.task.round + 1, slot=reply.slot + 1, worker=reply.worker, why=sentence)
+            )
         version = run.version + 1
         due = run.keeper is not None and run.keeper.is_due(version)
         shown = run.is_last(reply) or (run.reporter.shows and run.loops and run.loops.will_end_epoch(reply.task.round))
@@ -262,8 +266,8 @@ class Serving:
         await run.commit(weights, [reply])
         if shown and run.progress.weights is not weights and not self._warned:
             self._warned = True
-            why = "callbacks have set weights, which has no effect before training is over: replicas continue with the weights of the shards"
-            run.crew.emit(Warned(about="callback", why=why))
+            sentence = "callbacks have set weights, which has no effect before training is over: replicas continue with the weights of the shards"
+            run.crew.emit(Warned(about="callback", why=sentence))
         if due or shown:
             self._brought, self._home = run.version, run.progress.snapshot()
 
@@ -284,8 +288,8 @@ class Serving:
             reached = progress.version
             progress.set_back(self._home)
             run.exchange.states.set_back(progress.states)
-            why = f"the weights after update {reached} are unavailable ({first_line(error)}): the run returns to update {progress.version}"
-            run.crew.emit(Warned(about="model", why=why))
+            sentence = f"the weights after update {reached} are unavailable ({first_line(error)}): the run returns to update {progress.version}"
+            run.crew.emit(Warned(about="model", why=sentence))
         finally:
             await self._placement.close()
 
@@ -314,8 +318,8 @@ class Serving:
             if self._layers is None
             else len({self._layers[i] for i in self._rows.trained if self._rows.like[i].size})
         )
-        wanted: int = self._how.shards or min(workers, most)
-        return wanted
+        shards: int = self._how.shards or min(workers, most)
+        return shards
 
     def _restored(self, shard: int) -> tuple[dict[str, Any], str]:
         """Return the last facts about a lost server that the master had, to start it again on another worker.
@@ -354,20 +358,20 @@ class Serving:
             "every": max(self._replicas, EVERY),
         }
         meta = progress.state.get(META) if state is not None else None
-        found = []
+        facts_of_servers = []
         for shard, ((begin, end), (low, high)) in enumerate(parts):
-            one: dict[str, Any] = {**how, "part": (begin, end)}
+            facts: dict[str, Any] = {**how, "part": (begin, end)}
             if slices is None:
-                one |= {"weights": trained[begin:end], "rest": rest[low:high]}
-                one |= {"state": [row[begin:end] for row in pushed]}
+                facts |= {"weights": trained[begin:end], "rest": rest[low:high]}
+                facts |= {"state": [row[begin:end] for row in pushed]}
             else:  # the server's owner reads its values
                 names = [name.partition(" ")[2] for name, _, _ in slices.sliced[WEIGHTS]]
-                one |= {"part": parts[shard], "names": names, "slices": slices}
-                one |= {"restored": len(slices.sliced.get(PUSHED, ()))}
+                facts |= {"part": parts[shard], "names": names, "slices": slices}
+                facts |= {"restored": len(slices.sliced.get(PUSHED, ()))}
             if meta is not None:
-                one |= facts_of_meta(meta, shard)
-            found.append(one)
-        return found
+                facts |= facts_of_meta(meta, shard)
+            facts_of_servers.append(facts)
+        return facts_of_servers
 
     async def _bring(self) -> Weights:
         """Fetch the current weights to the master, and put the servers' state into the run's state.
@@ -376,16 +380,16 @@ class Serving:
             ClusterTooSmall: The worker of a server is lost.
         """
         calls = (self._placement.call(shard, "snapshot") for shard in range(len(self._placement.owners)))
-        found = [dict(one) for one in await asyncio.gather(*calls)]
-        self.version = min(one["version"] for one in found)
+        snapshots = [dict(snapshot) for snapshot in await asyncio.gather(*calls)]
+        self.version = min(snapshot["version"] for snapshot in snapshots)
         rows = [
-            joined([one[name] for one in found], size)
+            joined([snapshot[name] for snapshot in snapshots], size)
             for name, size in zip(("weights", "rest"), self._rows.sizes, strict=True)
         ]
-        pushed = [np.concatenate(parts) for parts in zip(*(one["state"] for one in found), strict=True)]
+        pushed = [np.concatenate(parts) for parts in zip(*(snapshot["state"] for snapshot in snapshots), strict=True)]
         self._run.progress.keep(STATE, pushed)
-        self._run.state[META] = meta_of(found)
-        return self._rows.weights(rows[0], rows[1], self._others)
+        self._run.state[META] = meta_of(snapshots)
+        return self._rows.weights(rows[0], rows[1], self._unserved)
 
     async def _evaluated(
         self, worker: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
@@ -396,16 +400,18 @@ class Serving:
             worker: The worker to ask first, because it is idle.
             app, part, batch_size: Arguments of ``Members.evaluated``.
         """
-        at = sorted(self._there.members(), key=lambda one: (one[0] != worker, one))
-        found = None
+        at = sorted(self._members.members(), key=lambda member: (member[0] != worker, member))
+        metrics = None
         for _ in range(ATTEMPTS):
             moment = next(self._moments)
             await self._mark(moment)
-            found = await self._there.evaluated(at, {"moment": moment, "others": self._others}, app, part, batch_size)
-            if found is not None:
+            metrics = await self._members.evaluated(
+                at, {"moment": moment, "others": self._unserved}, app, part, batch_size
+            )
+            if metrics is not None:
                 break
         await self._mark(0)
-        return found
+        return metrics
 
     async def _mark(self, moment: int) -> None:
         await asyncio.gather(*(self._placement.call(n, "mark", moment) for n in range(len(self._placement.owners))))
@@ -414,25 +420,27 @@ class Serving:
         """Have the workers that own servers write them into a checkpoint."""
         names, rows = self._run.facts.names, self._rows
 
-        async def one(shard: int) -> dict[str, Any]:
-            async def there(place: dict[str, Any]) -> dict[str, Any]:
-                return dict(await self._placement.call(shard, "write", self._placement.parts[shard], names, place))
+        async def write_shard(shard: int) -> dict[str, Any]:
+            async def write_on_worker(destination: dict[str, Any]) -> dict[str, Any]:
+                return dict(
+                    await self._placement.call(shard, "write", self._placement.parts[shard], names, destination)
+                )
 
-            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+            async def bring_to_master() -> tuple[dict[str, Any], dict[str, Any]]:
                 facts = dict(await self._placement.call(shard, "snapshot"))
                 return shard_parts(rows, self._placement.parts[shard], names, facts)
 
-            return await slices.write_one(shard, there, here)
+            return await slices.write_one(shard, write_on_worker, bring_to_master)
 
-        found = await asyncio.gather(*(one(shard) for shard in range(len(self._placement.owners))))
-        self.version = min(one["version"] for one in found)
+        written = await asyncio.gather(*(write_shard(shard) for shard in range(len(self._placement.owners))))
+        self.version = min(facts["version"] for facts in written)
         called = [f"{i:04d} {name}" for i, name in enumerate(names)]
         slices.sliced[WEIGHTS] = [(called[i], w.dtype.name, list(w.shape)) for i, w in enumerate(rows.like)]
-        slices.sliced[PUSHED] = [(f"{i:04d}", "float32", [rows.sizes[0]]) for i in range(found[0]["kept"])]
-        slices.arrays[WEIGHTS] = {called[i]: one for i, one in enumerate(self._others) if one is not None}
-        self._run.state[META] = meta_of(found)
+        slices.sliced[PUSHED] = [(f"{i:04d}", "float32", [rows.sizes[0]]) for i in range(written[0]["kept"])]
+        slices.arrays[WEIGHTS] = {called[i]: weight for i, weight in enumerate(self._unserved) if weight is not None}
+        self._run.state[META] = meta_of(written)
 
-    async def _unreached(self, worker: int, told: dict[str, Any]) -> None:
+    async def _unreached(self, worker: int, pushed: dict[str, Any]) -> None:
         """Raise the error that explains why a replica could not reach a server.
 
         Raises:
@@ -441,7 +449,7 @@ class Serving:
         """
         await self._placement.versions()
         raise ConnectError(
-            f"worker {worker} does not reach the shards of worker {told['peer']}: {told['why']}",
+            f"worker {worker} does not reach the shards of worker {pushed['peer']}: {pushed['why']}",
             hint="check the network between the two workers, or set the address of that worker: ddlf-worker --advertise HOST:PORT",
         )
 
@@ -460,15 +468,15 @@ def facts_of_meta(meta: Weights, shard: int) -> dict[str, Any]:
     }
 
 
-def meta_of(found: Sequence[dict[str, Any]]) -> Weights:
+def meta_of(snapshots: Sequence[dict[str, Any]]) -> Weights:
     """Return the small facts of each server, such as its version, as arrays for a checkpoint.
 
     Weights and the state of the push rule are stored separately, as rows.
     """
-    last = [[shard, *row] for shard, one in enumerate(found) for row in one["last"]]
+    last = [[shard, *row] for shard, snapshot in enumerate(snapshots) for row in snapshot["last"]]
     return [
-        np.array([[one["version"], one["received"], one["count"]] for one in found], np.int64),
-        np.array([one["factors"] for one in found], np.float64),
+        np.array([[snapshot["version"], snapshot["received"], snapshot["count"]] for snapshot in snapshots], np.int64),
+        np.array([snapshot["factors"] for snapshot in snapshots], np.float64),
         np.array(last, np.int64).reshape(-1, 7),
     ]
 

@@ -40,16 +40,18 @@ class PartStepper(Stepper):
     """The weights of a part, and its optimizer, which sums the gradients and takes plain SGD steps.
 
     Args:
-        model: The model, whose optimizer is one of ``Stepper.made``.
+        model: The model, whose optimizer is one of ``Stepper.replacement_of``.
         rows: Layout of the whole model's weights as rows.
-        places: Numbers of the part's weights.
+        indices: Numbers of the part's weights.
         trained: The variables of the optimizer.
     """
 
-    def __init__(self, model: Any, rows: Rows, places: Sequence[int], trained: Sequence[Any]) -> None:
-        mine = {*places}
-        kept = Rows(rows.like, [i for i in rows.trained if i in mine], [i for i in rows.rest if i in mine])
-        self._begin_with(model, kept, model.optimizer, trained)
+    def __init__(self, model: Any, rows: Rows, indices: Sequence[int], trained: Sequence[Any]) -> None:
+        own_weights = {*indices}
+        own_rows = Rows(
+            rows.like, [i for i in rows.trained if i in own_weights], [i for i in rows.rest if i in own_weights]
+        )
+        self._begin_with(model, own_rows, model.optimizer, trained)
 
 
 class DownpourPart(SplitReplica):
@@ -84,9 +86,9 @@ class DownpourPart(SplitReplica):
         facts = super().build(seed)
         model = self.app.model
         trained = {id(weight) for weight in model.trainable_weights}
-        like = [np.broadcast_to(np.zeros((), str(one.dtype)), tuple(one.shape)) for one in model.weights]
+        like = [np.broadcast_to(np.zeros((), str(weight.dtype)), tuple(weight.shape)) for weight in model.weights]
         self._rows = Rows.of(like, [id(weight) in trained for weight in model.weights])
-        model.optimizer = Stepper.made(innermost(model.optimizer))
+        model.optimizer = Stepper.replacement_of(innermost(model.optimizer))
         return facts
 
     def _become(self, order: dict[str, Any]) -> ModelPart:
@@ -97,9 +99,9 @@ class DownpourPart(SplitReplica):
         if self._part is None:
             model = self.app.model
 
-            def fill(place: int) -> None:
-                like = self._rows.like[place]
-                put(model.weights[place], np.zeros(like.shape, like.dtype))
+            def fill(index: int) -> None:
+                like = self._rows.like[index]
+                put(model.weights[index], np.zeros(like.shape, like.dtype))
 
             part = self._make_part(number, order, fill)
             self._stepper = PartStepper(model, self._rows, self._plan.parts[number].weights, part.trained)
@@ -115,18 +117,18 @@ class DownpourPart(SplitReplica):
 
     def _rounds(self, part: ModelPart, task: Task, order: dict[str, Any]) -> dict[str, float]:
         """Train a round, and fetch and push weights meanwhile. Return the metrics, if this part has the loss."""
-        size, told, count = task.batch_size, order["replica"], len(task.indices)
+        size, entry, count = task.batch_size, order["replica"], len(task.indices)
         steps, cadence = -(-count // size), Cadence(n_fetch=self.app.n_fetch, n_push=self.app.n_push)
         client = self._client = ModelReplica(
-            id=told["id"],
-            life=told["life"],
+            id=entry["id"],
+            life=entry["life"],
             round=task.round,
             steps=steps,
-            owners=SomeOwners(self._servers.owners, told["shards"]),
+            owners=SomeOwners(self._servers.owners, entry["shards"]),
             cadence=cadence,
-            numbers=[told["numbers"][shard] for shard in told["shards"]],
-            epochs=[told["epochs"][shard] for shard in told["shards"]],
-            begins=min(told["numbers"]),
+            numbers=[entry["numbers"][shard] for shard in entry["shards"]],
+            epochs=[entry["epochs"][shard] for shard in entry["shards"]],
+            begins=min(entry["numbers"]),
         )
         stepper, skipped = self._stepper, steps - client.left
         try:
@@ -134,7 +136,7 @@ class DownpourPart(SplitReplica):
             if task.rates:
                 write_rates(self.app.model, task.rates[0])
             stepper.begin(task.round * steps)
-            stepper.begin_at(task.place, client.left)
+            stepper.begin_at(task.position, client.left)
             part.begin_round()
             stage = self._stage = self._begin(part, order)
             part.begin_epoch()
@@ -152,7 +154,7 @@ class DownpourPart(SplitReplica):
                 stage.train(batch, samples, (task.seed, task.round, 0, number, *([task.slot] * (task.slot > 0))))
                 client.done += 1
                 if cadence.pushes(client.done - 1, client.left):
-                    self._push(client, told["all"])
+                    self._push(client, entry["all"])
                 self._tell_moved(part, task.first_epoch, number * size + samples)
             self._wait(client.pushed())
         finally:
@@ -162,10 +164,10 @@ class DownpourPart(SplitReplica):
     def _take(self, client: ModelReplica) -> None:
         stepper = self._stepper
         unpushed = None if client.done % client.cadence.n_push == 0 else stepper.unpushed()
-        own = self._base - stepper.rest() if client.done else np.float32(0)
+        own_change = self._base - stepper.rest() if client.done else np.float32(0)
         weights, rest = self._wait(client.take(unpushed, stepper.rate))
         self._base = rest
-        stepper.set(weights, rest - own)
+        stepper.set(weights, rest - own_change)
 
     def _push(self, client: ModelReplica, replicas: int) -> None:
         stepper = self._stepper

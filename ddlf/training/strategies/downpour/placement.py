@@ -40,7 +40,7 @@ class Placement:
 
     Args:
         run: The run.
-        there: Reaches the workers of the run.
+        members: Reaches the workers of the run.
         how: The settings of Downpour.
         restore: Returns the facts to start a server again that has lost its owner and all backups. Raises
             ClusterTooSmall if there are none.
@@ -54,15 +54,15 @@ class Placement:
         ConfigError: There are too few workers for the backups, or none would be left to train.
     """
 
-    def __init__(self, run: Run, there: Members, how: DownpourSettings, restore: Restore) -> None:
-        check(how.worker_refusals(len(there.proxies()), one_at_a_time=False))
+    def __init__(self, run: Run, members: Members, how: DownpourSettings, restore: Restore) -> None:
+        check(how.worker_refusals(len(members.proxies()), one_at_a_time=False))
         self._servers = servers = how.extra_workers
         run.crew.spared = (
-            frozenset(number for number, _ in sorted(there.members())[1:][-servers:]) if servers else frozenset()
+            frozenset(number for number, _ in sorted(members.members())[1:][-servers:]) if servers else frozenset()
         )
-        self._run, self._there, self._restore = run, there, restore
+        self._run, self._members, self._restore = run, members, restore
         self._copies = 1 if how.copies is None else how.copies
-        self._role = there.holder
+        self._role = members.holder
         self.owners: list[Member] = []
         self.parts: list[Any] = []
         self.reached: dict[int, list[int]] = {}
@@ -71,8 +71,8 @@ class Placement:
         self._falls: list[list[list[int]]] = []
         self._number = 0
         self._arranged: set[Member] = set()
-        self._met = {number for number, _ in there.members()}
-        self._gone: set[Member] = set()
+        self._met = {number for number, _ in members.members()}
+        self._lost_members: set[Member] = set()
         self._one_at_a_time = asyncio.Lock()
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -96,16 +96,26 @@ class Placement:
         async with self._one_at_a_time:
             epoch = 1
             while not self.owners:
-                alive = {one: worker for one, worker in self._there.members().items() if one not in self._gone}
-                there = self._pool(alive)
-                owners = [there[shard % len(there)] for shard in range(len(parts))]
-                giving = [self._own(alive[owner], epoch, shard, facts[shard], []) for shard, owner in enumerate(owners)]
-                found = await asyncio.gather(*giving, return_exceptions=True)
-                lost = {owner: one for owner, one in zip(owners, found, strict=True) if isinstance(one, BaseException)}
+                alive = {
+                    member: worker
+                    for member, worker in self._members.members().items()
+                    if member not in self._lost_members
+                }
+                pool = self._pool(alive)
+                owners = [pool[shard % len(pool)] for shard in range(len(parts))]
+                giving = [
+                    self._assign(alive[owner], epoch, shard, facts[shard], []) for shard, owner in enumerate(owners)
+                ]
+                outcomes = await asyncio.gather(*giving, return_exceptions=True)
+                lost = {
+                    owner: outcome
+                    for owner, outcome in zip(owners, outcomes, strict=True)
+                    if isinstance(outcome, BaseException)
+                }
                 for owner, error in lost.items():
                     if not isinstance(error, LOSS):
                         raise error
-                    self._gone.add(owner)
+                    self._lost_members.add(owner)
                     if not self._alive():
                         raise error
                 if not lost:
@@ -122,12 +132,12 @@ class Placement:
         Raises:
             ClusterTooSmall: A server is lost, and there is no backup or checkpoint to continue from.
         """
-        there = self._there.members()
+        members = self._members.members()
         for owner in dict.fromkeys(self.owners):
-            if owner not in there:
+            if owner not in members:
                 await self.lost(owner, None)
-        for one, worker in there.items():
-            if one in self._arranged and not worker.connected:
+        for member, worker in members.items():
+            if member in self._arranged and not worker.connected:
                 self._run.crew.missed(worker, ConnectError("the connection was lost", worker=worker.name))
         async with self._one_at_a_time:
             alive = self._alive()
@@ -146,19 +156,24 @@ class Placement:
     async def balance(self) -> None:
         """Move a server to a worker with at least two fewer servers, or away from a worker that should have none."""
         alive = self._alive()
-        pool = [one for one in self._pool(alive) if one in self._arranged]
+        pool = [member for member in self._pool(alive) if member in self._arranged]
         load = Counter(dict.fromkeys(pool, 0))
         load.update(owner for owner in self.owners if owner in pool)
-        others = [owner for owner in self.owners if owner in alive and owner not in pool]
-        if pool and (others or max(load.values()) - min(load.values()) >= 2):
-            most, least = (others or [load.most_common()[0][0]])[0], min(load, key=lambda one: (load[one], one))
+        misplaced = [owner for owner in self.owners if owner in alive and owner not in pool]
+        if pool and (misplaced or max(load.values()) - min(load.values()) >= 2):
+            most, least = (
+                (misplaced or [load.most_common()[0][0]])[0],
+                min(load, key=lambda member: (load[member], member)),
+            )
             shard = max(shard for shard, owner in enumerate(self.owners) if owner == most)
             async with self._one_at_a_time:
                 if self.owners[shard] != most:
                     return
                 if await self._hand_on(shard, alive[most], least, alive[least]):
-                    why = "was set aside for shards" if others else "had fewer"
-                    self._warn(f"{self._called([shard])} went from worker {most[0]} to worker {least[0]}, which {why}")
+                    reason = "was set aside for shards" if misplaced else "had fewer"
+                    self._warn(
+                        f"{self._called([shard])} went from worker {most[0]} to worker {least[0]}, which {reason}"
+                    )
                 await self._arrange()
 
     async def call(self, shard: int, verb: str, *arguments: Any) -> Any:
@@ -169,13 +184,13 @@ class Placement:
         """
         while True:
             owner, epoch = self.owners[shard], self._epochs[shard]
-            worker = None if owner in self._gone else self._there.members().get(owner)
+            worker = None if owner in self._lost_members else self._members.members().get(owner)
             error: Exception | None = None
             if worker is not None:
                 try:
                     return await worker.call((self._role[0], name_of(shard, epoch)), verb, *arguments)
-                except LOSS as found:
-                    error = found
+                except LOSS as loss:
+                    error = loss
             async with self._one_at_a_time:
                 moved = (owner, epoch) != (self.owners[shard], self._epochs[shard])
             if not moved:
@@ -190,18 +205,18 @@ class Placement:
 
         async def of(owner: Member, worker: ProxyWorker) -> list[int]:
             try:
-                found = await worker.call(self._role, "versions")
+                servers = await worker.call(self._role, "versions")
             except LOSS as error:
                 await self.lost(owner, error)
                 return []
-            for _, _, pushed in found:
+            for _, _, pushed in servers:
                 for replica, *at in pushed:
                     self.reached[replica] = max(self.reached.get(replica, [-1, -1]), at)
-            return [version for shard, version, _ in found if self.owners[shard] == owner]
+            return [version for shard, version, _ in servers if self.owners[shard] == owner]
 
         await self.look()
-        there = self._there.members()
-        asking = [of(owner, there[owner]) for owner in dict.fromkeys(self.owners) if owner in there]
+        members = self._members.members()
+        asking = [of(owner, members[owner]) for owner in dict.fromkeys(self.owners) if owner in members]
         return [version for versions in await asyncio.gather(*asking) for version in versions]
 
     async def lost(self, owner: Member, error: Exception | None) -> None:
@@ -217,11 +232,11 @@ class Placement:
         async with self._one_at_a_time:
             if owner not in self.owners:
                 return
-            self._gone.add(owner)
-            worker = self._there.members().get(owner)
+            self._lost_members.add(owner)
+            worker = self._members.members().get(owner)
             if worker is not None and error is not None:
                 self._run.crew.missed(worker, error)
-            for shard in [shard for shard, one in enumerate(self.owners) if one == owner]:
+            for shard in [shard for shard, other in enumerate(self.owners) if other == owner]:
                 await self._replace(shard, owner, "" if error is None else f" ({first_line(error)})")
             await self._arrange()
 
@@ -236,40 +251,42 @@ class Placement:
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def places(self) -> int:
+    def capacity(self) -> int:
         """Return the number of workers that may have servers: those set aside for servers, or all workers."""
-        return len(self._pool(self._there.members()))
+        return len(self._pool(self._members.members()))
 
     def _replace_servers(self, alive: Collection[Member], new: Collection[Member]) -> None:
         """Set new workers aside for servers, in place of lost ones. Only workers that have just joined are chosen."""
-        crew, here = self._run.crew, {number for number, _ in alive}
+        crew, present = self._run.crew, {number for number, _ in alive}
         for number in sorted({number for number, _ in new} - self._met):
-            if gone := crew.spared - here:
-                crew.spared = crew.spared - {min(gone)} | {number}
-        self._met |= here
+            if absent := crew.spared - present:
+                crew.spared = crew.spared - {min(absent)} | {number}
+        self._met |= present
 
     def _pool(self, alive: Collection[Member]) -> list[Member]:
         """Return the workers that may have servers: those set aside for them, while one is present, otherwise all."""
-        own = [one for one in alive if one[0] in self._run.crew.spared]
-        return sorted(own or alive)
+        spared = [member for member in alive if member[0] in self._run.crew.spared]
+        return sorted(spared or alive)
 
     def _alive(self) -> dict[Member, ProxyWorker]:
         return {
-            one: worker for one, worker in self._there.members().items() if one not in self._gone and worker.connected
+            member: worker
+            for member, worker in self._members.members().items()
+            if member not in self._lost_members and worker.connected
         }
 
-    async def _own(self, worker: ProxyWorker, epoch: int, shard: int, facts: dict[str, Any], falls: Any) -> None:
+    async def _assign(self, worker: ProxyWorker, epoch: int, shard: int, facts: dict[str, Any], falls: Any) -> None:
         """Have a worker own a server.
 
         Its values are in ``facts``, or in the slices of a checkpoint that the worker has.
         """
-        told = {name: value for name, value in facts.items() if name != "slices"}
+        sent = {name: value for name, value in facts.items() if name != "slices"}
         if "slices" in facts:
-            await self._there.checkpoints.give(worker, facts["slices"], [shard])
-        await worker.call(self._role, "own", epoch, shard, told, falls)
+            await self._members.checkpoints.give(worker, facts["slices"], [shard])
+        await worker.call(self._role, "own", epoch, shard, sent, falls)
         self._run.crew.served(worker.id)
 
-    async def _replace(self, shard: int, owner: Member, why: str) -> None:
+    async def _replace(self, shard: int, owner: Member, cause: str) -> None:
         """Find a new owner for a server: a worker with its backup.
 
         Without a backup, give the master's last facts about the server to any worker.
@@ -279,7 +296,7 @@ class Placement:
         for holder in self._holders[shard]:
             if (worker := self._alive().get(holder)) is not None and await self._take_over(shard, holder, worker):
                 self._warn(
-                    f"{self._called([shard])} was on worker {owner[0]}, which is lost{why}: worker {holder[0]} continues with its copy"
+                    f"{self._called([shard])} was on worker {owner[0]}, which is lost{cause}: worker {holder[0]} continues with its copy"
                 )
                 return
         if await self._handed_on(shard, owner):
@@ -287,10 +304,10 @@ class Placement:
         try:
             facts, since = self._restore(shard)
         except ClusterTooSmall as error:
-            shards = [number for number, one in enumerate(self.owners) if one == owner]
+            shards = [number for number, other in enumerate(self.owners) if other == owner]
             error = ClusterTooSmall(
                 f"{self._called(shards)} of the weights {'were' if len(shards) > 1 else 'was'} on worker {owner[0]}, "
-                f"which is lost{why}{error.message}",
+                f"which is lost{cause}{error.message}",
                 hint=error.hint,
             )
             self._run.crew.end(error)
@@ -298,22 +315,24 @@ class Placement:
         while True:
             alive = self._alive()
             if not alive:
-                gone = ClusterTooSmall(f"{self._called([shard])} of the weights is lost{why}, and so are all workers")
-                self._run.crew.end(gone)
-                raise gone
+                too_small = ClusterTooSmall(
+                    f"{self._called([shard])} of the weights is lost{cause}, and so are all workers"
+                )
+                self._run.crew.end(too_small)
+                raise too_small
             load = Counter(self.owners)
-            one = min(self._pool(alive), key=lambda one: (one not in self._arranged, load[one], one))
+            new_owner = min(self._pool(alive), key=lambda member: (member not in self._arranged, load[member], member))
             self._epochs[shard] += 1
             self._falls[shard] = [*self._falls[shard], [self._epochs[shard], facts.get("received", 0)]]
             try:
-                await self._own(alive[one], self._epochs[shard], shard, facts, self._falls[shard])
+                await self._assign(alive[new_owner], self._epochs[shard], shard, facts, self._falls[shard])
             except LOSS:
-                self._gone.add(one)
+                self._lost_members.add(new_owner)
                 continue
-            self.owners[shard] = one
-            why = f"{self._called([shard])} was on worker {owner[0]}, which is lost{why}; {since}"
-            self._run.verdicts.append(why)
-            self._warn(why)
+            self.owners[shard] = new_owner
+            sentence = f"{self._called([shard])} was on worker {owner[0]}, which is lost{cause}; {since}"
+            self._run.verdicts.append(sentence)
+            self._warn(sentence)
             return
 
     async def _take_over(self, shard: int, holder: Member, worker: ProxyWorker, *, whole: bool = False) -> bool:
@@ -329,13 +348,13 @@ class Placement:
 
     async def _handed_on(self, shard: int, owner: Member) -> bool:
         """Have a worker that has left the run, but is still connected, hand a server on. Return whether it did."""
-        proxies = {worker.id: worker for worker in self._there.proxies()}
+        proxies = {worker.id: worker for worker in self._members.proxies()}
         worker, alive = proxies.get(owner[0]), self._alive()
-        is_member = owner in self._there.members() and not self._run.crew.is_leaving(owner[0])
+        is_member = owner in self._members.members() and not self._run.crew.is_leaving(owner[0])
         if worker is None or not worker.connected or is_member or not alive:
             return False
         load = Counter(self.owners)
-        to = min(self._pool(alive), key=lambda one: (one not in self._arranged, load[one], one))
+        to = min(self._pool(alive), key=lambda member: (member not in self._arranged, load[member], member))
         if not await self._hand_on(shard, worker, to, alive[to]):
             return False
         self._warn(
@@ -346,12 +365,12 @@ class Placement:
     async def _hand_on(self, shard: int, worker: ProxyWorker, to: Member, other: ProxyWorker) -> bool:
         """Have a worker send a server's whole state to another one, which then owns it. Return whether it does."""
         epoch, owner = self._epochs[shard], self.owners[shard]
-        told = [to[0], *(number for number, _ in self._holders[shard] if number != to[0])]
+        receivers = [to[0], *(number for number, _ in self._holders[shard] if number != to[0])]
         try:
-            kept = await worker.call(self._role, "release", epoch, shard, epoch + 1, told, timeout_s=HAND_ON_S)
+            refusal = await worker.call(self._role, "release", epoch, shard, epoch + 1, receivers, timeout_s=HAND_ON_S)
         except (*LOSS, RequestTimeout) as error:
-            kept = first_line(error)
-        if not kept and await self._take_over(shard, to, other, whole=True):
+            refusal = first_line(error)
+        if not refusal and await self._take_over(shard, to, other, whole=True):
             return True
         self._epochs[shard] = epoch + 1
         if not await self._take_over(shard, owner, worker, whole=True):
@@ -361,47 +380,50 @@ class Placement:
     async def _arrange(self) -> None:
         """Choose the workers that keep backups of each server, and announce all servers and backups to all workers."""
         alive = self._alive()
-        known = [one for one in sorted(alive) if one in self._arranged]
-        held = Counter(holder for holders in self._holders for holder in holders)
+        arranged = [member for member in sorted(alive) if member in self._arranged]
+        load = Counter(holder for holders in self._holders for holder in holders)
         spared = self._run.crew.spared
         for shard, owner in enumerate(self.owners):
-            holders = [one for one in self._holders[shard] if one in alive and one != owner]
-            place = known.index(owner) if owner in known else 0
-            others = [*known[place + 1 :], *known[:place]]  # the next workers first, preferably on other machines
-            rest = [one for one in others if one != owner and one not in holders]
-            rest.sort(
-                key=lambda one: (
-                    owner in alive and alive[one].host == alive[owner].host,
-                    bool(spared) and one[0] not in spared,
-                    held[one],
+            holders = [holder for holder in self._holders[shard] if holder in alive and holder != owner]
+            position = arranged.index(owner) if owner in arranged else 0
+            following = [
+                *arranged[position + 1 :],
+                *arranged[:position],
+            ]  # the next workers first, preferably on other machines
+            candidates = [member for member in following if member != owner and member not in holders]
+            candidates.sort(
+                key=lambda member: (
+                    owner in alive and alive[member].host == alive[owner].host,
+                    bool(spared) and member[0] not in spared,
+                    load[member],
                 )
             )
-            more = rest[: max(self._copies - len(holders), 0)]
-            held.update(more)
+            more = candidates[: max(self._copies - len(holders), 0)]
+            load.update(more)
             self._holders[shard] = [*holders, *more]
         self._number += 1
-        told = (
+        announcement = (
             self._number,
             [number for number, _ in self.owners],
             self.parts,
             self._epochs,
             self._holders,
         )
-        telling = {asyncio.ensure_future(self._tell(one, alive[one], told)) for one in known}
+        telling = {asyncio.ensure_future(self._tell(member, alive[member], announcement)) for member in arranged}
         self._telling |= telling
-        for one in telling:
-            one.add_done_callback(self._told)
+        for task in telling:
+            task.add_done_callback(self._finish_telling)
         if telling:
             await asyncio.wait(telling, timeout=TELL_S)
 
-    async def _tell(self, member: Member, worker: ProxyWorker, told: tuple[Any, ...]) -> None:
+    async def _tell(self, member: Member, worker: ProxyWorker, announcement: tuple[Any, ...]) -> None:
         try:
-            await worker.call(self._role, "arrange", *told)
+            await worker.call(self._role, "arrange", *announcement)
         except LOSS as error:
             self._arranged.discard(member)
             self._run.crew.missed(worker, error)
 
-    def _told(self, telling: asyncio.Task[None]) -> None:
+    def _finish_telling(self, telling: asyncio.Task[None]) -> None:
         self._telling.discard(telling)
         if not telling.cancelled() and isinstance(error := telling.exception(), Exception):
             self._run.crew.end(error)
@@ -410,5 +432,5 @@ class Placement:
         numbers = ", ".join(str(shard + 1) for shard in shards)
         return f"shard{'s' * (len(shards) > 1)} {numbers} of {len(self.owners)}"
 
-    def _warn(self, why: str) -> None:
-        self._run.crew.emit(Warned(about="shards", why=why))
+    def _warn(self, sentence: str) -> None:
+        self._run.crew.emit(Warned(about="shards", why=sentence))

@@ -46,7 +46,7 @@ class Stopped(Exception):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _SavedState:
     """The saved state of a replica while the model trains another replica: its weights, and its unpushed gradients."""
 
     weights: Row | None
@@ -94,8 +94,8 @@ class Turns:
         self._begun = task.round * max(batches // len(replicas), 1)
         self.fault: dict[str, Any] | None = None
         self.refused = 0
-        self._kept: dict[int, _Kept] = {}
-        self._base: dict[int, Row] = {}  # place -> untrained values at the last push or take
+        self._saved: dict[int, _SavedState] = {}
+        self._base: dict[int, Row] = {}  # index of the replica -> untrained values at the last push or take
         self._step = 0
         self._due: list[Work] = []  # coroutines to run on the event loop before the next wait
         self._error: BaseException | None = None
@@ -109,7 +109,7 @@ class Turns:
     def begin(self) -> list[Any]:
         """Begin the round. Return the weights that the first replica starts with."""
         self._stepper.begin(self._begun)
-        self._stepper.begin_at(self._task.place, len(self._order))
+        self._stepper.begin_at(self._task.position, len(self._order))
         if self._order:
             self._become(self._order[0])
         weights: list[Any] = self._model.get_weights()
@@ -118,17 +118,17 @@ class Turns:
     def samples(self, indices: Any, batch_size: int) -> Any:
         """Return the samples that the replicas train on, in the order of all their steps."""
         if isinstance(indices, Portion):
-            ends = np.cumsum([one.steps for one in self._replicas]).tolist()
+            ends = np.cumsum([replica.steps for replica in self._replicas]).tolist()
             pieces = [
-                indices[(end - one.left) * batch_size : end * batch_size]
-                for end, one in zip(ends, self._replicas, strict=True)
+                indices[(end - replica.left) * batch_size : end * batch_size]
+                for end, replica in zip(ends, self._replicas, strict=True)
             ]
             return (
                 pieces[0]
                 if len(pieces) == 1
                 else Turned(pieces=tuple(pieces), order=tuple(self._order), batch=batch_size)
             )
-        parts = [indices[one * batch_size : (one + 1) * batch_size] for one in self._chosen]
+        parts = [indices[batch * batch_size : (batch + 1) * batch_size] for batch in self._chosen]
         return np.concatenate(parts) if parts else indices[:0]
 
     def callback(self) -> Any:
@@ -168,15 +168,15 @@ class Turns:
             raise self._error
         if self._is_stopping() or self.fault is not None:
             return
-        if (made := self._stepper.steps - self._begun) != len(self._order):
+        if (steps := self._stepper.steps - self._begun) != len(self._order):
             raise AppError(
-                f"the model's optimizer has made {made} of {len(self._order)} steps, and Downpour needs the gradients of each batch",
+                f"the model's optimizer has made {steps} of {len(self._order)} steps, and Downpour needs the gradients of each batch",
                 hint="train with replica.fit(1, batch_size); your own train_step must end with one self.optimizer.apply_gradients(...)",
             )
 
         async def all_pushed() -> None:
-            for one in self._replicas:
-                await one.pushed()
+            for replica in self._replicas:
+                await replica.pushed()
 
         self._done(all_pushed)
 
@@ -186,79 +186,79 @@ class Turns:
             return None
         left_out = set(self._left_out)
         size, indices = self._task.batch_size, self._task.indices
-        batches = [one for one in range(self._batches) if one not in left_out]
+        batches = [batch for batch in range(self._batches) if batch not in left_out]
         if isinstance(indices, Portion):
-            return [[one * size, min((one + 1) * size, len(indices))] for one in batches]
-        parts = [indices[one * size : (one + 1) * size] for one in batches]
+            return [[batch * size, min((batch + 1) * size, len(indices))] for batch in batches]
+        parts = [indices[batch * size : (batch + 1) * size] for batch in batches]
         return np.concatenate(parts).astype(np.int64) if parts else None
 
     # -- between two steps --------------------------------------------------------------------------------------------
 
     def _after(self, model: Any) -> None:
-        place = self._order[self._step]
-        one = self._replicas[place]
+        index = self._order[self._step]
+        replica = self._replicas[index]
         count = min(self._at_once, len(self._order) - self._step)
         self._step += count
-        one.done += count
-        cadence = one.cadence
-        if cadence.pushes(one.done - 1, one.left):
+        replica.done += count
+        cadence = replica.cadence
+        if cadence.pushes(replica.done - 1, replica.left):
             model()
-            self._push(one, place)
+            self._push(replica, index)
         if self._step == len(self._order):
             return
         following = self._order[self._step]
-        if following != place:
+        if following != index:
             model()
             if self._step == self._alone:
-                self._due.append(one.pushed)  # the other replicas begin with the results of the first one
-            self._leave(place)
+                self._due.append(replica.pushed)  # the other replicas begin with the results of the first one
+            self._leave(index)
             self._become(following)
-        elif one.done < one.left and cadence.takes(one.done):
+        elif replica.done < replica.left and cadence.takes(replica.done):
             model()
-            self._take(one, place)
+            self._take(replica, index)
         if self._due:
             self._done(_nothing)
 
-    def _push(self, one: ModelReplica, place: int) -> None:
+    def _push(self, replica: ModelReplica, index: int) -> None:
         """Push the gradients since a replica's last push to the servers, unless they contain NaN or infinite values."""
         stepper = self._stepper
         gradient, rest = stepper.unpushed(), stepper.rest()
         stepper.take_up(None)
-        change = np.float32(1 / self._task.weights["all"]) * (self._base[place] - rest)
+        change = np.float32(1 / self._task.weights["all"]) * (self._base[index] - rest)
         if not (is_finite(gradient) and is_finite(change)):
-            self._leave_out(one, place)
+            self._leave_out(replica, index)
             return
-        self._base[place] = rest
-        self._due.append(lambda: one.push(gradient, change))
+        self._base[index] = rest
+        self._due.append(lambda: replica.push(gradient, change))
 
-    def _leave_out(self, one: ModelReplica, place: int) -> None:
+    def _leave_out(self, replica: ModelReplica, index: int) -> None:
         """Handle a push with NaN or infinite values: end the run, or drop the push and fetch the servers' values."""
-        number = one.first + (one.done - 1) // one.cadence.n_push
+        number = replica.first + (replica.done - 1) // replica.cadence.n_push
         if self._stops:
-            why = f"push {number + 1} of replica {one.id + 1} has NaN or infinite values"
-            self.fault = {"reason": why, "hint": "lower the learning rate of the model, or that of push_rule"}
+            reason = f"push {number + 1} of replica {replica.id + 1} has NaN or infinite values"
+            self.fault = {"reason": reason, "hint": "lower the learning rate of the model, or that of push_rule"}
             return
         self.refused += 1
-        before = sum(other.steps for other in self._replicas[:place])
-        steps = range(number * one.cadence.n_push, one.first * one.cadence.n_push + one.done)
+        before = sum(other.steps for other in self._replicas[:index])
+        steps = range(number * replica.cadence.n_push, replica.first * replica.cadence.n_push + replica.done)
         self._left_out += [before + step for step in steps]
 
         async def skip() -> None:
-            one.skip()
+            replica.skip()
 
         self._due.append(skip)
-        self._stepper.set(*self._fetched(one, place, None))
+        self._stepper.set(*self._fetched(replica, index, None))
 
-    def _take(self, one: ModelReplica, place: int) -> None:
-        unpushed = None if one.done % one.cadence.n_push == 0 else self._stepper.unpushed()
-        own = self._base[place] - self._stepper.rest()
-        weights, rest = self._fetched(one, place, unpushed)
-        self._stepper.set(weights, rest - own)
+    def _take(self, replica: ModelReplica, index: int) -> None:
+        unpushed = None if replica.done % replica.cadence.n_push == 0 else self._stepper.unpushed()
+        own_change = self._base[index] - self._stepper.rest()
+        weights, rest = self._fetched(replica, index, unpushed)
+        self._stepper.set(weights, rest - own_change)
 
-    def _fetched(self, one: ModelReplica, place: int, unpushed: Row | None) -> tuple[Row, Row]:
+    def _fetched(self, replica: ModelReplica, index: int, unpushed: Row | None) -> tuple[Row, Row]:
         rate = self._stepper.rate
-        weights, rest = self._done(lambda: one.take(unpushed, rate))
-        self._base[place] = rest
+        weights, rest = self._done(lambda: replica.take(unpushed, rate))
+        self._base[index] = rest
         return weights, rest
 
     def _done(self, last: Work) -> Any:
@@ -269,35 +269,35 @@ class Turns:
         due, self._due = self._due, []
 
         async def all_of_them() -> Any:
-            for one in due:
-                await one()
+            for work in due:
+                await work()
             return await last()
 
         return self._wait(all_of_them())
 
-    def _leave(self, place: int) -> None:
+    def _leave(self, index: int) -> None:
         """Save a replica's state before the model switches to another replica."""
-        one, stepper = self._replicas[place], self._stepper
-        if one.done == one.left:
+        replica, stepper = self._replicas[index], self._stepper
+        if replica.done == replica.left:
             return
-        whole = one.done % one.cadence.n_push == 0
-        takes = one.cadence.takes(one.done)
-        self._kept[place] = _Kept(
+        whole = replica.done % replica.cadence.n_push == 0
+        takes = replica.cadence.takes(replica.done)
+        self._saved[index] = _SavedState(
             None if takes else stepper.weights(), stepper.rest(), None if whole else stepper.unpushed()
         )
         if not whole:
             stepper.take_up(None)
 
-    def _become(self, place: int) -> None:
+    def _become(self, index: int) -> None:
         """Switch the model to a replica: load its weights and its unpushed gradients."""
-        one, stepper, kept = self._replicas[place], self._stepper, self._kept.pop(place, None)
-        unpushed = None if kept is None else kept.unpushed
-        if one.cadence.takes(one.done):
-            own = 0 if kept is None else self._base[place] - kept.rest
-            weights, rest = self._fetched(one, place, unpushed)
-            stepper.set(weights, rest - own)
-        elif kept is not None:
-            stepper.set(kept.weights, kept.rest)
+        replica, stepper, saved = self._replicas[index], self._stepper, self._saved.pop(index, None)
+        unpushed = None if saved is None else saved.unpushed
+        if replica.cadence.takes(replica.done):
+            own_change = 0 if saved is None else self._base[index] - saved.rest
+            weights, rest = self._fetched(replica, index, unpushed)
+            stepper.set(weights, rest - own_change)
+        elif saved is not None:
+            stepper.set(saved.weights, saved.rest)
         if unpushed is not None:
             stepper.take_up(unpushed)
 
@@ -322,13 +322,13 @@ def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[lis
     chance = np.random.Generator(np.random.PCG64([task.seed, task.round, task.slot, len(replicas)]))
     n_push = replicas[0].cadence.n_push
     length = math.gcd(replicas[0].cadence.n_fetch, n_push)
-    order = turns([one.left for one in replicas], length, chance, alone=task.weights["alone"] * n_push)
-    ends = np.cumsum([one.steps for one in replicas])
-    following = [int(end) - one.left for end, one in zip(ends, replicas, strict=True)]
+    order = turns([replica.left for replica in replicas], length, chance, alone=task.weights["alone"] * n_push)
+    ends = np.cumsum([replica.steps for replica in replicas])
+    following = [int(end) - replica.left for end, replica in zip(ends, replicas, strict=True)]
     chosen = []
-    for place in order:
-        chosen.append(following[place])
-        following[place] += 1
+    for index in order:
+        chosen.append(following[index])
+        following[index] += 1
     assert following[-1] == batches
     return order, chosen
 
@@ -407,10 +407,10 @@ class DownpourReplica(HoldingReplica):
         self._loop = asyncio.get_running_loop()
         return await super().train(task)
 
-    async def _weights_of(self, which: dict[str, Any]) -> Weights | None:
-        if "moment" not in which:
-            return await super()._weights_of(which)
-        return await self._servers.marked(which["moment"], which["others"])
+    async def _weights_of(self, source: dict[str, Any]) -> Weights | None:
+        if "moment" not in source:
+            return await super()._weights_of(source)
+        return await self._servers.marked(source["moment"], source["others"])
 
     async def close(self) -> None:
         """Close the servers on this worker, then do what ``Replica.close`` does."""
@@ -446,11 +446,11 @@ class DownpourReplica(HoldingReplica):
         except Unreached as error:
             pushed = {"peer": error.worker, "why": error.why}
         finally:
-            for one in replicas:
-                self._loop.call_soon_threadsafe(one.end)
+            for replica in replicas:
+                self._loop.call_soon_threadsafe(replica.end)
         fault = None if self._turns is None else self._turns.fault
         left = self._end_round(round, [])
-        wait_data_s, files = self._samples.told()
+        wait_data_s, files = self._samples.take_stats()
         return Reply(
             task=task,
             update=fault,
@@ -469,18 +469,18 @@ class DownpourReplica(HoldingReplica):
 
     def _replicas_of(self, task: Task) -> list[ModelReplica]:
         steps = shares(batches_of(task), len(task.weights["replicas"]))
-        found: list[ModelReplica] = self._wait(replicas_of(self._servers.owners, task, steps, self._cadence))
-        return found
+        replicas: list[ModelReplica] = self._wait(replicas_of(self._servers.owners, task, steps, self._cadence))
+        return replicas
 
     def _turns_of(self, task: Task, replicas: list[ModelReplica]) -> Turns:
-        apart = math.gcd(self._cadence.n_fetch, self._cadence.n_push)
+        steps_between = math.gcd(self._cadence.n_fetch, self._cadence.n_push)
         return Turns(
             self.app.model,
             self._stepper,
             task,
             batches_of(task),
             replicas,
-            self._model.steps_at_once(apart if len(replicas) == 1 else 1),
+            self._model.steps_at_once(steps_between if len(replicas) == 1 else 1),
             self._wait,
             lambda: self.stopping,
             self.app.update_policy == "stop",
@@ -509,8 +509,8 @@ class DownpourReplica(HoldingReplica):
             self._fed.append(order)
 
         def end_batch(epoch: int, batch: int, logs: Any) -> bool:
-            if (now := time.monotonic()) - self._told >= MOVED_EVERY_S:
-                self._told = now
+            if (now := time.monotonic()) - self._reported_at >= MOVED_EVERY_S:
+                self._reported_at = now
                 self._tell(epoch, min((batch + 1) * batch_size, len(order)), logs)
             return self.stopping
 
@@ -554,15 +554,15 @@ class Stepper:
         check_optimizer(model.optimizer)
         trained = {id(weight) for weight in model.trainable_weights}
         rows = Rows.of(model.get_weights(), [id(weight) in trained for weight in model.weights])
-        optimizer = self.made(innermost(model.optimizer))
-        model.optimizer = _around(model.optimizer, optimizer)
+        optimizer = self.replacement_of(innermost(model.optimizer))
+        model.optimizer = _wrapped_like(model.optimizer, optimizer)
         model.optimizer.build(model.trainable_variables)
         self._begin_with(model, rows, optimizer, model.trainable_variables)
 
     @staticmethod
-    def made(compiled: Any) -> Any:
+    def replacement_of(compiled: Any) -> Any:
         """Return the optimizer that replaces a compiled one."""
-        return _made(compiled)
+        return _summing_optimizer(compiled)
 
     def _begin_with(self, model: Any, rows: Rows, optimizer: Any, trained: Sequence[Any]) -> None:
         """Set the attributes.
@@ -570,7 +570,7 @@ class Stepper:
         Args:
             model: The model, with its optimizer.
             rows: Layout of the weights.
-            optimizer: The result of ``made`` in the model's optimizer.
+            optimizer: The result of ``replacement_of`` in the model's optimizer.
             trained: The variables of this optimizer.
         """
         import keras
@@ -578,11 +578,11 @@ class Stepper:
         self.rows, self._optimizer = rows, optimizer
         self._position = RunPosition.of(model.optimizer)
         model.train_function = None  # the step may have been compiled for the other optimizer
-        kept = {id(w): kept for w, kept in zip(trained, self._optimizer.unpushed, strict=True)}
-        variables = [model.weights[place] for place in self.rows.trained]
+        unpushed_of = {id(w): unpushed for w, unpushed in zip(trained, self._optimizer.unpushed, strict=True)}
+        variables = [model.weights[i] for i in self.rows.trained]
         self._trained = _Variables(variables)
-        self._rest = _Variables([model.weights[place] for place in self.rows.rest])
-        self._unpushed = _Variables([kept[id(weight)] for weight in variables])
+        self._rest = _Variables([model.weights[i] for i in self.rows.rest])
+        self._unpushed = _Variables([unpushed_of[id(weight)] for weight in variables])
         self._zeros: list[Any] = []
         # free the memory, because the model may be large
         if self.rows.sizes[0] <= SMALL and keras.backend.backend() == "tensorflow":
@@ -661,7 +661,7 @@ class _Variables:
         self._variables = variables
         self._read, self._write = transfer().read, transfer().write
         if keras.backend.backend() == "tensorflow":
-            self._variables = [one.value for one in variables]
+            self._variables = [variable.value for variable in variables]
             self._read, self._write = _values_in_tensorflow, _assign_in_tensorflow
 
     def row(self) -> Row:
@@ -677,14 +677,14 @@ class _Variables:
 def _values_in_tensorflow(variables: Sequence[Any]) -> list[Any]:
     import tensorflow as tf
 
-    return [tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype).numpy() for one in variables]
+    return [tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).numpy() for variable in variables]
 
 
 def _assign_in_tensorflow(variables: Sequence[Any], values: Sequence[Any]) -> None:
     import tensorflow as tf
 
-    for one, value in zip(variables, values, strict=True):
-        tf.raw_ops.AssignVariableOp(resource=one.handle, value=tf.convert_to_tensor(value))
+    for variable, value in zip(variables, values, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.convert_to_tensor(value))
 
 
 AROUND = {
@@ -705,10 +705,10 @@ AROUND = {
 """Wrapping optimizers that Downpour refuses: the reason, and the hint."""
 
 
-def _around(optimizer: Any, inner: Any) -> Any:
+def _wrapped_like(optimizer: Any, inner: Any) -> Any:
     """Return an inner optimizer in the same wrappers, such as loss scaling, as a compiled optimizer has."""
-    for one in reversed([*chain(optimizer)][:-1]):
-        inner = type(one)(inner, **one.options())
+    for wrapper in reversed([*chain(optimizer)][:-1]):
+        inner = type(wrapper)(inner, **wrapper.options())
     return inner
 
 
@@ -722,12 +722,12 @@ def check_optimizer(optimizer: Any) -> None:
     if optimizer is None:
         raise AppError("mode='downpour' needs the gradients that an optimizer is given, but the model has none")
     inner = innermost(optimizer)
-    scales = any(type(one).__name__ == "LossScaleOptimizer" for one in chain(optimizer))
-    for one in chain(optimizer):
-        if one is not inner and (name := type(one).__name__) not in ("AGC", "LossScaleOptimizer"):
-            why, hint = AROUND.get(name, AROUND[""])
+    scales = any(type(wrapper).__name__ == "LossScaleOptimizer" for wrapper in chain(optimizer))
+    for wrapper in chain(optimizer):
+        if wrapper is not inner and (name := type(wrapper).__name__) not in ("AGC", "LossScaleOptimizer"):
+            reason, hint = AROUND.get(name, AROUND[""])
             raise ConfigError(
-                f"mode='downpour' does not support {name}, an optimizer around another one: {why}", hint=hint
+                f"mode='downpour' does not support {name}, an optimizer around another one: {reason}", hint=hint
             )
     optimizer = inner
     unfit = {
@@ -736,15 +736,15 @@ def check_optimizer(optimizer: Any) -> None:
         "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
         "several optimizers": getattr(optimizer, "optimizers", None),
     }
-    for what, found in unfit.items():
-        if found:
+    for feature, value in unfit.items():
+        if value:
             raise ConfigError(
-                f"mode='downpour' does not support {what}: replicas take plain steps, and the rule of the shards decides",
+                f"mode='downpour' does not support {feature}: replicas take plain steps, and the rule of the shards decides",
                 hint="compile the model without it, or train in mode 'sync' or 'async'",
             )
 
 
-def _made(compiled: Any) -> Any:
+def _summing_optimizer(compiled: Any) -> Any:
     """Return the optimizer that replaces a model's compiled one: it sums gradients and takes plain SGD steps."""
     import keras
 

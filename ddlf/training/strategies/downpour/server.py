@@ -95,14 +95,14 @@ class Server:
     worker: int = 0
     rows: Callable[[], Rows] | None = None
     _with: frozenset[tuple[int, int]] = frozenset()  # the holders that have a backup
-    _wanted: int = 0  # number of pushes that a caller waits for to be safe
+    _required: int = 0  # number of pushes that a caller waits for to be safe
     _lent: bool = False  # whether a message may still contain the values, so that the next step has to copy them
     _encoded: tuple[int, Any] | None = None  # version, and its encoded weights
     _lent_state: bool = False  # the same for the rule's state
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @classmethod
-    def made(cls, facts: dict[str, Any], epoch: int = 1, falls: Sequence[Sequence[int]] = ()) -> Server:
+    def from_facts(cls, facts: dict[str, Any], epoch: int = 1, falls: Sequence[Sequence[int]] = ()) -> Server:
         """Return a server with the state that ``snapshot`` returned on another worker or earlier.
 
         Args:
@@ -113,7 +113,7 @@ class Server:
             falls: Its rollbacks.
         """
         weights, rest = (np.array(facts[name], np.float32) for name in ("weights", "rest"))
-        rule, state = PUSHED.read(facts["rule"]), [np.array(one, np.float32) for one in facts.get("state", ())]
+        rule, state = PUSHED.read(facts["rule"]), [np.array(row, np.float32) for row in facts.get("state", ())]
         softsync = None
         if facts["collects"] > 1:
             total = state.pop() if state else np.zeros(weights.size, np.float32)
@@ -128,7 +128,7 @@ class Server:
             codec=CODEC.read(facts.get("codec", "float32")),
             version=facts.get("version", 0),
             received=facts.get("received", 0),
-            last={int(replica): Last(*map(int, one)) for replica, *one in facts.get("last", ())},
+            last={int(replica): Last(*map(int, values)) for replica, *values in facts.get("last", ())},
             how={name: facts[name] for name in HOW if name in facts},
             epoch=epoch,
             falls=[(since, received) for since, received in falls],
@@ -151,7 +151,7 @@ class Server:
             "state": [*self.state, *waiting],
             "version": self.version,
             "received": self.received,
-            "last": [[replica, *one] for replica, one in sorted(self.last.items())],
+            "last": [[replica, *last] for replica, last in sorted(self.last.items())],
             "count": 0 if softsync is None else softsync.count,
             "factors": 0.0 if softsync is None else softsync.factors,
         }
@@ -185,15 +185,15 @@ class Server:
             AppMissing: A later incarnation of a replica has begun.
         """
         async with self._news:
-            found = []
+            numbers = []
             for replica in replicas:
                 last = self._alive(replica, life)
                 self.last[replica] = last._replace(life=life)
-                found.append(last.number + 1 if last.round == round else 0)
+                numbers.append(last.number + 1 if last.round == round else 0)
             received = self.received
-        if any(found):  # the earlier incarnation is gone, and cannot send its pushes again
+        if any(numbers):  # the earlier incarnation is gone, and cannot send its pushes again
             await self.safe(received)
-        return found
+        return numbers
 
     @offered
     async def resume(self, replica: int, life: int, round: int) -> dict[str, Any]:
@@ -209,8 +209,8 @@ class Server:
         async with self._news:
             last = self._alive(replica, life)
             self.last[replica] = last._replace(life=life)
-            here = list(last[2:]) if last.round == round else None
-            return {"last": here, "falls": [list(fall) for fall in self.falls]}
+            last_push = list(last[2:]) if last.round == round else None
+            return {"last": last_push, "falls": [list(fall) for fall in self.falls]}
 
     @offered
     async def fetch(self, replica: int, life: int) -> dict[str, Any]:
@@ -289,20 +289,20 @@ class Server:
             return before, tau
 
     @concurrent
-    async def write(self, part: Any, names: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
+    async def write(self, part: Any, names: Sequence[str], destination: dict[str, Any]) -> dict[str, Any]:
         """Write the server's whole state into a checkpoint.
 
         Args:
             part: The server's ranges of the rows of trained and untrained values.
             names: Paths of the weights.
-            place: Destination.
+            destination: Destination.
 
         Returns:
             The result of ``write_if_seen``; ``by``, this worker's number; and the numbers of ``shard_parts``.
         """
         assert self.rows is not None
         parts, numbers = shard_parts(self.rows(), part, names, await self.snapshot())
-        return {**await asyncio.to_thread(write_if_seen, place, parts), "by": self.worker, **numbers}
+        return {**await asyncio.to_thread(write_if_seen, destination, parts), "by": self.worker, **numbers}
 
     # -- its backups --------------------------------------------------------------------------------------------------
 
@@ -325,10 +325,10 @@ class Server:
             AppMissing: Another worker owns the server now.
         """
         async with self._news:
-            wanted = min(received, self.received)
-            self._wanted = max(self._wanted, wanted)
+            required = min(received, self.received)
+            self._required = max(self._required, required)
             self._news.notify_all()
-            await self._news.wait_for(lambda: self.closed or self.now_safe >= wanted)
+            await self._news.wait_for(lambda: self.closed or self.now_safe >= required)
             self._check_open()
             return self.now_safe
 
@@ -345,7 +345,7 @@ class Server:
         """
 
         def due() -> bool:
-            late = self.received - self.copied >= every or self._wanted > self.copied
+            late = self.received - self.copied >= every or self._required > self.copied
             return self.closed or (bool(self.holders) and (late or not self._with.issuperset(self.holders)))
 
         async with self._news:
@@ -404,11 +404,11 @@ class Server:
         if self._lent:  # copy values that are being sent, which must not change
             self.weights, self.rest, self._lent = self.weights.copy(), self.rest.copy(), False
         if self._lent_state:
-            self.state, self._lent_state = [one.copy() for one in self.state], False
+            self.state, self._lent_state = [row.copy() for row in self.state], False
         factor = self.staleness(tau)
-        found = (gradient, factor) if self.softsync is None else self.softsync.add(gradient, factor)
-        if found is not None:
-            step, share = found
+        merged = (gradient, factor) if self.softsync is None else self.softsync.add(gradient, factor)
+        if merged is not None:
+            step, share = merged
             self.rule.apply(self.weights, self.state, step, share, self.version)
             self.version += 1
         self.rest -= rest
@@ -425,16 +425,16 @@ class Server:
         return last
 
     def _check(self, replica: int, number: int, read: Any, gradient: Any, rest: Any) -> None:
-        which = f"push {number + 1} of replica {replica + 1}"
-        for name, one, mine in (("values", gradient, self.weights), ("other values", rest, self.rest)):
-            if not isinstance(one, np.ndarray) or (one.shape, one.dtype) != (mine.shape, mine.dtype):
-                found = f"{one.dtype} {one.shape}" if isinstance(one, np.ndarray) else type(one).__name__
-                raise BadUpdate(f"{which} has {found} for {name} of {mine.dtype} {mine.shape}")
-            if not is_finite(one):
-                raise BadUpdate(f"{which} has NaN or infinite {name}")
+        label = f"push {number + 1} of replica {replica + 1}"
+        for name, sent, stored in (("values", gradient, self.weights), ("other values", rest, self.rest)):
+            if not isinstance(sent, np.ndarray) or (sent.shape, sent.dtype) != (stored.shape, stored.dtype):
+                description = f"{sent.dtype} {sent.shape}" if isinstance(sent, np.ndarray) else type(sent).__name__
+                raise BadUpdate(f"{label} has {description} for {name} of {stored.dtype} {stored.shape}")
+            if not is_finite(sent):
+                raise BadUpdate(f"{label} has NaN or infinite {name}")
         if type(read) is not int or not 0 <= read <= self.version:
             raise BadUpdate(
-                f"{which} was made from version {read}, but this shard has had versions 0 to {self.version}"
+                f"{label} was made from version {read}, but this shard has had versions 0 to {self.version}"
             )
 
 
@@ -454,9 +454,9 @@ async def keep_copied(shard: Server, number: int, ask: Ask) -> None:
     while await shard.copies_due(shard.how["every"]):
         holders, facts = shard.holders, await shard.snapshot()
         sending = [ask(worker, SERVERS, "copy", shard.epoch, number, facts) for worker, _ in holders]
-        found = await asyncio.gather(*sending, return_exceptions=True)
-        errors = [one for one in found if isinstance(one, BaseException)]
-        if unexpected := [one for one in errors if not isinstance(one, DDLFError | Unreached)]:
+        outcomes = await asyncio.gather(*sending, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if unexpected := [error for error in errors if not isinstance(error, DDLFError | Unreached)]:
             raise unexpected[0]
         if errors:
             await asyncio.sleep(pause)
@@ -482,10 +482,10 @@ class ServerCopies:
         Raises:
             AppMissing: The server has another owner now.
         """
-        known, before = self._copies.get(shard, (0, {"received": 0}))
-        if epoch < max(known, self._epochs.get(shard, 0)):
+        kept_epoch, before = self._copies.get(shard, (0, {"received": 0}))
+        if epoch < max(kept_epoch, self._epochs.get(shard, 0)):
             raise AppMissing(f"shard {shard + 1} now belongs to another worker")
-        if (known, before["received"]) <= (epoch, facts["received"]):
+        if (kept_epoch, before["received"]) <= (epoch, facts["received"]):
             self._copies[shard] = epoch, facts
 
     def take(self, epoch: int, shard: int) -> dict[str, Any]:
@@ -561,7 +561,7 @@ class Servers(Restored):
 
     @concurrent
     async def own(self, epoch: int, shard: int, facts: dict[str, Any], falls: Sequence[Sequence[int]] = ()) -> None:
-        """Start a server on this worker, as the owner, from the facts that ``Server.made`` needs.
+        """Start a server on this worker, as the owner, from the facts that ``Server.from_facts`` needs.
 
         With ``restored``, its values are in a slice of a checkpoint that this worker has received.
         """
@@ -570,10 +570,10 @@ class Servers(Restored):
             facts = {**facts, **await asyncio.to_thread(shard_of_parts, self.rows(), *how)}
             facts["part"] = facts["part"][0]
         await self._let_go(shard)
-        one = self.shards[shard] = Server.made(facts, epoch, falls)
-        one.worker, one.rows = self._me, self.rows
-        self._play(shard, one)
-        self._keep_copied(shard, one)
+        server = self.shards[shard] = Server.from_facts(facts, epoch, falls)
+        server.worker, server.rows = self._me, self.rows
+        self._play(shard, server)
+        self._keep_copied(shard, server)
 
     @concurrent
     async def arrange(
@@ -586,41 +586,41 @@ class Servers(Restored):
             owners, parts, epochs: Attributes of ``Owners``.
             copies: For each server, its ``Server.holders``.
         """
-        mine = self.owners
-        if number < mine.arranged:
+        known_owners = self.owners
+        if number < known_owners.arranged:
             return
-        mine.arranged, mine.parts = number, [((a, b), (c, d)) for (a, b), (c, d) in parts]
-        holders = [tuple((worker, opened) for worker, opened in one) for one in copies]
-        mine.arrange(owners, epochs)
-        here = {shard for shard, one in enumerate(holders) if self._me in dict(one)}
-        self.copies.only(here, epochs)
-        for shard, one in list(self.shards.items()):
-            if epochs[shard] > one.epoch or (epochs[shard] == one.epoch and owners[shard] != self._me):
+        known_owners.arranged, known_owners.parts = number, [((a, b), (c, d)) for (a, b), (c, d) in parts]
+        holders = [tuple((worker, opened) for worker, opened in of_shard) for of_shard in copies]
+        known_owners.arrange(owners, epochs)
+        copied = {shard for shard, of_shard in enumerate(holders) if self._me in dict(of_shard)}
+        self.copies.only(copied, epochs)
+        for shard, server in list(self.shards.items()):
+            if epochs[shard] > server.epoch or (epochs[shard] == server.epoch and owners[shard] != self._me):
                 await self._let_go(shard)
             else:
-                await one.copy_to(holders[shard])
+                await server.copy_to(holders[shard])
         self._show()
 
-    async def marked(self, moment: int, others: Sequence[Any]) -> Weights | None:
+    async def marked(self, moment: int, unserved: Sequence[Any]) -> Weights | None:
         """Return the whole weights as they were when the master marked a moment, for an evaluation.
 
         They are fetched from all servers.
 
         Args:
             moment: The master's number of the moment.
-            others: Weights that no server has, by place; None for all other places.
+            unserved: Weights that no server has, by index; None for all other weights.
 
         Returns:
             The model's weights; None if a server does not return its values.
         """
         try:
-            found = await self.owners.each(lambda shard: self.owners.of(shard, "values", moment))
+            answers = await self.owners.for_all(lambda shard: self.owners.of(shard, "values", moment))
         except (DDLFError, Unreached):
             return None
-        if not all(found):
+        if not all(answers):
             return None
-        trained, rest = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return self.rows().weights(trained, rest, others)
+        trained, rest = (np.concatenate(parts) for parts in zip(*answers, strict=True))
+        return self.rows().weights(trained, rest, unserved)
 
     @concurrent
     async def versions(self) -> list[Any]:
@@ -651,11 +651,11 @@ class Servers(Restored):
             AppMissing: This worker has no backup.
         """
         if shard in self.shards:
-            one = self.shards[shard]
-            self._roles.drop(self._run, name_of(shard, one.epoch), one)
-            await one.open(epoch)
-            self._play(shard, one)
-            self._keep_copied(shard, one)
+            server = self.shards[shard]
+            self._roles.drop(self._run, name_of(shard, server.epoch), server)
+            await server.open(epoch)
+            self._play(shard, server)
+            self._keep_copied(shard, server)
             return falls
         facts = self.copies.take(epoch, shard)
         falls = falls if whole else [*falls, [epoch, facts["received"]]]
@@ -675,8 +675,8 @@ class Servers(Restored):
         Returns:
             The reason why the next owner did not receive it, in which case the server stays; empty on success.
         """
-        one = shard_of(self.shards, epoch, shard)
-        facts, is_over = await one.shut(), False
+        server = shard_of(self.shards, epoch, shard)
+        facts, is_over = await server.shut(), False
         sending = [asyncio.ensure_future(self._ask(worker, SERVERS, "copy", following, shard, facts)) for worker in to]
         try:
             await asyncio.wait(sending)
@@ -684,9 +684,9 @@ class Servers(Restored):
             is_over = error is None
             return "" if error is None else str(error).partition("\n")[0]
         finally:
-            if not is_over and self.shards.get(shard) is one:
-                await one.open(epoch)
-                self._keep_copied(shard, one)
+            if not is_over and self.shards.get(shard) is server:
+                await server.open(epoch)
+                self._keep_copied(shard, server)
             for sent in sending:
                 sent.cancel()
             await asyncio.gather(*sending, return_exceptions=True)
@@ -701,15 +701,15 @@ class Servers(Restored):
         for shard in list(self.shards):
             await self._let_go(shard)
 
-    def _play(self, shard: int, one: Server) -> None:
-        self._roles.play(self._run, name_of(shard, one.epoch), one, of=SERVERS)
+    def _play(self, shard: int, server: Server) -> None:
+        self._roles.play(self._run, name_of(shard, server.epoch), server, of=SERVERS)
         self._show()
 
-    def _keep_copied(self, shard: int, one: Server) -> None:
+    def _keep_copied(self, shard: int, server: Server) -> None:
         """Send backups of an open server from now on. Earlier sending has ended when the server was shut, or ends."""
         if (before := self._copying.get(shard)) is not None:
             before.cancel()
-        self._copying[shard] = asyncio.ensure_future(keep_copied(one, shard, self._ask))
+        self._copying[shard] = asyncio.ensure_future(keep_copied(server, shard, self._ask))
 
     def _show(self) -> None:
         """Update the line of ``ddlf status``: it names the first server on this worker, and the number of servers."""
@@ -722,10 +722,10 @@ class Servers(Restored):
         self._show_line(Shard(begin, end, of, version, self._run, len(self.shards), len(self.copies)))
 
     async def _let_go(self, shard: int) -> None:
-        one, copying = self.shards.pop(shard, None), self._copying.pop(shard, None)
-        if one is not None:
-            self._roles.drop(self._run, name_of(shard, one.epoch), one)
-            await one.shut()
+        server, copying = self.shards.pop(shard, None), self._copying.pop(shard, None)
+        if server is not None:
+            self._roles.drop(self._run, name_of(shard, server.epoch), server)
+            await server.shut()
         if copying is not None:
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
@@ -745,18 +745,18 @@ def shard_parts(
     Returns:
         Arrays by name; and the numbers of the state, with the number of the rule's rows as ``kept``.
     """
-    found = {}
-    for one, row, places in zip(part, (facts["weights"], facts["rest"]), (rows.trained, rows.rest), strict=True):
-        for i, low, values in rows.slices(one, row, places):
-            found[part_name(WEIGHTS, low, f"{i:04d} {names[i]}")] = values
+    arrays = {}
+    for span, row, indices in zip(part, (facts["weights"], facts["rest"]), (rows.trained, rows.rest), strict=True):
+        for i, low, values in rows.slices(span, row, indices):
+            arrays[part_name(WEIGHTS, low, f"{i:04d} {names[i]}")] = values
     for number, row in enumerate(facts["state"]):
-        found[part_name(PUSHED_STATE, part[0][0], f"{number:04d}")] = row
+        arrays[part_name(PUSHED_STATE, part[0][0], f"{number:04d}")] = row
     numbers = {name: facts[name] for name in ("version", "received", "count", "factors", "last")}
-    return found, {**numbers, "kept": len(facts["state"])}
+    return arrays, {**numbers, "kept": len(facts["state"])}
 
 
 def shard_of_parts(
-    rows: Rows, part: tuple[Slice, Slice], names: Sequence[str], arrays: Mapping[str, Tensor], kept: int
+    rows: Rows, part: tuple[Slice, Slice], names: Sequence[str], arrays: Mapping[str, Tensor], rule_rows: int
 ) -> dict[str, Any]:
     """Return the values of a Downpour server and the state of its push rule, from a slice that ``shard_parts`` made.
 
@@ -765,7 +765,7 @@ def shard_of_parts(
         part: The server's ranges of the rows of trained and untrained values.
         names: Paths of the weights.
         arrays: Arrays of the server's slice of the checkpoint.
-        kept: Number of rows that the push rule keeps.
+        rule_rows: Number of rows that the push rule keeps.
 
     Returns:
         ``weights``, ``rest`` and ``state``, as in ``Server.snapshot``.
@@ -775,20 +775,20 @@ def shard_of_parts(
     """
 
     def of(name: str, length: int) -> Tensor:
-        found = arrays.get(name)
-        if found is None or found.shape != (length,):
-            got = "nothing" if found is None else f"{found.dtype} {found.shape}"
+        array = arrays.get(name)
+        if array is None or array.shape != (length,):
+            got = "nothing" if array is None else f"{array.dtype} {array.shape}"
             raise damaged(Path("a slice of the checkpoint"), f"{length:,} values of {name!r}", got)
-        return np.asarray(found, np.float32)
+        return np.asarray(array, np.float32)
 
-    found: dict[str, Any] = {}
-    for name, places, one in zip(("weights", "rest"), (rows.trained, rows.rest), part, strict=True):
-        like = [rows.like[i] for i in places]
+    state: dict[str, Any] = {}
+    for name, indices, span in zip(("weights", "rest"), (rows.trained, rows.rest), part, strict=True):
+        like = [rows.like[i] for i in indices]
         values = [
-            of(part_name(WEIGHTS, low, f"{places[at]:04d} {names[places[at]]}"), high - low)
-            for at, low, high in overlapped(like, one)
+            of(part_name(WEIGHTS, low, f"{indices[at]:04d} {names[indices[at]]}"), high - low)
+            for at, low, high in overlapped(like, span)
         ]
-        found[name] = np.concatenate(values) if values else np.zeros(0, np.float32)
+        state[name] = np.concatenate(values) if values else np.zeros(0, np.float32)
     (begin, end), _ = part
-    found["state"] = [of(part_name(PUSHED_STATE, begin, f"{number:04d}"), end - begin) for number in range(kept)]
-    return found
+    state["state"] = [of(part_name(PUSHED_STATE, begin, f"{number:04d}"), end - begin) for number in range(rule_rows)]
+    return state

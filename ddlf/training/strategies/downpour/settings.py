@@ -211,7 +211,7 @@ class DownpourSettings(Strategy):
 
         They may be unable to answer while they compute, or too few for backups and servers.
         """
-        there = f"there {'are' if workers > 1 else 'is'} {workers}"
+        present = f"there {'are' if workers > 1 else 'is'} {workers}"
         yield Refusal(
             one_at_a_time,
             "mode='downpour' needs workers that answer while others compute, but workers of in_process_cluster do one thing at a time",
@@ -219,11 +219,11 @@ class DownpourSettings(Strategy):
         )
         yield Refusal(
             bool(self.copies) and (self.copies or 0) >= workers,
-            f"copies={self.copies} of each shard and the shard itself need {(self.copies or 0) + 1} workers, and {there}",
+            f"copies={self.copies} of each shard and the shard itself need {(self.copies or 0) + 1} workers, and {present}",
             "start more workers, or leave copies out",
         )
         yield Refusal(
             bool(self.servers) and (self.servers or 0) >= workers,
-            f"shard_workers={self.servers} leave no worker to train: {there}",
+            f"shard_workers={self.servers} leave no worker to train: {present}",
             "start more workers, or leave shard_workers out: then the training workers also have the shards",
         )

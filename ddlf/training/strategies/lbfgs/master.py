@@ -107,19 +107,19 @@ class Iterations:
 
     async def train(self, run: Run) -> None:
         """Make iterations until all are done, the gradient is small, or no step lowers the loss."""
-        there = run.exchange.weights_out
-        assert isinstance(there, Members)
-        coordinator = Coordinator(run, there, self)
+        members = run.exchange.weights_out
+        assert isinstance(members, Members)
+        coordinator = Coordinator(run, members, self)
         try:
             async for round in run.rounds():
-                found = await coordinator.iterate(round)
-                if found is None:
+                iteration = await coordinator.iterate(round)
+                if iteration is None:
                     run.converge(coordinator.ended)
                     break
-                await coordinator.committed(found)
+                await coordinator.committed(iteration)
                 await run.reported()
         finally:
-            await there.close()
+            await members.close()
             await to_its_end(coordinator.finish())
 
 
@@ -175,7 +175,7 @@ class State:
         version: The version of all shards.
         loss: Loss at the current weights; None before the first pass.
         peak: Largest absolute value of a portion's gradient there.
-        kept: Whether the last step's pair was kept.
+        pair_kept: Whether the last step's pair was kept.
         afresh: Whether older pairs were dropped at the last step.
         passes: Number of passes that led to version 1, which count for the first iteration; 0 in other versions.
         dots: Dot products of ``s_1..s_k, y_1..y_k, g``; None if they must be asked for.
@@ -184,7 +184,7 @@ class State:
     version: int = 0
     loss: float | None = None
     peak: float = 0.0
-    kept: bool = False
+    pair_kept: bool = False
     afresh: bool = False
     passes: int = 0
     dots: np.ndarray[Any, Any] | None = None
@@ -214,7 +214,7 @@ class Coordinator:
 
     Args:
         run: The run.
-        there: Reaches the workers of the run.
+        members: Reaches the workers of the run.
         how: The settings of L-BFGS.
 
     Attributes:
@@ -224,8 +224,8 @@ class Coordinator:
         ConfigError: No weight is trained, types of weights differ, or portions are larger than the data.
     """
 
-    def __init__(self, run: Run, there: Members, how: Iterations) -> None:
-        self._run, self._there, self._how = run, there, how
+    def __init__(self, run: Run, members: Members, how: Iterations) -> None:
+        self._run, self._members, self._how = run, members, how
         weights = shapes(run.progress.weights)
         rows = Rows.of(weights, run.facts.trainable)
         self._rows = Rows(rows.like, rows.trained, [])
@@ -234,7 +234,7 @@ class Coordinator:
                 "mode='lbfgs' steps weights by gradients, and this model has none that are trained",
                 hint="make sure that a layer with weights has trainable=True",
             )
-        types = sorted({weights[place].dtype.name for place in rows.trained})
+        types = sorted({weights[index].dtype.name for index in rows.trained})
         if types not in (["float32"], ["float64"]):
             raise ConfigError(
                 f"mode='lbfgs' needs weights of one type, float32 or float64, but the trained weights have {' and '.join(types)}",
@@ -242,7 +242,7 @@ class Coordinator:
             )
         self._type = np.dtype(types[0])
         trained, samples = set(rows.trained), run.facts.samples
-        self._others = [None if i in trained else one for i, one in enumerate(weights)]
+        self._untrained = [None if i in trained else weight for i, weight in enumerate(weights)]
         if how.portion is not None and how.portion > samples:
             raise ConfigError(
                 f"portion={how.portion:,} is larger than the data, which has {samples:,} samples",
@@ -256,10 +256,10 @@ class Coordinator:
             has = f"this model has {rows.sizes[0]:,} trained values, which make no more than {most}"
             self._warn(f"shards={how.shards}, but {has}")
         self._saved = _saved_in(run)
-        if self._saved.vectors is None and (why := _dropped(run)):
-            self._warn(f"{why}, so L-BFGS begins with an empty history of changes")
+        if self._saved.vectors is None and (reason := _dropped(run)):
+            self._warn(f"{reason}, so L-BFGS begins with an empty history of changes")
         self._state = self._saved.state
-        self._first = self._made = max(0, self._state.version - 1)  # iterations so far
+        self._first = self._iterations = max(0, self._state.version - 1)  # iterations so far
         self._last: Iteration | None = None
         self._number = 0  # of the last pass
         self._entering: tuple[Any, ...] = ()  # what workers receive when they enter it
@@ -297,10 +297,10 @@ class Coordinator:
             before = self._state.version
             try:
                 await self._heal()
-                while self._state.version < self._made + 2:
+                while self._state.version < self._iterations + 2:
                     if not await self._iterated():
                         return None
-                self._made += 1
+                self._iterations += 1
                 for slot, worker in self._carried.items():
                     self._run.crew.emit(SlotFinished(round=self._now, slot=slot + 1, worker=worker))
                 self._carried.clear()
@@ -310,12 +310,12 @@ class Coordinator:
                 failures = failures + 1 if self._state.version <= before else 1
                 if failures == ATTEMPTS:
                     raise ClusterTooSmall(
-                        f"iteration {self._made + 1} has failed {ATTEMPTS} times, the last time because {error}",
+                        f"iteration {self._iterations + 1} has failed {ATTEMPTS} times, the last time because {error}",
                         hint="look at the workers' terminals, and check the network between them: ddlf doctor --pairs",
                     ) from error
-                self._warn(f"iteration {self._made + 1} begins again: {error}")
+                self._warn(f"iteration {self._iterations + 1} begins again: {error}")
 
-    async def committed(self, found: Iteration) -> None:
+    async def committed(self, iteration: Iteration) -> None:
         """Commit an iteration: its portions count as trained on, and its numbers go into the record."""
         run = self._run
         due = run.keeper is not None and run.keeper.is_due(run.version + 1)
@@ -340,19 +340,19 @@ class Coordinator:
             weights = await self._until_done(partial(self._brought, vectors=due))
         else:
             weights = remote()
-        run.verdicts += found.verdicts
+        run.verdicts += iteration.verdicts
         shown_numbers = {
-            "loss": found.tried.at.loss,
-            "gradient": found.gradient,
-            "step": found.tried.at.step,
-            "passes": found.passes,
-            "left_out": int(found.left_out),
+            "loss": iteration.tried.at.loss,
+            "gradient": iteration.gradient,
+            "step": iteration.tried.at.step,
+            "passes": iteration.passes,
+            "left_out": int(iteration.left_out),
         }
-        await run.commit(weights, found.tried.replies, **shown_numbers)
+        await run.commit(weights, iteration.tried.replies, **shown_numbers)
         if shown and run.progress.weights is not weights and not self._warned:
             self._warned = True
-            why = "callbacks have set weights, which has no effect before training is over: workers continue with the weights of the shards"
-            run.crew.emit(Warned(about="callback", why=why))
+            sentence = "callbacks have set weights, which has no effect before training is over: workers continue with the weights of the shards"
+            run.crew.emit(Warned(about="callback", why=sentence))
         if due or shown:
             self._brought_at, self._before = run.version, run.progress.snapshot()
         saved = _saved_in(run) if due else None
@@ -364,7 +364,7 @@ class Coordinator:
         run, progress = self._run, self._run.progress
         try:
             if self._state.version > self._committed + 1 and self._last is not None:  # interrupted before its commit
-                self._made = self._committed + 1
+                self._iterations = self._committed + 1
                 await self.committed(self._last)
             saved, is_saved = self._saved, self._saved.state.version == self._committed + 1
             if is_saved and saved.vectors is not None:  # the next training of this app can begin with the vectors
@@ -404,13 +404,13 @@ class Coordinator:
         if self._state.version == 0:
             await self._first_pass()
         dots = await self._dots()
-        known = len(dots) // 2
-        directions = [(list(direction(dots, known)), "")]
-        if known:
+        pairs = len(dots) // 2
+        directions = [(list(direction(dots, pairs)), "")]
+        if pairs:
             alone = "no step along the direction of the pairs lowers the loss, so they were dropped"
-            directions.append(([0.0] * (2 * known) + [-1.0], alone))
+            directions.append(([0.0] * (2 * pairs) + [-1.0], alone))
         for coefficients, verdict in directions:
-            is_first = not known or bool(verdict)
+            is_first = not pairs or bool(verdict)
             tried = await self._searched(coefficients, is_first=is_first)
             if tried is not None and await self._settled(tried, verdict, afresh=is_first):
                 return True
@@ -469,26 +469,28 @@ class Coordinator:
         Return False, and do nothing, if it has changed neither the loss nor the gradient for the better.
         """
         calls = (self._call(shard, "stage", self._number, self._backup(shard)) for shard in range(len(self._homes)))
-        found = await asyncio.gather(*calls)
-        for shard, one in enumerate(found):
-            if isinstance(one, dict):
-                raise await self._apart(self._homes[shard].owner[0], one)
-        ss, sy, yy = (float(sum(unpacked(one[place]) for one in found)) for place in range(3))
-        peak, loss = max(one[3] for one in found), self._state.loss
+        answers = await asyncio.gather(*calls)
+        for shard, answer in enumerate(answers):
+            if isinstance(answer, dict):
+                raise await self._diagnose(self._homes[shard].owner[0], answer)
+        ss, sy, yy = (float(sum(unpacked(answer[index]) for answer in answers)) for index in range(3))
+        peak, loss = max(answer[3] for answer in answers), self._state.loss
         if loss is not None and tried.at.loss >= loss and peak >= tried.before:
             return False
         # From here on the version counts: if a worker is lost, another one has the values.
-        kept, before = not first and is_kept(ss, sy, yy), self._state.dots
+        pair_kept, before = not first and is_kept(ss, sy, yy), self._state.dots
         passes = self._passes if first else 0
-        self._state = State(self._state.version + 1, tried.at.loss, self._peak, kept, afresh, passes)
+        self._state = State(self._state.version + 1, tried.at.loss, self._peak, pair_kept, afresh, passes)
         if not first:
-            self._last = Iteration(tried, peak, self._passes, not kept, tuple(filter(None, [verdict, tried.verdict])))
-        which, dots = self._new_dots(None if first or afresh else before)
+            self._last = Iteration(
+                tried, peak, self._passes, not pair_kept, tuple(filter(None, [verdict, tried.verdict]))
+            )
+        indices, dots = self._new_dots(None if first or afresh else before)
         self._is_whole = False  # if this is interrupted, some may have the step and others not
-        rows = await self._settle(which)
+        rows = await self._settle(indices)
         if rows is None:
             raise Again("a shard has lost its last step")
-        self._is_whole, self._state = True, replace(self._state, dots=_filled(dots, which, rows))
+        self._is_whole, self._state = True, replace(self._state, dots=_filled(dots, indices, rows))
         return True
 
     async def _first_pass(self) -> None:
@@ -497,10 +499,10 @@ class Coordinator:
         tried = await self._pass(0.0)
         if not math.isfinite(tried.at.loss):
             losses = (reply.metrics.get("loss", math.nan) for reply in tried.replies)
-            bad = next((one for one in losses if not math.isfinite(one)), None)
-            what = "the gradient at the first weights has NaN or infinite values"
+            bad = next((value for value in losses if not math.isfinite(value)), None)
+            problem = "the gradient at the first weights has NaN or infinite values"
             raise BadUpdate(
-                what if bad is None else f"the loss of the first weights is {bad}",
+                problem if bad is None else f"the loss of the first weights is {bad}",
                 hint="check the data for NaN, and the first weights; or begin with weights that were trained before",
             )
         await self._settled(tried, first=True)
@@ -513,7 +515,7 @@ class Coordinator:
                 the mean of the losses of the halves.
         """
         self._begin(0.0, FixedPoint(0, 1))
-        told: list[list[Any] | dict[str, Any]] = []
+        answers: list[list[Any] | dict[str, Any]] = []
         first = self._portions[0]
         half = first.begin + first.samples // 2
         parts = [(first.begin, first.end)] * 2
@@ -521,23 +523,23 @@ class Coordinator:
 
         async def work(worker: ProxyWorker, holds: bool) -> None:
             await self._prepare(worker)
-            wanted = [[first.number, begin, end] for begin, end in parts]
-            told[:] = [await worker.call(self._there.role, "portions", self._number, [], [], wanted)]
+            requests = [[first.number, begin, end] for begin, end in parts]
+            answers[:] = [await worker.call(self._members.role, "portions", self._number, [], [], requests)]
 
         await self._run.crew.carry(0, self._run.progress.round, work, leaves=False)
-        (found,) = told
-        if isinstance(found, dict):
-            raise await self._apart(0, found)
-        one, *others = map(Computed.of_message, found)
-        losses = [told.metrics.get("loss", math.nan) for told in (one, *others)]
+        (answer,) = answers
+        if isinstance(answer, dict):
+            raise await self._diagnose(0, answer)
+        computed, *repeated = map(Computed.of_message, answer)
+        losses = [result.metrics.get("loss", math.nan) for result in (computed, *repeated)]
         if losses[0] != losses[1] and not all(map(math.isnan, losses[:2])):
             raise ConfigError(
                 f"mode='lbfgs' needs a loss without chance, but the same samples gave {losses[0]:.7g} and then {losses[1]:.7g}",
                 hint="remove dropout, noise and random augmentation from the model, or train in mode 'sync'",
             )
-        if one.moved:
+        if computed.moved:
             raise ConfigError(
-                f"mode='lbfgs' needs a loss that only depends on the trained weights, but the model changes {one.moved} when it trains",
+                f"mode='lbfgs' needs a loss that only depends on the trained weights, but the model changes {computed.moved} when it trains",
                 hint="freeze batch normalization (layer.trainable = False), or train in mode 'sync'",
             )
         mean = (
@@ -545,7 +547,7 @@ class Coordinator:
         )
         if losses[2:] and is_apart(losses[0], mean):
             raise ConfigError(not_a_mean("mode='lbfgs'", losses[0], mean), hint=ONE_FOR_EACH)
-        self._peak = one.peak
+        self._peak = computed.peak
 
     async def _pass(self, step: float) -> Tried:
         """Compute the loss and its gradient over all samples, at a step along the direction."""
@@ -569,8 +571,8 @@ class Coordinator:
             if pool.failure is not None:
                 raise pool.failure
             computed, replies = zip(*(pool.results[portion.number] for portion in self._portions), strict=True)
-            loss = exact_mean((one.metrics.get("loss", math.nan), one.samples) for one in replies)
-            peak = max((one.peak for one in computed), key=lambda one: (math.isnan(one), one))
+            loss = exact_mean((reply.metrics.get("loss", math.nan), reply.samples) for reply in replies)
+            peak = max((result.peak for result in computed), key=lambda value: (math.isnan(value), value))
             is_finite = math.isfinite(loss) and math.isfinite(peak)
             self._tell_pass(step, loss if is_finite else math.inf, time.perf_counter() - begin, pool.tallies)
             if not is_finite:
@@ -579,7 +581,7 @@ class Coordinator:
             if peak <= format.limit:
                 break
         slopes = []
-        for slope, added in await self._each("sums", self._number):
+        for slope, added in await self._call_shards("sums", self._number):
             if added != len(self._portions):
                 raise Again(f"a shard has the gradient of {added} of {len(self._portions)} portions")
             if slope is not None:
@@ -588,7 +590,7 @@ class Coordinator:
 
     def _tell_pass(self, step: float, loss: float, seconds: float, tallies: Mapping[int, Tally]) -> None:
         """Tell displays about a pass that has ended."""
-        portions = tuple(PortionCounts(worker=worker, **asdict(one)) for worker, one in sorted(tallies.items()))
+        portions = tuple(PortionCounts(worker=worker, **asdict(tally)) for worker, tally in sorted(tallies.items()))
         of = dict(round=self._now, number=self._passes)
         self._run.crew.emit(PassEnded(**of, step=step, loss=loss, seconds=seconds, portions=portions))
 
@@ -610,10 +612,10 @@ class Coordinator:
         pushing: asyncio.Task[Any] | None = None
 
         def ask(portions: list[Portion]) -> asyncio.Task[Any]:
-            verb, wanted = "push", list[Any]()
+            verb, arguments = "push", list[Any]()
             if portions:
-                verb, wanted = "portions", [[[one.number, one.begin, one.end] for one in portions]]
-            asking = worker.call(self._there.role, verb, self._number, pool.unpushed(slot), list(dropped), *wanted)
+                verb, arguments = "portions", [[[portion.number, portion.begin, portion.end] for portion in portions]]
+            asking = worker.call(self._members.role, verb, self._number, pool.unpushed(slot), list(dropped), *arguments)
             dropped.clear()
             calls[task := asyncio.ensure_future(asking)] = portions
             return task
@@ -644,14 +646,14 @@ class Coordinator:
                     pushing = ask([])
                 await _first(*calls, pool.news.wait(), timeout_s=wait_s)
                 for task in [task for task in calls if task.done()]:
-                    portions, told = calls.pop(task), task.result()
-                    if isinstance(told, dict):
-                        pool.fail(await self._apart(worker.id, told))
+                    portions, answer = calls.pop(task), task.result()
+                    if isinstance(answer, dict):
+                        pool.fail(await self._diagnose(worker.id, answer))
                     elif not portions:
                         pushing = None
-                        pool.pushed(slot, told)
+                        pool.pushed(slot, answer)
                     else:
-                        dropped += self._counted(pool, slot, worker.id, portions, told)
+                        dropped += self._counted(pool, slot, worker.id, portions, answer)
         finally:
             if pushing is not None:
                 pool.fail(Again(f"worker {worker.id} was lost while it pushed gradients"))
@@ -659,11 +661,13 @@ class Coordinator:
             await end_all([preparing, *calls])
 
     def _counted(
-        self, pool: Pool[tuple[Computed, Reply]], slot: int, worker: int, portions: list[Portion], told: list[Any]
+        self, pool: Pool[tuple[Computed, Reply]], slot: int, worker: int, portions: list[Portion], messages: list[Any]
     ) -> list[int]:
         """Note the results of portions from a worker. Return the numbers of the portions that do not count."""
-        found = [Computed.of_message(message) for message in told]
-        results = [(one, self._reply(portion, worker, one)) for portion, one in zip(portions, found, strict=True)]
+        computed = [Computed.of_message(message) for message in messages]
+        results = [
+            (result, self._reply(portion, worker, result)) for portion, result in zip(portions, computed, strict=True)
+        ]
         counts, tally = pool.done(portions, slot, results), pool.tally(worker)
         tally.done += sum(counts)
         tally.dropped += len(counts) - sum(counts)
@@ -674,34 +678,34 @@ class Coordinator:
 
     async def _prepare(self, worker: ProxyWorker) -> None:
         """Let a worker take part in the pass. Before its first one, send it the weights that are not trained."""
-        await self._there.reach(worker)
-        member = self._there.member(worker.id)
+        await self._members.reach(worker)
+        member = self._members.member(worker.id)
         if member is not None and member not in self._prepared:
-            await worker.call(self._there.role, "prepare", self._others)
+            await worker.call(self._members.role, "prepare", self._untrained)
             self._prepared.add(member)
-        await worker.call(self._there.role, "enter", self._number, *self._entering)
+        await worker.call(self._members.role, "enter", self._number, *self._entering)
 
-    async def _apart(self, worker: int, told: dict[str, Any]) -> Again:
+    async def _diagnose(self, worker: int, answer: dict[str, Any]) -> Again:
         """Find out why a worker does not reach another one. If only their link has failed, leave one of them out.
 
         Args:
             worker: Number of the worker.
-            told: Its answer, from ``not_reached``.
+            answer: Its answer, from ``not_reached``.
 
         Returns:
             The error for the iteration.
         """
-        peer = self._there.member(told["peer"])
+        peer = self._members.member(answer["peer"])
         if peer is not None:
-            other = self._there.members()[peer]
+            other = self._members.members()[peer]
             try:
-                await other.call(self._there.holder, "here")
+                await other.call(self._members.holder, "here")
             except LOSS as error:
                 self._run.crew.missed(other, error)
             else:
-                if told["link"] and worker:
-                    await self._there.cut(worker, told["peer"], told["why"])
-        return Again(f"worker {told['peer']} did not answer another worker ({told['why']})")
+                if answer["link"] and worker:
+                    await self._members.cut(worker, answer["peer"], answer["why"])
+        return Again(f"worker {answer['peer']} did not answer another worker ({answer['why']})")
 
     def _reply(self, portion: Portion, worker: int, computed: Computed) -> Reply:
         task = replace(self._round.tasks[0], slot=portion.slot, indices=np.arange(portion.begin, portion.end))
@@ -731,29 +735,29 @@ class Coordinator:
             Again: A worker was lost meanwhile.
             ClusterTooSmall: All workers are lost, and none came back in time.
         """
-        if not self._there.members():
+        if not self._members.members():
             await self._run.crew.carry(0, self._run.progress.round, _nothing, leaves=False)  # waits for a worker
         try:
-            await self._there.reach()
+            await self._members.reach()
         except (
             WorkerLost,
             ExecutorCrashed,
             AppMissing,
         ) as error:  # others show that the workers do not reach each other
             raise Again(first_line(error)) from error
-        there = self._there.members()
+        members = self._members.members()
         for home in self._homes:
-            if home.backup not in there:
+            if home.backup not in members:
                 home.backup = None
-        if self._is_whole and all(home.owner in there and (home.backup or len(there) == 1) for home in self._homes):
+        if self._is_whole and all(home.owner in members and (home.backup or len(members) == 1) for home in self._homes):
             return
-        lost = [(shard, home) for shard, home in enumerate(self._homes) if home.owner not in there]
+        lost = [(shard, home) for shard, home in enumerate(self._homes) if home.owner not in members]
         for shard, home in lost:
-            why = f"shard {shard + 1} of {len(self._homes)} was on worker {home.owner[0]}, which is lost"
+            sentence = f"shard {shard + 1} of {len(self._homes)} was on worker {home.owner[0]}, which is lost"
             if home.backup is None:
-                self._begin_again(why)
+                self._begin_again(sentence)
                 break
-            self._warn(f"{why}: worker {home.backup[0]} continues with its copy")
+            self._warn(f"{sentence}: worker {home.backup[0]} continues with its copy")
             home.owner, home.backup = home.backup, None
         if not self._homes:
             await self._give()
@@ -765,61 +769,65 @@ class Coordinator:
 
     async def _back_up(self) -> None:
         """Give each shard a backup, if there is another worker. Then have all workers drop shards of earlier owners."""
-        there = self._there.members()
-        load = Counter(one for home in self._homes for one in (home.owner, home.backup))
+        members = self._members.members()
+        load = Counter(member for home in self._homes for member in (home.owner, home.backup))
         is_changed = False
         for shard, home in enumerate(self._homes):
-            others = [one for one in there if one != home.owner]
-            if home.backup is None and others:
-                to = min(others, key=lambda one: (load[one], one))
+            candidates = [member for member in members if member != home.owner]
+            if home.backup is None and candidates:
+                to = min(candidates, key=lambda member: (load[member], member))
                 load[to] += 1
-                told = await self._call(shard, "send", to[0])
-                if told:
-                    raise await self._apart(home.owner[0], told)
+                failure = await self._call(shard, "send", to[0])
+                if failure:
+                    raise await self._diagnose(home.owner[0], failure)
                 home.backup, is_changed = to, True
         if is_changed:
-            await asyncio.gather(*(self._keep(one, worker) for one, worker in there.items()))
+            await asyncio.gather(*(self._keep(member, worker) for member, worker in members.items()))
 
     async def _keep(self, member: Member, worker: ProxyWorker) -> None:
         owned = [shard for shard, home in enumerate(self._homes) if home.owner == member]
         backups = [shard for shard, home in enumerate(self._homes) if home.backup == member]
         try:
-            await worker.call(self._there.holder, "keep", owned, backups)
+            await worker.call(self._members.holder, "keep", owned, backups)
         except LOSS as error:
             self._run.crew.missed(worker, error)
             raise Again(first_line(error)) from error
 
-    def _begin_again(self, why: str) -> None:
+    def _begin_again(self, reason: str) -> None:
         """Go back to the last state that does not need the workers. The iterations since are then computed again."""
         self._homes, self._state = [], self._saved.state
         first = max(1, self._state.version)
-        if self._made >= first:
-            which = f"iteration {first} is" if first == self._made else f"iterations {first} to {self._made} are"
-            self._warn(f"{why}, and there is no copy: {which} computed again, with the same result")
+        if self._iterations >= first:
+            iterations = (
+                f"iteration {first} is"
+                if first == self._iterations
+                else f"iterations {first} to {self._iterations} are"
+            )
+            self._warn(f"{reason}, and there is no copy: {iterations} computed again, with the same result")
         else:
-            self._warn(f"{why}, and there is no copy: the iteration begins again")
+            self._warn(f"{reason}, and there is no copy: the iteration begins again")
 
     async def _give(self) -> None:
         """Give each shard to a worker, with the values of the last saved state."""
-        members = self._there.members()
-        there, saved, how = sorted(members), self._saved, self._how
+        members = self._members.members()
+        owners, saved, how = sorted(members), self._saved, self._how
         slices = slices_of(saved.weights) if saved.shards and how.shards in (None, saved.shards) else None
-        parts = cut(self._rows.sizes[0], saved.shards if slices is not None else how.shards or len(there))
+        parts = cut(self._rows.sizes[0], saved.shards if slices is not None else how.shards or len(owners))
         if slices is not None and len(parts) != saved.shards:
             slices = None
         facts: list[dict[str, Any]] = [
             {"first": begin, "version": saved.state.version, "history": how.history} for begin, _ in parts
         ]
-        homes = [Home(there[shard % len(there)]) for shard in range(len(parts))]
+        homes = [Home(owners[shard % len(owners)]) for shard in range(len(parts))]
         if slices is None:
-            for one, part in zip(facts, parts, strict=True):
-                one |= self._vectors(*part)
+            for shard_facts, part in zip(facts, parts, strict=True):
+                shard_facts |= self._vectors(*part)
         else:
             restored = {"names": self._run.facts.names, "pairs": saved.pairs, "dtype": str(self._type)}
-            for shard, (one, (_, end)) in enumerate(zip(facts, parts, strict=True)):
-                one |= {"restored": {**restored, "end": end}}
+            for shard, (shard_facts, (_, end)) in enumerate(zip(facts, parts, strict=True)):
+                shard_facts |= {"restored": {**restored, "end": end}}
                 try:
-                    await self._there.checkpoints.give(members[homes[shard].owner], slices, [shard])
+                    await self._members.checkpoints.give(members[homes[shard].owner], slices, [shard])
                 except LOSS as error:
                     self._run.crew.missed(members[homes[shard].owner], error)
                     raise Again(first_line(error)) from error
@@ -834,8 +842,8 @@ class Coordinator:
         """Return a part of the vectors of the saved state, which are on the master."""
         saved, pairs = self._saved, self._saved.pairs
         weights, vectors = local(saved.weights), local(saved.vectors or [])
-        row = np.concatenate([np.asarray(weights[place], self._type).reshape(-1) for place in self._rows.trained])
-        cut_out = [np.asarray(one[begin:end], self._type) for one in vectors]
+        row = np.concatenate([np.asarray(weights[index], self._type).reshape(-1) for index in self._rows.trained])
+        cut_out = [np.asarray(vector[begin:end], self._type) for vector in vectors]
         return {
             "weights": row[begin:end],
             "gradient": cut_out[-1] if vectors else None,
@@ -852,21 +860,21 @@ class Coordinator:
         for _ in range(ATTEMPTS):
             try:
                 await self._heal()
-                while self._state.version < self._made + 1:
+                while self._state.version < self._iterations + 1:
                     await self._iterated()
                 return await work()
             except Again as error:
-                self._is_whole, why = False, str(error)
-        raise ClusterTooSmall(f"the shards cannot be read: {why}", hint="look at the workers' terminals")
+                self._is_whole, reason = False, str(error)
+        raise ClusterTooSmall(f"the shards cannot be read: {reason}", hint="look at the workers' terminals")
 
     async def _brought(self, *, vectors: bool = False) -> Weights:
         """Return the current weights. With ``vectors``, put the vectors into the run's state, for a checkpoint."""
-        found = await self._each("whole")
-        row = np.concatenate([one["weights"] for one in found])
-        weights = self._rows.weights(row, row[:0], list(self._others))
+        facts = await self._call_shards("whole")
+        row = np.concatenate([shard_facts["weights"] for shard_facts in facts])
+        weights = self._rows.weights(row, row[:0], list(self._untrained))
         if vectors:
-            self._run.progress.keep(VECTORS, _joined(found))
-            self._keep_numbers(self._state, 0, len(found[0]["s"]), digest(weights))
+            self._run.progress.keep(VECTORS, _joined(facts))
+            self._keep_numbers(self._state, 0, len(facts[0]["s"]), digest(weights))
         return weights
 
     async def _hand_back(self, number: int) -> None:
@@ -877,20 +885,22 @@ class Coordinator:
         """
         async with self._handing_back:
             crew, state = self._run.crew, self._state
-            staying = {one for one in self._there.members() if one[0] != number and not crew.is_leaving(one[0])}
+            staying = {
+                member for member in self._members.members() if member[0] != number and not crew.is_leaving(member[0])
+            }
             if self._saved.state.version == state.version or all(
                 {home.owner, home.backup} & staying for home in self._homes
             ):
                 return
             try:
-                found = await self._each("whole")
+                facts = await self._call_shards("whole")
             except Again:
                 return  # the worker has ended before
-            if {one["version"] for one in found} != {state.version}:
+            if {shard_facts["version"] for shard_facts in facts} != {state.version}:
                 return
-            row, pairs = np.concatenate([one["weights"] for one in found]), len(found[0]["s"])
-            weights = self._rows.weights(row, row[:0], list(self._others))
-            self._saved = Saved(replace(state, dots=None), weights, _joined(found), 0, pairs)
+            row, pairs = np.concatenate([shard_facts["weights"] for shard_facts in facts]), len(facts[0]["s"])
+            weights = self._rows.weights(row, row[:0], list(self._untrained))
+            self._saved = Saved(replace(state, dots=None), weights, _joined(facts), 0, pairs)
 
     def _keep_numbers(self, state: State, shards: int, pairs: int, of: str) -> None:
         numbers = [state.version, state.loss, state.peak, shards, pairs]
@@ -904,30 +914,30 @@ class Coordinator:
         names, rows = self._run.facts.names, self._rows
         slices.clear()
 
-        async def one(shard: int) -> dict[str, Any]:
-            async def there(place: dict[str, Any]) -> dict[str, Any]:
-                return dict(await self._call(shard, "write", names, place))
+        async def write_shard(shard: int) -> dict[str, Any]:
+            async def write_on_worker(destination: dict[str, Any]) -> dict[str, Any]:
+                return dict(await self._call(shard, "write", names, destination))
 
-            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+            async def bring_to_master() -> tuple[dict[str, Any], dict[str, Any]]:
                 return shard_parts(rows, names, await self._call(shard, "whole")), {}
 
-            return await slices.write_one(shard, there, here)
+            return await slices.write_one(shard, write_on_worker, bring_to_master)
 
         dots = await self._dots()
-        await asyncio.gather(*(one(shard) for shard in range(len(self._homes))))
+        await asyncio.gather(*(write_shard(shard) for shard in range(len(self._homes))))
         called = [f"{i:04d} {name}" for i, name in enumerate(names)]
         slices.sliced[WEIGHTS] = [(called[i], w.dtype.name, list(w.shape)) for i, w in enumerate(rows.like)]
         slices.sliced[KEPT + VECTORS] = [
             (f"{i:04d}", np.dtype(self._type).name, [rows.sizes[0]]) for i in range(len(dots))
         ]
-        slices.arrays[WEIGHTS] = {called[i]: one for i, one in enumerate(self._others) if one is not None}
+        slices.arrays[WEIGHTS] = {called[i]: weight for i, weight in enumerate(self._untrained) if weight is not None}
         self._keep_numbers(self._state, len(self._homes), len(dots) // 2, "")
 
     async def _evaluated(self, app: App, part: str, batch_size: int = EVALUATION_BATCH) -> dict[str, float] | None:
         """Have workers evaluate the current weights on a part of the data, like ``Members.evaluated``."""
         owners = [home.owner[0] for home in self._homes]
-        which = {"version": self._state.version, "owners": owners, "others": self._others}
-        return await self._there.evaluated(sorted(self._there.members()), which, app, part, batch_size)
+        source = {"version": self._state.version, "owners": owners, "others": self._untrained}
+        return await self._members.evaluated(sorted(self._members.members()), source, app, part, batch_size)
 
     async def _aim(self, coefficients: list[float]) -> tuple[float, float, float]:
         """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values.
@@ -935,14 +945,14 @@ class Coordinator:
         Args:
             coefficients: Coefficients of the direction in the vectors.
         """
-        slopes, sizes, peaks = zip(*await self._each("aim", np.array(coefficients, np.float64)), strict=True)
+        slopes, sizes, peaks = zip(*await self._call_shards("aim", np.array(coefficients, np.float64)), strict=True)
         return float(sum(map(unpacked, slopes))), float(sum(map(unpacked, sizes))), max(peaks)
 
     async def _dots(self) -> np.ndarray[Any, Any]:
         """Return the dot products of ``s_1..s_k, y_1..y_k, g`` with each other."""
         if self._state.dots is None:
-            count = len(unpacked_row((await self._each("dots", [0]))[0][0]))
-            rows = await self._each("dots", list(range(count)))
+            count = len(unpacked_row((await self._call_shards("dots", [0]))[0][0]))
+            rows = await self._call_shards("dots", list(range(count)))
             self._state = replace(self._state, dots=_filled(np.zeros((count, count)), range(count), rows))
         assert self._state.dots is not None
         return self._state.dots
@@ -953,48 +963,48 @@ class Coordinator:
         Args:
             before: The products before the step, since most of them stay; None if there is at most the last pair.
         """
-        old, kept = 0 if before is None else len(before) // 2, int(self._state.kept)
-        pairs = min(old + kept, self._how.history)
-        dots, dropped = np.zeros((2 * pairs + 1, 2 * pairs + 1)), old + kept - pairs
+        old, added = 0 if before is None else len(before) // 2, int(self._state.pair_kept)
+        pairs = min(old + added, self._how.history)
+        dots, dropped = np.zeros((2 * pairs + 1, 2 * pairs + 1)), old + added - pairs
         stay = [(i + dropped, i) for i in range(old - dropped)]
-        places = [(a, b) for a, b in stay] + [(old + a, pairs + b) for a, b in stay]
+        moves = [(a, b) for a, b in stay] + [(old + a, pairs + b) for a, b in stay]
         if before is not None:
-            for a, b in places:
-                for c, d in places:
+            for a, b in moves:
+                for c, d in moves:
                     dots[b, d] = before[a, c]
-        new = [pairs - 1, 2 * pairs - 1] if kept else []
+        new = [pairs - 1, 2 * pairs - 1] if added else []
         return [*new, 2 * pairs], dots
 
-    async def _settle(self, which: Sequence[int]) -> list[Any] | None:
+    async def _settle(self, indices: Sequence[int]) -> list[Any] | None:
         """Let owners and backups have the current version.
 
         Args:
-            which: The vectors whose dot products the owners return.
+            indices: The vectors whose dot products the owners return.
 
         Returns:
             The answers of the owners; None if one of them does not have the version.
         """
-        how = self._state.version, self._state.kept, self._state.afresh
-        found = await self._each("settle", *how, list(which))
+        how = self._state.version, self._state.pair_kept, self._state.afresh
+        answers = await self._call_shards("settle", *how, list(indices))
         for shard, home in enumerate(self._homes):
-            worker = self._there.members().get(home.backup) if home.backup is not None else None
+            worker = self._members.members().get(home.backup) if home.backup is not None else None
             if worker is None:
                 home.backup = None
                 continue
             try:
-                if await worker.call(self._there.holder, "settle", shard, *how, []) is None:
+                if await worker.call(self._members.holder, "settle", shard, *how, []) is None:
                     home.backup = None
             except LOSS as error:
                 self._run.crew.missed(worker, error)
                 home.backup = None
-        return None if None in found else found
+        return None if None in answers else answers
 
     def _backup(self, shard: int) -> int:
         """Return the number of the worker with the backup of a shard; 0 for none."""
         backup = self._homes[shard].backup
         return 0 if backup is None else backup[0]
 
-    async def _each(self, verb: str, *arguments: Any) -> list[Any]:
+    async def _call_shards(self, verb: str, *arguments: Any) -> list[Any]:
         return list(await asyncio.gather(*(self._call(shard, verb, *arguments) for shard in range(len(self._homes)))))
 
     async def _call(self, shard: int, verb: str, *arguments: Any) -> Any:
@@ -1004,17 +1014,17 @@ class Coordinator:
             Again: The owner is lost.
         """
         owner = self._homes[shard].owner
-        worker = self._there.members().get(owner)
+        worker = self._members.members().get(owner)
         if worker is None:
             raise Again(f"worker {owner[0]} is lost")
         try:
-            return await worker.call(self._there.holder, verb, shard, *arguments)
+            return await worker.call(self._members.holder, verb, shard, *arguments)
         except LOSS as error:
             self._run.crew.missed(worker, error)
             raise Again(first_line(error)) from error
 
-    def _warn(self, why: str, about: str = "shards") -> None:
-        self._run.crew.emit(Warned(about=about, why=why))
+    def _warn(self, sentence: str, about: str = "shards") -> None:
+        self._run.crew.emit(Warned(about=about, why=sentence))
 
 
 def _saved_in(run: Run) -> Saved:
@@ -1045,22 +1055,24 @@ def _dropped(run: Run) -> str:
     )
 
 
-def _joined(found: Sequence[dict[str, Any]]) -> Weights:
+def _joined(facts: Sequence[dict[str, Any]]) -> Weights:
     """Return ``s_1..s_k, y_1..y_k, g`` as whole vectors, from the facts of all shards."""
-    lists = [[*one["s"], *one["y"], one["gradient"]] for one in found]
+    lists = [[*shard_facts["s"], *shard_facts["y"], shard_facts["gradient"]] for shard_facts in facts]
     return [np.concatenate(parts) for parts in zip(*lists, strict=True)]
 
 
-def _filled(dots: np.ndarray[Any, Any], which: Sequence[int], found: Sequence[Sequence[bytes]]) -> np.ndarray[Any, Any]:
+def _filled(
+    dots: np.ndarray[Any, Any], indices: Sequence[int], answers: Sequence[Sequence[bytes]]
+) -> np.ndarray[Any, Any]:
     """Set some rows and columns of a symmetric matrix of dot products.
 
     Args:
         dots: The matrix.
-        which: The rows.
-        found: For each shard, its part of each of these rows, packed.
+        indices: The rows.
+        answers: For each shard, its part of each of these rows, packed.
     """
-    for row, i in enumerate(which):
-        parts = [unpacked_row(one[row]) for one in found]
+    for row, i in enumerate(indices):
+        parts = [unpacked_row(answer[row]) for answer in answers]
         for j, of_shards in enumerate(zip(*parts, strict=True)):
             dots[i, j] = dots[j, i] = float(sum(of_shards, Fraction(0)))
     return dots
@@ -1068,12 +1080,14 @@ def _filled(dots: np.ndarray[Any, Any], which: Sequence[int], found: Sequence[Se
 
 async def _first(*waiting: Any, timeout_s: float | None = None) -> None:
     """Wait until the first of some tasks ends, or a time is over. Coroutines among them are cancelled then."""
-    tasks = [one if isinstance(one, asyncio.Task) else asyncio.ensure_future(one) for one in waiting]
+    tasks = [
+        awaitable if isinstance(awaitable, asyncio.Task) else asyncio.ensure_future(awaitable) for awaitable in waiting
+    ]
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for one, task in zip(waiting, tasks, strict=True):
-            if one is not task:
+        for awaitable, task in zip(waiting, tasks, strict=True):
+            if awaitable is not task:
                 task.cancel()
 
 

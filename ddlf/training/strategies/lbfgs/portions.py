@@ -78,21 +78,21 @@ class Computed:
     @classmethod
     def of_message(cls, message: Sequence[Any]) -> Computed:
         """Return the report that ``to_message`` has made into a message."""
-        metrics, names, state, *others = message
+        metrics, names, state, *fields = message
         names = list(metrics) if names is None else names
         if isinstance(state, np.ndarray):
             state = [np.asarray(value) for value in state]
-        return cls(metrics, {"names": names, "state": state}, *others)
+        return cls(metrics, {"names": names, "state": state}, *fields)
 
 
 def portions_of(samples: int, slots: int, size: int) -> list[Portion]:
     """Cut all samples into slots of nearly equal size, and each slot into portions of at most ``size`` samples."""
-    found: list[Portion] = []
+    portions: list[Portion] = []
     ends = [samples * slot // slots for slot in range(slots + 1)]
     for slot in range(slots):
         for begin in range(ends[slot], ends[slot + 1], size):
-            found.append(Portion(len(found), begin, min(begin + size, ends[slot + 1]), slot))
-    return found
+            portions.append(Portion(len(portions), begin, min(begin + size, ends[slot + 1]), slot))
+    return portions
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Pool(Generic[Result]):
 
     def __post_init__(self) -> None:
         slots = 1 + max(portion.slot for portion in self.portions)
-        self._waiting = [[one for one in self.portions if one.slot == slot] for slot in range(slots)]
+        self._waiting = [[portion for portion in self.portions if portion.slot == slot] for slot in range(slots)]
 
     @property
     def is_over(self) -> bool:
@@ -171,14 +171,19 @@ class Pool(Generic[Result]):
     def _next(self, slot: int) -> Portion:
         """Take the waiting portion that suits a slot best off its list."""
         if slot < len(self._waiting) and self._waiting[slot]:
-            found = self._waiting[slot].pop(0)
+            portion = self._waiting[slot].pop(0)
         else:
             last, most = self._last.get(slot, -2), max(self._waiting, key=len)
-            beside = [(waiting, one) for waiting in self._waiting for one in waiting if abs(one.number - last) == 1]
-            waiting, found = beside[0] if beside else (most, most[-1])
-            waiting.remove(found)
-        self._last[slot] = found.number
-        return found
+            beside = [
+                (waiting, candidate)
+                for waiting in self._waiting
+                for candidate in waiting
+                if abs(candidate.number - last) == 1
+            ]
+            waiting, portion = beside[0] if beside else (most, most[-1])
+            waiting.remove(portion)
+        self._last[slot] = portion.number
+        return portion
 
     def second(self, slot: int) -> tuple[list[Portion], float | None]:
         """Return a portion of another slot, for a second attempt; or none, and the seconds until one may be late.
@@ -187,13 +192,13 @@ class Pool(Generic[Result]):
         """
         at = {of: [number for numbers in calls for number in numbers] for of, calls in self._at.items()}
         copies = [number for numbers in at.values() for number in numbers]
-        own = at.get(slot, [])
+        own_numbers = at.get(slot, [])
         soonest: float | None = None
         for other, numbers in at.items():
-            for place, number in reversed(list(enumerate(numbers))):
-                if other == slot or number in own or number in self.results or copies.count(number) > 1:
+            for index, number in reversed(list(enumerate(numbers))):
+                if other == slot or number in own_numbers or number in self.results or copies.count(number) > 1:
                     continue
-                if place == 0:
+                if index == 0:
                     left = self._left_s(other)
                     if left is None or left > 0:
                         soonest = left if soonest is None else min(soonest, left or soonest)
@@ -242,12 +247,12 @@ class Pool(Generic[Result]):
         back = [self.portions[number] for number in lost if number not in elsewhere]
         for portion in back:
             self._waiting[portion.slot].append(portion)
-            self._waiting[portion.slot].sort(key=lambda one: one.number)
+            self._waiting[portion.slot].sort(key=lambda waiting: waiting.number)
         self._turn()
 
-    def fail(self, why: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """End the pass, because it must begin again."""
-        self.failure = self.failure or why
+        self.failure = self.failure or error
         self._turn()
 
     def _give(self, portions: list[Portion], slot: int) -> list[Portion]:

@@ -31,7 +31,7 @@ from ddlf.training.slot.optimizers import chain, keeps_averages
 from ddlf.training.slot.parts import SlotPart
 from ddlf.training.slot.task import Task
 from ddlf.training.strategies.lbfgs.portions import Computed
-from ddlf.training.strategies.lbfgs.shards import SHARDS, Shards, asked, not_reached
+from ddlf.training.strategies.lbfgs.shards import SHARDS, Shards, call_shards, not_reached
 from ddlf.worker.calls import concurrent
 from ddlf.worker.peers import Unreached, calls_of
 
@@ -101,15 +101,15 @@ class LbfgsReplica(HoldingReplica):
         self._shards = Shards(worker.id, run, self._ask, lambda: self._rows, worker.on_shard)
         worker.roles.play(run, SHARDS, self._shards, of=REPLICA)
         self._rows: Rows
-        self._others: list[Any] = []
+        self._untrained: list[Any] = []
         self._pass: Pass | None = None
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
     @concurrent
-    async def prepare(self, others: list[Any]) -> None:
+    async def prepare(self, untrained: list[Any]) -> None:
         """Receive the weights that are not trained; None for each trained weight."""
-        self._others = others
+        self._untrained = untrained
 
     @concurrent
     async def enter(
@@ -126,7 +126,7 @@ class LbfgsReplica(HoldingReplica):
             if self._pass.number == number:
                 return
             self._pass.weights.cancel()
-        fetching = asyncio.ensure_future(self._fetched("trial", owners, self._others, number, step, format))
+        fetching = asyncio.ensure_future(self._fetched("trial", owners, self._untrained, number, step, format))
         fetching.add_done_callback(_looked_at)
         self._pass = Pass(
             number=number,
@@ -139,7 +139,7 @@ class LbfgsReplica(HoldingReplica):
 
     @concurrent
     async def portions(
-        self, of: int, counts: list[int], dropped: list[int], wanted: list[list[int]]
+        self, of: int, counts: list[int], dropped: list[int], requests: list[list[int]]
     ) -> list[Any] | dict[str, Any]:
         """Compute the loss and the gradient of some portions, one after another.
 
@@ -147,13 +147,13 @@ class LbfgsReplica(HoldingReplica):
             of: Number of the pass.
             counts: Earlier portions of this worker that count and were not pushed.
             dropped: Earlier portions of this worker that do not count, because another worker was faster.
-            wanted: For each portion its number, its first sample, and the index after its last sample.
+            requests: For each portion its number, its first sample, and the index after its last sample.
 
         Returns:
             The message of ``Computed`` for each portion; or what ``not_reached`` returns, if the worker of a shard
             cannot be reached.
         """
-        now, gone = self._in(of), list[bool]()
+        now, cancelled = self._in(of), list[bool]()
         now.note(counts, dropped)
         try:
             weights = await asyncio.shield(now.weights)
@@ -161,13 +161,13 @@ class LbfgsReplica(HoldingReplica):
             return not_reached(error)
 
         def compute(number: int, begin: int, end: int) -> Computed | None:
-            return None if gone else self._computed_portion(now, weights, number, begin, end)
+            return None if cancelled else self._computed_portion(now, weights, number, begin, end)
 
         try:
-            found: list[Computed] = [await self._worker.compute(partial(compute, *one)) for one in wanted]
+            results: list[Computed] = [await self._worker.compute(partial(compute, *request)) for request in requests]
         finally:
-            gone.append(True)  # a cancelled call does not begin to compute
-        return [one.to_message() for one in found]
+            cancelled.append(True)  # a cancelled call does not begin to compute
+        return [result.to_message() for result in results]
 
     @concurrent
     async def push(self, of: int, counts: list[int], dropped: list[int]) -> list[int] | dict[str, Any]:
@@ -182,7 +182,7 @@ class LbfgsReplica(HoldingReplica):
         now.total, now.counted = None, []
         if total is not None:
             adding = [
-                asked(self._ask, owner, "add", shard, now.number, portions, total[slice(*part)])
+                call_shards(self._ask, owner, "add", shard, now.number, portions, total[slice(*part)])
                 for shard, (owner, part) in enumerate(zip(now.owners, now.parts, strict=True))
             ]
             try:
@@ -203,16 +203,16 @@ class LbfgsReplica(HoldingReplica):
             raise AppMissing(f"this worker is not in pass {of}")
         return self._pass
 
-    async def _fetched(self, verb: str, owners: Sequence[int], others: Sequence[Any], *which: Any) -> Weights:
-        asking = (asked(self._ask, owner, verb, shard, *which) for shard, owner in enumerate(owners))
+    async def _fetched(self, verb: str, owners: Sequence[int], untrained: Sequence[Any], *arguments: Any) -> Weights:
+        asking = (call_shards(self._ask, owner, verb, shard, *arguments) for shard, owner in enumerate(owners))
         row = np.concatenate(await asyncio.gather(*asking))
-        return self._rows.weights(row, np.zeros(0, row.dtype), others)
+        return self._rows.weights(row, np.zeros(0, row.dtype), untrained)
 
-    async def _weights_of(self, which: dict[str, Any]) -> Weights | None:
-        if "version" not in which:
-            return await super()._weights_of(which)
+    async def _weights_of(self, source: dict[str, Any]) -> Weights | None:
+        if "version" not in source:
+            return await super()._weights_of(source)
         try:
-            return await self._fetched("current", which["owners"], which["others"], which["version"])
+            return await self._fetched("current", source["owners"], source["others"], source["version"])
         except Unreached:
             return None
 
@@ -255,15 +255,15 @@ class LbfgsReplica(HoldingReplica):
         update, metrics = self._model.gradient(self._samples.batch(task), weights)
         share = (end - begin) / now.samples
         trained = set(self._rows.trained)
-        parts = [np.asarray(update[place], np.float64).reshape(-1) * share for place in self._rows.trained]
+        parts = [np.asarray(update[index], np.float64).reshape(-1) * share for index in self._rows.trained]
         gradient = np.concatenate(parts)
         peak = float(np.abs(gradient).max(initial=0.0))
         now.sums[number] = now.format.of(gradient) if peak <= now.format.limit else None  # also for NaN
         names = self.app.model.weights
         moved = [
-            names[place].path
-            for place, change in enumerate(update)
-            if place not in trained and is_float(change) and np.any(change)
+            names[index].path
+            for index, change in enumerate(update)
+            if index not in trained and is_float(change) and np.any(change)
         ]
         counted = self._model.counted(metrics)
         return Computed(metrics, counted, peak, time.perf_counter() - clock, moved[0] if moved else "")
@@ -282,8 +282,11 @@ def check_loss(app: App) -> None:
         ConfigError: The loss is scaled, its reduction is not the mean over samples, or the optimizer averages weights.
     """
     model = app.model
-    for one in chain(model.optimizer):
-        if type(one).__name__ == "LossScaleOptimizer" or getattr(one, "loss_scale_factor", None) is not None:
+    for optimizer in chain(model.optimizer):
+        if (
+            type(optimizer).__name__ == "LossScaleOptimizer"
+            or getattr(optimizer, "loss_scale_factor", None) is not None
+        ):
             raise ConfigError(
                 "mode='lbfgs' does not support a scaled loss",
                 hint="compile the model without LossScaleOptimizer and loss_scale_factor",

@@ -45,7 +45,7 @@ INLINE = 1 << 15
 """A shard with at most this many values computes on the event loop, a larger one in a thread."""
 
 
-async def asked(ask: Ask, worker: int, verb: str, *arguments: Any) -> Any:
+async def call_shards(ask: Ask, worker: int, verb: str, *arguments: Any) -> Any:
     """Call a verb of another worker's shards.
 
     Raises:
@@ -107,7 +107,7 @@ class Shard:
         }
 
     @classmethod
-    def made(cls, facts: Mapping[str, Any]) -> Shard:
+    def from_facts(cls, facts: Mapping[str, Any]) -> Shard:
         """Return the shard that ``facts`` describes."""
         return cls(**{**facts, "s": list(facts["s"]), "y": list(facts["y"])})
 
@@ -121,10 +121,10 @@ class Shard:
         assert self.gradient is not None
         return [*self.s, *self.y, self.gradient]
 
-    def dots(self, which: Sequence[int]) -> list[bytes]:
-        """Return the dot products of some vectors, by their places in ``vectors``, with all of these, as packed rows."""
-        vectors = self.vectors() if which else []
-        return [packed_row(dot(vectors[i], vector) for vector in vectors) for i in which]
+    def dots(self, indices: Sequence[int]) -> list[bytes]:
+        """Return the dot products of some vectors, by their indices in ``vectors``, with all of these, as packed rows."""
+        vectors = self.vectors() if indices else []
+        return [packed_row(dot(vectors[i], vector) for vector in vectors) for i in indices]
 
     def aim(self, coefficients: Array) -> tuple[bytes, bytes, float]:
         """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values."""
@@ -162,13 +162,13 @@ class Shard:
         self.added.update(portions)
         self.total += total
 
-    def found(self) -> Array:
+    def trial_gradient(self) -> Array:
         """Return the gradient at the trial, rounded to the type of the weights."""
         return self.format.value(self.total).astype(self.weights.dtype)
 
     def sums(self) -> tuple[bytes | None, int]:
         """Return the slope at the trial, None without a direction; and how many portions were added."""
-        slope = None if self.direction is None else packed(dot(self.found(), self.direction))
+        slope = None if self.direction is None else packed(dot(self.trial_gradient(), self.direction))
         return slope, len(self.added)
 
     def changes(self) -> tuple[Array, Array]:
@@ -186,17 +186,17 @@ class Shard:
         absolute value of the gradient.
         """
         assert self.trial is not None
-        self.staged = self.trial, self.found()
+        self.staged = self.trial, self.trial_gradient()
         s, y = self.changes()
         peak = float(np.abs(self.staged[1]).max(initial=0.0))
         return packed(dot(s, s)), packed(dot(s, y)), packed(dot(y, y)), peak
 
-    def settle(self, version: int, kept: bool, afresh: bool) -> bool:
+    def settle(self, version: int, pair_kept: bool, afresh: bool) -> bool:
         """Make the staged weights and gradient the current ones, unless this was done before.
 
         Args:
             version: The version that they make.
-            kept: Whether their pair is kept.
+            pair_kept: Whether their pair is kept.
             afresh: Whether older pairs are dropped.
 
         Returns:
@@ -208,7 +208,7 @@ class Shard:
             return False
         s, y = self.changes()
         before = ([], []) if afresh else (self.s, self.y)
-        self.s, self.y = ([*old, *[new] * kept][-self.history :] for old, new in zip(before, (s, y), strict=True))
+        self.s, self.y = ([*old, *[new] * pair_kept][-self.history :] for old, new in zip(before, (s, y), strict=True))
         self.weights, self.gradient = self.staged
         self.version, self.staged = version, None
         return True
@@ -253,7 +253,7 @@ class Shards(Restored):
             how = facts.pop("restored")
             arrays = self.restored.pop(number)
             facts |= await asyncio.to_thread(shard_of_parts, self._rows(), how, facts["first"], arrays)
-        self._shards[number] = Shard.made(facts)
+        self._shards[number] = Shard.from_facts(facts)
         self._owned.add(number)
         self._show()
 
@@ -268,7 +268,7 @@ class Shards(Restored):
     async def send(self, number: int, to: int) -> dict[str, Any]:
         """Send a whole shard to another worker, which then has a backup. Return {}, or what ``not_reached`` does."""
         try:
-            await asked(self._ask, to, "copy", number, self._shard(number).facts())
+            await call_shards(self._ask, to, "copy", number, self._shard(number).facts())
         except Unreached as error:
             return not_reached(error)
         return {}
@@ -294,28 +294,28 @@ class Shards(Restored):
         numbers = list(await self._computed(number, Shard.stage))
         if backup and shard.staged is not None:
             try:
-                await asked(self._ask, backup, "staged", number, shard.version, *shard.staged)
+                await call_shards(self._ask, backup, "staged", number, shard.version, *shard.staged)
             except Unreached as error:
                 return not_reached(error)
         return numbers
 
     @concurrent
     async def settle(
-        self, number: int, version: int, kept: bool, afresh: bool, which: Sequence[int]
+        self, number: int, version: int, pair_kept: bool, afresh: bool, indices: Sequence[int]
     ) -> list[bytes] | None:
         """Call ``Shard.settle``. Return what ``dots`` returns; None if the shard does not have this version."""
 
         def settled(shard: Shard) -> list[bytes] | None:
-            return shard.dots(which) if shard.settle(version, kept, afresh) else None
+            return shard.dots(indices) if shard.settle(version, pair_kept, afresh) else None
 
-        found: list[bytes] | None = await self._computed(number, settled)
+        rows: list[bytes] | None = await self._computed(number, settled)
         self._show()
-        return found
+        return rows
 
     @concurrent
-    async def dots(self, number: int, which: Sequence[int]) -> list[bytes]:
-        """Return the dot products of some vectors, by place, with all vectors."""
-        return list(await self._computed(number, lambda shard: shard.dots(which)))
+    async def dots(self, number: int, indices: Sequence[int]) -> list[bytes]:
+        """Return the dot products of some vectors, by index, with all vectors."""
+        return list(await self._computed(number, lambda shard: shard.dots(indices)))
 
     @concurrent
     async def whole(self, number: int) -> dict[str, Any]:
@@ -323,19 +323,19 @@ class Shards(Restored):
         return self._shard(number).facts()
 
     @concurrent
-    async def write(self, number: int, names: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
+    async def write(self, number: int, names: Sequence[str], destination: dict[str, Any]) -> dict[str, Any]:
         """Write a shard's whole state into a checkpoint.
 
         Args:
             number: Number of the shard.
             names: Paths of the weights.
-            place: Destination.
+            destination: Destination.
 
         Returns:
             The result of ``write_if_seen``, and ``by``, this worker's number.
         """
         parts = shard_parts(self._rows(), names, self._shard(number).facts())
-        return {**await asyncio.to_thread(write_if_seen, place, parts), "by": self._me}
+        return {**await asyncio.to_thread(write_if_seen, destination, parts), "by": self._me}
 
     async def close(self) -> None:
         """Free the memory of all shards."""
@@ -348,7 +348,7 @@ class Shards(Restored):
     @offered
     async def copy(self, number: int, facts: dict[str, Any]) -> None:
         """Receive a backup of another worker's shard."""
-        self._shards[number] = Shard.made(facts)
+        self._shards[number] = Shard.from_facts(facts)
         self._owned.discard(number)
         self._show()
 
@@ -438,14 +438,14 @@ def shard_parts(rows: Rows, names: Sequence[str], facts: Mapping[str, Any]) -> d
         facts: The facts of the shard.
     """
     first, weights = facts["first"], facts["weights"]
-    found = {
+    arrays = {
         part_name(WEIGHTS, low, f"{i:04d} {names[i]}"): values
         for i, low, values in rows.slices((first, first + weights.size), weights, rows.trained)
     }
     for number, vector in enumerate([*facts["s"], *facts["y"], facts["gradient"]]):
         if vector is not None:
-            found[part_name(KEPT + VECTORS, first, f"{number:04d}")] = vector
-    return found
+            arrays[part_name(KEPT + VECTORS, first, f"{number:04d}")] = vector
+    return arrays
 
 
 def shard_of_parts(rows: Rows, how: Mapping[str, Any], first: int, arrays: Mapping[str, Array]) -> dict[str, Any]:
@@ -465,11 +465,11 @@ def shard_of_parts(rows: Rows, how: Mapping[str, Any], first: int, arrays: Mappi
     """
 
     def of(name: str, length: int) -> Array:
-        found = arrays.get(name)
-        if found is None or found.shape != (length,):
-            got = "nothing" if found is None else f"{found.dtype} {found.shape}"
+        array = arrays.get(name)
+        if array is None or array.shape != (length,):
+            got = "nothing" if array is None else f"{array.dtype} {array.shape}"
             raise damaged(Path("a slice of the checkpoint"), f"{length:,} values of {name!r}", got)
-        return np.asarray(found, how["dtype"])
+        return np.asarray(array, how["dtype"])
 
     part, pairs, names = (first, how["end"]), how["pairs"], how["names"]
     like = [rows.like[i] for i in rows.trained]

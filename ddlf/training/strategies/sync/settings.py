@@ -58,12 +58,12 @@ class Sync(Strategy):
 
         exchange = parts_of(spec)[1]
         merge, outer, balance = exchange.merge_rule(self.merge), step or self.outer, spec.data.balance
-        own = exchange.loop(merge, outer, balance)
+        exchange_loop = exchange.loop(merge, outer, balance)
         clip, noise = spec.data.update_clip, spec.data.noise_multiplier
         noised: Noise = WithoutNoise()
         if clip is not None and noise is not None:
             noised = NoisedSteps(noise=noise) if spec.data.protects_samples else NoisedSum(clip=clip, noise=noise)
-        return own or Synchronous(merge=merge, outer=outer, balance=balance, noise=noised)
+        return exchange_loop or Synchronous(merge=merge, outer=outer, balance=balance, noise=noised)
 
     def check_model(self, app: App) -> None:
         """Raise an error if single samples are to be protected, and the app's model or data do not allow it."""
@@ -77,8 +77,8 @@ class Sync(Strategy):
         useful = self.merge.useful
         if slots >= useful:
             return ""
-        said = f"merge={str(self.merge)!r} of {slots} slot{'s' * (slots > 1)}"
-        return f"{said} cannot tell a bad update from a good one: it needs at least {useful} slots"
+        merge = f"merge={str(self.merge)!r} of {slots} slot{'s' * (slots > 1)}"
+        return f"{merge} cannot tell a bad update from a good one: it needs at least {useful} slots"
 
     def slot_refusals(self, slots: int, fewest: int) -> Iterator[Refusal]:
         """Yield an error if there are too few slots for the merge rule."""
