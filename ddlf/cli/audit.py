@@ -24,20 +24,20 @@ def audit(options: argparse.Namespace) -> int:
         divisor=max(2, least),
         delta=options.delta,
     )
-    who = "the server adds the noise" if options.trust == "server" else f"{least} peers or more add the noise"
-    print(f"release   clip {options.clip:g}, noise {options.noise:g}; {who}", flush=True)
-    found = audit_rounds(plan, runs=options.runs)
-    print(f"stated    epsilon {found.stated:.4g} at delta {found.delta:g}, for one release")
+    noise_source = "the server adds the noise" if options.trust == "server" else f"{least} peers or more add the noise"
+    print(f"release   clip {options.clip:g}, noise {options.noise:g}; {noise_source}", flush=True)
+    result = audit_rounds(plan, runs=options.runs)
+    print(f"stated    epsilon {result.stated:.4g} at delta {result.delta:g}, for one release")
     if (mechanism := plan.mechanism) is not None and mechanism.least > 1:
-        alone = epsilon({Noise(multiplier=mechanism.noise_of_one): 1}, found.delta)
+        epsilon_of_post = epsilon({Noise(multiplier=mechanism.noise_of_one): 1}, result.delta)
         print(
-            f"server    it sees each post alone, with one share of the noise: epsilon {alone:.4g}, which is not measured here"
+            f"server    it sees each post alone, with one share of the noise: epsilon {epsilon_of_post:.4g}, which is not measured here"
         )
-    print(f"measured  {found.runs:,} releases, half of them with a worst-case update, which somebody tries to notice")
+    print(f"measured  {result.runs:,} releases, half of them with a worst-case update, which somebody tries to notice")
     print(
-        f"bound     epsilon is at least {found.as_gaussian:.4g} if the noise is Gaussian, {found.as_any:.4g} in any case (95 %)"
+        f"bound     epsilon is at least {result.as_gaussian:.4g} if the noise is Gaussian, {result.as_any:.4g} in any case (95 %)"
     )
-    if found.is_refuted:
+    if result.is_refuted:
         print("result    REFUTED: this build protects less than it states. About 1 in 20 audits says so by chance")
         return 1
     print("result    consistent: no bound is above the stated value")

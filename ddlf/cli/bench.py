@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlf.cli.doctor import taken
+from ddlf.cli.doctor import leased
 from ddlf.cli.options import add_cluster_options, add_json, named_cluster
 from ddlf.cli.parsing import Command, Parser, number
 from ddlf.errors import ConfigError, ConnectError, DDLFError
@@ -57,22 +57,22 @@ def take(data: Any) -> None:
     """Receive data that the master sends, to measure the speed to the worker. Runs on the worker."""
 
 
-_held: dict[int, Any] = {}
+_payloads: dict[int, Any] = {}
 
 
 def give(size: int) -> Any:
     """Return ``size`` bytes, which were created before the measurement of the speed from the worker. Runs on the
     worker.
     """
-    if size not in _held:
-        _held.clear()
-        _held[size] = np.ones(size, np.uint8)
-    return _held[size]
+    if size not in _payloads:
+        _payloads.clear()
+        _payloads[size] = np.ones(size, np.uint8)
+    return _payloads[size]
 
 
 def forget() -> None:
     """Free the bytes that were created for the measurement. Runs on the worker."""
-    _held.clear()
+    _payloads.clear()
 
 
 async def measure(worker: ProxyWorker, size: int) -> Way:
@@ -108,7 +108,7 @@ async def measure(worker: ProxyWorker, size: int) -> Way:
 Pair = tuple["ProxyWorker", "ProxyWorker", "Way | DDLFError"]
 
 
-async def between(options: argparse.Namespace, which: list[int]) -> list[Pair]:
+async def between(options: argparse.Namespace, numbers: list[int]) -> list[Pair]:
     """Let workers measure the link between each two of them, one pair after another, and print a line for each pair.
 
     Raises:
@@ -117,12 +117,14 @@ async def between(options: argparse.Namespace, which: list[int]) -> list[Pair]:
     from ddlf.cluster.introduce import introduced
 
     role, pairs = (secrets.token_hex(8), WAYS), []
-    async with taken(options, which) as workers:
+    async with leased(options, numbers) as workers:
         await asyncio.gather(*(worker.call(role, "open", Ways, role[0]) for worker in workers))
         unmet = await introduced(workers, role[0])
         for two in itertools.combinations(workers, 2):
             way: Way | DDLFError
-            problems = [f"{a.nickname} cannot reach {b.nickname}: {why}" for a, b, why in unmet if {a, b} == {*two}]
+            problems = [
+                f"{a.nickname} cannot reach {b.nickname}: {reason}" for a, b, reason in unmet if {a, b} == {*two}
+            ]
             try:
                 if problems:
                     raise ConnectError("; ".join(problems))
@@ -203,10 +205,10 @@ def slow(workers: list[ProxyWorker], results: list[Way | DDLFError]) -> list[str
     if len(ways) < 3:
         return []
     sentences = []
-    for what, speeds in (("to", [way.there_mbs for _, way in ways]), ("from", [way.back_mbs for _, way in ways])):
+    for direction, speeds in (("to", [way.there_mbs for _, way in ways]), ("from", [way.back_mbs for _, way in ways])):
         middle = statistics.median(speeds)
         sentences += [
-            f"the way {what} {worker.name} has {speed / middle:.0%} of the usual speed: check its cable and its switch port"
+            f"the way {direction} {worker.name} has {speed / middle:.0%} of the usual speed: check its cable and its switch port"
             for (worker, _), speed in zip(ways, speeds, strict=True)
             if speed < SLOW * middle
         ]

@@ -72,11 +72,11 @@ def lines(name: str, compared: Compared) -> list[str]:
     if (differs := compared.differs) is None:
         how = "the same bits as" if compared.same_bits else f"equal to rounding (at most {compared.most:.1e} apart) to"
         return [f"agrees    {name}, with one slot, over {length}: {how} plain Keras"]
-    place = f" {list(differs.place)}" if differs.place else ""
+    element = f" {list(differs.element)}" if differs.element else ""
     more = f"; {differs.tensors} tensors differ, at most by {differs.most:.2g}" if differs.tensors > 1 else ""
     return [
         f"differs   {name}, with one slot, from batch {differs.batch} on, of {length}",
-        f"where     {differs.tensor}{place}: {differs.expected:.9g} with plain Keras, {differs.found:.9g} with the app{more}",
+        f"where     {differs.tensor}{element}: {differs.expected:.9g} with plain Keras, {differs.actual:.9g} with the app{more}",
         f"cause     {differs.cause}",
     ]
 

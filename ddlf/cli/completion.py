@@ -129,7 +129,7 @@ def _parameters() -> Iterator[tuple[str, str]]:
     other packages.
     """
     of_packages = [settings_with(mode, exchange) for mode in MODE.names for exchange in EXCHANGE.names]
-    for name, setting in {name: one for known in of_packages for name, one in known.items()}.items():
+    for name, setting in {name: setting for settings in of_packages for name, setting in settings.items()}.items():
         if setting.flag is None or name not in SETTINGS:
             yield f"{name}=", setting.help
 

@@ -69,11 +69,11 @@ def check_values(app: IApp, options: argparse.Namespace) -> None:
         ConfigError: A value is wrong. The text begins with its place: an option, a line of the cluster file, or a
             class.
     """
-    known = settings_with(app.mode, app.exchange)
+    settings = settings_with(app.mode, app.exchange)
     for name, _, origin in setting_rows(app, options):
         try:
-            if name in known:
-                known[name].check(name, getattr(app, name, known[name].default))
+            if name in settings:
+                settings[name].check(name, getattr(app, name, settings[name].default))
         except ConfigError as error:
             error.message = f"{origin}: {error.message}"
             raise

@@ -70,10 +70,10 @@ async def served(
     Raises:
         ListenError: The given port cannot be used.
     """
-    wanted = (requested(options) or (None, ""))[0] if app is None else app.dashboard
-    if wanted is None:
-        wanted = sys.stdout.isatty() and display.prints and not os.environ.get("CI")
-    if wanted is False:
+    requested_port = (requested(options) or (None, ""))[0] if app is None else app.dashboard
+    if requested_port is None:
+        requested_port = sys.stdout.isatty() and display.prints and not os.environ.get("CI")
+    if requested_port is False:
         yield
         return
 
@@ -81,11 +81,13 @@ async def served(
         print(text, file=None if display.prints else sys.stderr, flush=True)
 
     button = stop.interrupted if app is not None else None
-    page = cluster.dashboard(app, port=None if wanted is True else wanted, stop=button, cluster=described)
+    page = cluster.dashboard(
+        app, port=None if requested_port is True else requested_port, stop=button, cluster=described
+    )
     try:
         await page.open()
     except DDLFError as error:
-        if wanted is not True:
+        if requested_port is not True:
             raise
         say(f"dashboard not shown: {error}")
         yield

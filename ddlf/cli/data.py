@@ -18,9 +18,9 @@ from ddlf.cli.parsing import Command, Parser, action, addresses, number
 from ddlf.data import kind_at
 from ddlf.data.export import Moved, damage
 from ddlf.data.export import export as exported
-from ddlf.data.location import DataPlace, Folder
+from ddlf.data.location import DataLocation, Folder
 from ddlf.data.manifest import Manifest
-from ddlf.data.remote_folder import open_place
+from ddlf.data.remote_folder import open_location
 from ddlf.data.rows import SampleSource
 from ddlf.data.sources import open_source, state_of
 from ddlf.data.split import PartitionedSource, sizes_of
@@ -135,17 +135,17 @@ def _size(text: str) -> int:
 def split(options: argparse.Namespace) -> int:
     """Run ``ddlf data split``: write a source, such as a folder of images, as a data set of partition files."""
     hosts = _hosts(options)
-    place = _folder(options) if hosts else open_place(options.place)
+    location = _folder(options) if hosts else open_location(options.place)
     if options.shuffle == "none" and options.seed is not None:
         raise ConfigError("--seed has no effect with --shuffle none", hint="leave it out")
     if options.shuffle == "none" and options.stratify:
         raise ConfigError("--stratify has no effect with --shuffle none", hint="leave one of them out")
     if (
         options.source.is_dir()
-        and isinstance(place, Folder)
-        and place.path.resolve().is_relative_to(options.source.resolve())
+        and isinstance(location, Folder)
+        and location.path.resolve().is_relative_to(options.source.resolve())
     ):
-        raise ConfigError(f"{place} is inside {options.source}", hint="write the data set somewhere else")
+        raise ConfigError(f"{location} is inside {options.source}", hint="write the data set somewhere else")
     source = open_source(
         options.source,
         columns=options.columns,
@@ -160,9 +160,9 @@ def split(options: argparse.Namespace) -> int:
     began = time.monotonic()
     how = (options.columns, options.part or "", options.label, options.image_size, options.ragged)
     with _line() as moved:
-        made = written(
+        manifest = written(
             source,
-            place,
+            location,
             sizes,
             shuffle=options.shuffle == "global",
             stratify=options.stratify,
@@ -172,7 +172,7 @@ def split(options: argparse.Namespace) -> int:
             moved=moved,
             say=_say,
         )
-    _print(place, made)
+    _print(location, manifest)
     print(f"took      {time.monotonic() - began:.1f} s")
     return _send(_folder(options), options) if hosts else 0
 
@@ -203,25 +203,25 @@ def _hosts(options: argparse.Namespace) -> int:
 
 def _folder(options: argparse.Namespace) -> Folder:
     """Return the folder of the data set to send. It will have the same path on each machine."""
-    place = open_place(options.place)
-    if not isinstance(place, Folder):
-        raise ConfigError(f"{place} is a store, which all machines reach: you need not send it")
-    if not place.path.is_absolute():
+    location = open_location(options.place)
+    if not isinstance(location, Folder):
+        raise ConfigError(f"{location} is a store, which all machines reach: you need not send it")
+    if not location.path.is_absolute():
         raise ConfigError(
-            f"{place} is named from the folder where this runs, which other machines do not have",
-            hint=f"name it from the root: {place.path.absolute()}",
+            f"{location} is named from the folder where this runs, which other machines do not have",
+            hint=f"name it from the root: {location.path.absolute()}",
         )
-    return place
+    return location
 
 
-def _send(place: Folder, options: argparse.Namespace) -> int:
+def _send(folder: Folder, options: argparse.Namespace) -> int:
     copies = options.copies or 1
 
     async def sent() -> None:
         async with named_cluster(options) as cluster:
             with _line("bytes") as moved:
-                counts = await spread(place, cluster.workers, copies, moved)
-            assigned = shares(place.manifest(), len(counts), copies)
+                counts = await spread(folder, cluster.workers, copies, moved)
+            assigned = shares(folder.manifest(), len(counts), copies)
             for worker, count, share in zip(cluster.workers, counts, assigned, strict=True):
                 print(f"sent      {worker.name}: {count:,} of its {len(share):,} files, the others were there")
 
@@ -231,15 +231,15 @@ def _send(place: Folder, options: argparse.Namespace) -> int:
 
 def repartition(options: argparse.Namespace) -> int:
     """Run ``ddlf data repartition``: write the samples of a data set into files of other sizes."""
-    place = open_place(options.place)
-    source = PartitionedSource(place)
+    location = open_location(options.place)
+    source = PartitionedSource(location)
     sizes = _sizes(source, options)
     began = time.monotonic()
     with _line() as moved:
-        made = rewritten(place, source, sizes, memory=_cap(options), moved=moved, say=_say)
+        manifest = rewritten(location, source, sizes, memory=_cap(options), moved=moved, say=_say)
     if options.remove_old:
-        place.retire(source.manifest)
-    _print(place, made)
+        location.retire(source.manifest)
+    _print(location, manifest)
     print(f"took      {time.monotonic() - began:.1f} s")
     return 0
 
@@ -271,11 +271,11 @@ def verify(options: argparse.Namespace) -> int:
     """Run ``ddlf data verify``: check every byte of a data set. If anything is wrong, return the exit code of an
     unusable data set.
     """
-    place = open_place(options.place)
-    manifest = place.manifest()
+    location = open_location(options.place)
+    manifest = location.manifest()
     wrong = 0
     with _line() as moved:
-        for error in damage(place, manifest, moved):
+        for error in damage(location, manifest, moved):
             wrong += 1
             print(f"damaged   {error.message}")
     print(
@@ -286,24 +286,24 @@ def verify(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Run ``ddlf data export``: write all samples of a data set into one file."""
-    place = open_place(options.place)
+    location = open_location(options.place)
     target: Path = options.target
-    manifest = place.manifest()
+    manifest = location.manifest()
     with _line() as moved:
-        exported(place, manifest, target, moved)
+        exported(location, manifest, target, moved)
     print(f"wrote     {target}: {manifest.samples:,} samples, {size(target.stat().st_size)}")
     return 0
 
 
-def _print(place: DataPlace, manifest: Manifest) -> None:
-    print(f"place     {place}, version {manifest.version}, content {manifest.content}", *manifest.lines(), sep="\n")
+def _print(location: DataLocation, manifest: Manifest) -> None:
+    print(f"place     {location}, version {manifest.version}, content {manifest.content}", *manifest.lines(), sep="\n")
 
 
-def _say(what: str, text: str) -> None:
+def _say(label: str, text: str) -> None:
     if sys.stderr.isatty():  # a progress line may be visible
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
-    print(f"{what:<9} {text}", flush=True)
+    print(f"{label:<9} {text}", flush=True)
 
 
 @contextlib.contextmanager
@@ -311,12 +311,12 @@ def _line(unit: str = "samples") -> Iterator[Moved]:
     """Return a function that shows the progress in one line of a terminal."""
     shown, width = 0.0, 0
 
-    def moved(what: str, done: int, of: int) -> None:
+    def moved(label: str, done: int, of: int) -> None:
         nonlocal shown, width
         if not sys.stderr.isatty() or time.monotonic() - shown < EVERY_S:
             return
         shown = time.monotonic()
-        text = f"{what:<9} {done:,} of {of:,} {unit}, {100 * done // of}%"
+        text = f"{label:<9} {done:,} of {of:,} {unit}, {100 * done // of}%"
         width = max(width, len(text))
         sys.stderr.write(f"\r{text:<{width}}")
         sys.stderr.flush()

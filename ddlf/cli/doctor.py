@@ -35,7 +35,7 @@ from ddlf.cli.findings import (
     of_speeds,
     of_versions,
 )
-from ddlf.cli.options import add_cluster_options, add_json, given, named_cluster, workers_range
+from ddlf.cli.options import add_cluster_options, add_json, given_options, named_cluster, workers_range
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.config.addresses import DEFAULT_PORT, find_config
 from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, ProtocolError
@@ -254,7 +254,7 @@ def _cluster(options: argparse.Namespace, report: Diagnosis) -> Cluster | None:
         report.launcher = options.launcher.partition(":")[0]
     if options.workers is not None and not options.launcher:
         raise ConfigError("--workers has no effect without --launcher", hint="leave it out")
-    if report.launcher and (unused := given(options, ("token_file", "insecure_plaintext"))):
+    if report.launcher and (unused := given_options(options, ("token_file", "insecure_plaintext"))):
         raise ConfigError(
             f"{', '.join(unused)} has no effect with a launcher, which has its own token", hint="leave it out"
         )
@@ -272,15 +272,15 @@ def _launcher(options: argparse.Namespace) -> Launcher:
     from ddlf.cluster.config.cluster_file import load_config
     from ddlf.cluster.launch.launcher import Workers, WorkersMissing, installed
 
-    def made(workers: Workers | None) -> Launcher:
+    def build(workers: Workers | None) -> Launcher:
         if options.launcher:
             return installed(options.launcher, workers)
         return load_config(options.config).new_launcher(workers)
 
     try:
-        return made(options.workers)
+        return build(options.workers)
     except WorkersMissing:
-        return made(Workers(1, 1))
+        return build(Workers(1, 1))
 
 
 def _follower(options: argparse.Namespace) -> Callable[[], int] | None:
@@ -324,12 +324,12 @@ async def _examine_launcher(
         findings.append(of_error(error, report.launcher))
     except TimeoutError:
         reasons = await asyncio.gather(*(launcher.waits(index) for index in range(cluster.places)))
-        why = "; ".join(dict.fromkeys(filter(None, reasons))) or "the engine does not say why"
+        explanation = "; ".join(dict.fromkeys(filter(None, reasons))) or "the engine does not say why"
         findings.append(
             Problem(
                 "warning",
                 (report.launcher,),
-                f"its workers have not started within {START_S:g} s: {why}",
+                f"its workers have not started within {START_S:g} s: {explanation}",
                 "a run would wait longer; if the engine has no room now, run this command again later",
             )
         )
@@ -362,18 +362,18 @@ async def _port_taken(timeout_s: float) -> list[Problem]:
     return []
 
 
-async def all_asked(
+async def ask_workers(
     workers: list[ProxyWorker], timeout_s: float, say: Callable[[str], None], needs: Sequence[str] = ()
 ) -> list[Answer]:
     """Ask all workers at the same time for facts about them, and print the names of the workers that take long."""
-    asking = {asyncio.create_task(asked(worker, timeout_s, needs)): worker for worker in workers}
+    asking = {asyncio.create_task(ask_worker(worker, timeout_s, needs)): worker for worker in workers}
     _, late = await asyncio.wait(asking, timeout=LONG_S)
     if late:
         say(f"          waiting for {', '.join(worker.name for task, worker in asking.items() if task in late)}")
     return await asyncio.gather(*asking)
 
 
-async def asked(worker: ProxyWorker, timeout_s: float, needs: Sequence[str] = ()) -> Answer:
+async def ask_worker(worker: ProxyWorker, timeout_s: float, needs: Sequence[str] = ()) -> Answer:
     """Connect to a worker, and ask for all facts that it can give without measurements. If the worker answers, it stays
     connected.
     """
@@ -384,10 +384,10 @@ async def asked(worker: ProxyWorker, timeout_s: float, needs: Sequence[str] = ()
         answer.machine = await worker.ask("machine", list(needs), timeout_s=timeout_s)
         for _ in range(ROUND_TRIPS):
             begin, before = time.perf_counter(), time.time()
-            theirs = (await worker.ask("probe", timeout_s=timeout_s))["time"]
+            worker_time = (await worker.ask("probe", timeout_s=timeout_s))["time"]
             round_trip = time.perf_counter() - begin
             if not answer.round_trip_s or round_trip < answer.round_trip_s:
-                answer.round_trip_s, answer.clock_s = round_trip, theirs - before - round_trip / 2
+                answer.round_trip_s, answer.clock_s = round_trip, worker_time - before - round_trip / 2
     except DDLFError as error:
         answer.error = _for_a_line(error, worker)
     return answer
@@ -412,7 +412,7 @@ async def _examine_workers(
     """
     width = max(len(worker.name) for worker in workers)
     try:
-        report.answers = await all_asked(workers, timeout_s, say)
+        report.answers = await ask_workers(workers, timeout_s, say)
         for worker, answer in zip(workers, report.answers, strict=True):
             # A measurement would slow down a run on this worker.
             if answer.error is None and not (answer.status["lease"] or answer.status["busy"]):
@@ -431,17 +431,19 @@ async def _examine_pairs(options: argparse.Namespace, report: Diagnosis, say: Ca
     moment.
     """
     answers = enumerate(report.answers, 1)
-    free = [n for n, one in answers if one.error is None and not (one.status["lease"] or one.status["busy"])]
+    free = [
+        n for n, answer in answers if answer.error is None and not (answer.status["lease"] or answer.status["busy"])
+    ]
     if len(free) < 2:
         return []
     try:
-        unmet = await without_way(options, free)
+        unmet = await unreachable_pairs(options, free)
     except DDLFError as error:  # a run has begun, or a worker was lost
         say(f"pairs     not tried: {error}")
         return []
     count = len(free) * (len(free) - 1)
     say(f"pairs     {count - len(unmet)} of {count} ways from worker to worker work")
-    return [of_pair(*one) for one in unmet]
+    return [of_pair(*pair) for pair in unmet]
 
 
 async def _speed(worker: ProxyWorker, data: bytes, size: int) -> float:
@@ -470,17 +472,17 @@ async def _speed_once(worker: ProxyWorker, data: bytes, size: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def taken(options: argparse.Namespace, which: Collection[int]) -> AsyncIterator[list[ProxyWorker]]:
+async def leased(options: argparse.Namespace, numbers: Collection[int]) -> AsyncIterator[list[ProxyWorker]]:
     """Connect to workers and lease them, because only the lease holder may introduce workers to each other.
 
     Args:
         options: The options with the cluster and the time limit for a worker's answer.
-        which: Numbers of the workers.
+        numbers: Numbers of the workers.
 
     Raises:
         DDLFError: A worker is in use, or cannot be reached.
     """
-    workers = [worker for worker in named_cluster(options).workers if worker.id in which]
+    workers = [worker for worker in named_cluster(options).workers if worker.id in numbers]
     try:
         for result in await asyncio.gather(
             *(worker.connect(timeout_s=options.timeout) for worker in workers), return_exceptions=True
@@ -494,19 +496,19 @@ async def taken(options: argparse.Namespace, which: Collection[int]) -> AsyncIte
         await asyncio.gather(*(worker.close() for worker in workers))
 
 
-async def without_way(options: argparse.Namespace, which: Collection[int]) -> list[tuple[str, str, str]]:
+async def unreachable_pairs(options: argparse.Namespace, numbers: Collection[int]) -> list[tuple[str, str, str]]:
     """Let workers try to connect to each other, and return the pairs that fail.
 
     Args:
         options: The options with the cluster and the time limit for a worker's answer.
-        which: Numbers of the workers.
+        numbers: Numbers of the workers.
 
     Returns:
         For each pair without a connection: the calling worker, the called worker, and the error at each address.
     """
     from ddlf.cluster.introduce import introduced
 
-    async with taken(options, which) as workers:
+    async with leased(options, numbers) as workers:
         failed = await introduced(workers, secrets.token_hex(8))
     return [(caller.name, called.name, reason) for caller, called, reason in failed]
 

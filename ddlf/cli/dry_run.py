@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.app import IApp
 from ddlf.cli.card_lines import card_lines
 from ddlf.cli.config import setting_rows
-from ddlf.cli.doctor import HERE, Answer, all_asked, difference, of_answer, size, versions
+from ddlf.cli.doctor import HERE, Answer, ask_workers, difference, of_answer, size, versions
 from ddlf.cli.findings import Problem, joined, of_error, of_machine
 from ddlf.cli.options import new_workers, reads_cluster_file
 from ddlf.cli.target import needs_of
@@ -63,7 +63,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
             for cards in card_lines(gpus, app is not None and app.deterministic, options):
                 print(f"cards     {cards}")
     else:
-        answers = await all_asked(cluster.workers, timeout_s, print, needs)
+        answers = await ask_workers(cluster.workers, timeout_s, print, needs)
         await cluster.close()
         width = max(len(answer.name) for answer in answers)
         for answer in answers:
@@ -136,7 +136,7 @@ def _facts(
     if not machines:
         machines = [this_machine if new_workers(options) else {}] * cluster.N
     # An executor reports the cards that it has got.
-    return [{} if not one or one["gpus"]["cards"] else {**one, "gpus": []} for one in machines]
+    return [{} if not machine or machine["gpus"]["cards"] else {**machine, "gpus": []} for machine in machines]
 
 
 def _line(this_machine: dict[str, Any], answer: Answer) -> str:

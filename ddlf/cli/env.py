@@ -63,8 +63,8 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
     # This comes first, because the search for a token removes it from the environment.
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)}
     machine = about([Path.cwd()])
-    wanted = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("ddlf") or []]
-    versions = packages(sorted({*PACKAGES, *wanted}))
+    requirements = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("ddlf") or []]
+    versions = packages(sorted({*PACKAGES, *requirements}))
     return {
         "ddlf": f"{machine['ddlf']}, in {Path(ddlf.__file__).parent}",
         "python": f"{machine['python']} ({platform.python_implementation()}), {sys.executable}",
@@ -81,10 +81,10 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
 
 def _token(options: argparse.Namespace) -> str:
     try:
-        known = tokens.find_tokens(options.token_file)
+        token_set = tokens.find_tokens(options.token_file)
     except DDLFError as error:
         return str(error)
-    return known.source if known else "none"
+    return token_set.source if token_set else "none"
 
 
 def _cluster(options: argparse.Namespace) -> str:

@@ -51,11 +51,11 @@ class Problem:
 
 def joined(findings: Iterable[Problem]) -> list[Problem]:
     """Sort findings, errors first, and join the same problem on several machines to one finding."""
-    places_of: dict[Problem, list[str]] = {}
+    machines_of: dict[Problem, list[str]] = {}
     for finding in findings:
-        places = places_of.setdefault(replace(finding, where=()), [])
-        places += [place for place in finding.where if place not in places]
-    rows = [replace(finding, where=tuple(places)) for finding, places in places_of.items()]
+        machines = machines_of.setdefault(replace(finding, where=()), [])
+        machines += [machine for machine in finding.where if machine not in machines]
+    rows = [replace(finding, where=tuple(machines)) for finding, machines in machines_of.items()]
     return sorted(rows, key=lambda finding: finding.level != "error")
 
 
@@ -75,13 +75,13 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
         where: Name of the machine, for people.
     """
 
-    def warning(what: str, do: str) -> Problem:
-        return Problem("warning", (where,), what, do)
+    def warning(sentence: str, do: str) -> Problem:
+        return Problem("warning", (where,), sentence, do)
 
     packages = facts["packages"]
     if unmet := facts["unmet"]:
-        wanted = " ".join(f"'{text.partition(' (')[0]}'" for text in unmet)
-        yield warning(f"needed, and not there: {', '.join(unmet)}", f"python -m pip install {wanted}")
+        requirements = " ".join(f"'{text.partition(' (')[0]}'" for text in unmet)
+        yield warning(f"needed, and not there: {', '.join(unmet)}", f"python -m pip install {requirements}")
     installed = [name for name in TENSORFLOWS if name in packages]
     if len(installed) > 1:
         extra = "tensorflow-gpu" if facts.get("gpus", {}).get("cards") else "tensorflow"
@@ -127,8 +127,8 @@ def of_cards(gpus: dict[str, Any], where: str) -> Iterator[Problem]:
         where: Name of the machine, for people.
     """
 
-    def warning(what: str, do: str) -> Problem:
-        return Problem("warning", (where,), what, do)
+    def warning(sentence: str, do: str) -> Problem:
+        return Problem("warning", (where,), sentence, do)
 
     if gpus.get("problem"):
         yield warning(gpus["problem"], gpus["do"])
@@ -160,9 +160,9 @@ def of_cards(gpus: dict[str, Any], where: str) -> Iterator[Problem]:
                 f"the card {card['number']} ({card['name']}) has {_gb(card['free'])} of {_gb(card['memory'])} memory free",
                 f"end what uses it (processes {users}), or choose another card with --gpus",
             )
-        elif others := _others(card["processes"], gpus.get("programs", {})):
+        elif programs := _foreign_processes(card["processes"], gpus.get("programs", {})):
             yield warning(
-                f"the card {card['number']} ({card['name']}) is busy with {', '.join(others)}: a worker would be slow there",
+                f"the card {card['number']} ({card['name']}) is busy with {', '.join(programs)}: a worker would be slow there",
                 "wait for it, end it, or choose another card with --gpus",
             )
 
@@ -186,7 +186,7 @@ def of_checks(problems: Iterable[tuple[str, str, str]], where: str) -> Iterator[
         yield Problem("warning", (where,), f"the card{'s' * (len(names) > 1)} {', '.join(names)}: {what}", do)
 
 
-def _others(processes: Iterable[int], programs: dict[str, str]) -> list[str]:
+def _foreign_processes(processes: Iterable[int], programs: dict[str, str]) -> list[str]:
     """Return the processes on a card that do not belong to DDLF, for people."""
     names = {pid: programs.get(str(pid), "") for pid in processes}
     return [f"process {pid}" + f" ({name})" * bool(name) for pid, name in names.items() if not name.startswith("ddlf")]

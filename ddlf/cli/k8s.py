@@ -50,8 +50,8 @@ def render(options: argparse.Namespace) -> int:
         command = manifests.RunCommand(*_app(options), [*again, *checked_run_options(options.app, options.options)])
         objects = (manifests.jobset if options.jobset else manifests.run)(keys, command)
     if keys.namespace is not None:
-        for each in objects:
-            each["metadata"]["namespace"] = keys.namespace
+        for manifest in objects:
+            manifest["metadata"]["namespace"] = keys.namespace
     yaml.add_representer(str, _text, yaml.SafeDumper)
     print(yaml.safe_dump_all(objects, sort_keys=False, width=1000), end="")
     kind = "statefulset" if options.pool else "jobset" if options.jobset else "job"
@@ -86,8 +86,8 @@ async def _create_secret(owner: str, namespace: str | None) -> int:
     if not re.fullmatch(r"[a-z.-]+/[a-z0-9.-]+", owner):
         raise ConfigError(f"an owner is KIND/NAME, got {owner!r}", hint="as in: ddlf k8s secret job/app")
     kubectl = Kubectl(namespace)
-    found = await kubectl.read("get", owner)
-    manifest = manifests.secret(found["metadata"]["name"], new_token().encode(), found)
+    resource = await kubectl.read("get", owner)
+    manifest = manifests.secret(resource["metadata"]["name"], new_token().encode(), resource)
     print((await kubectl("create", "--validate=false", "--filename=-", stdin=manifest)).strip())
     return 0
 

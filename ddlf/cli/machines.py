@@ -65,11 +65,11 @@ def _listed(options: argparse.Namespace) -> ClusterConfig:
     return config
 
 
-async def _each(workers: Sequence[WorkerAddress], act: Callable[[WorkerAddress], Awaitable[str]]) -> int:
+async def _for_each_worker(workers: Sequence[WorkerAddress], act: Callable[[WorkerAddress], Awaitable[str]]) -> int:
     """Do something for all workers at once, and print a line for each as soon as it is done. Return the exit code."""
     code = 0
 
-    async def one(index: int, worker: WorkerAddress) -> None:
+    async def act_on(index: int, worker: WorkerAddress) -> None:
         nonlocal code
         try:
             text = await act(worker)
@@ -79,7 +79,7 @@ async def _each(workers: Sequence[WorkerAddress], act: Callable[[WorkerAddress],
 
     async with asyncio.TaskGroup() as group:
         for index, worker in enumerate(workers, 1):
-            group.create_task(one(index, worker))
+            group.create_task(act_on(index, worker))
     return code
 
 
@@ -113,14 +113,14 @@ async def up(options: argparse.Namespace) -> int:
     installing: dict[str, asyncio.Task[Any]] = {}
     if options.install:
         name, content = wheel()
-        given = {"name": name, "wheel": base64.b64encode(content).decode(), "extras": _extras()}
+        request = {"name": name, "wheel": base64.b64encode(content).decode(), "extras": _extras()}
         for worker in config.workers:
             if worker.host not in installing:
                 ports = [other.port for other in config.workers if other.host == worker.host]
                 installing[worker.host] = asyncio.ensure_future(
-                    call(worker.host, "install", {**given, "ports": ports}, worker.python, connecting, timeout_s=None)
+                    call(worker.host, "install", {**request, "ports": ports}, worker.python, connecting, timeout_s=None)
                 )
-        print(f"installing {name}{given['extras']}, which may take minutes", flush=True)
+        print(f"installing {name}{request['extras']}, which may take minutes", flush=True)
 
     async def start(worker: WorkerAddress) -> str:
         await _check_resolves(worker.host)
@@ -129,13 +129,13 @@ async def up(options: argparse.Namespace) -> int:
         arguments = ["--advertise", worker.advertise] if worker.advertise else []
         arguments += worker.wanted.arguments()
         arguments += ["--insecure-plaintext"] if security.insecure_plaintext else []
-        given = {"port": worker.port, "token": token, "arguments": arguments, "systemd": options.systemd}
-        answer = await call(worker.host, "up", given, worker.python, connecting)
+        request = {"port": worker.port, "token": token, "arguments": arguments, "systemd": options.systemd}
+        answer = await call(worker.host, "up", request, worker.python, connecting)
         warning = answer.get("warning")
         return f"{answer['did']} (pid {answer['pid']}){f'; {warning}' if warning else ''}"
 
     try:
-        return await _each(config.workers, start)
+        return await _for_each_worker(config.workers, start)
     finally:
         for task in installing.values():
             task.cancel()
@@ -168,7 +168,7 @@ def wheel() -> tuple[str, bytes]:
     import ddlf
 
     try:
-        known = importlib.metadata.distribution("ddlf")
+        distribution = importlib.metadata.distribution("ddlf")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError("DDLF is not installed here, so it cannot be copied", hint="install it with pip") from None
     package = Path(ddlf.__file__).parent
@@ -177,9 +177,9 @@ def wheel() -> tuple[str, bytes]:
         for path in sorted(package.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    info = f"ddlf-{known.version}.dist-info"
+    info = f"ddlf-{distribution.version}.dist-info"
     for name in ("METADATA", "entry_points.txt"):
-        files[f"{info}/{name}"] = (known.read_text(name) or "").encode()
+        files[f"{info}/{name}"] = (distribution.read_text(name) or "").encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: ddlf\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     rows = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
@@ -187,7 +187,7 @@ def wheel() -> tuple[str, bytes]:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in files.items():
             packed.writestr(name, content)
-    return f"ddlf-{known.version}-py3-none-any.whl", archive.getvalue()
+    return f"ddlf-{distribution.version}-py3-none-any.whl", archive.getvalue()
 
 
 def _digest(content: bytes) -> str:
@@ -199,12 +199,14 @@ def _extras() -> str:
     from packaging.requirements import Requirement
 
     required = [Requirement(text) for text in importlib.metadata.requires("ddlf") or ()]
-    found = []
+    extras = []
     for extra in EXTRAS:
-        names = [one.name for one in required if one.marker and _is_for(one.marker, extra)]
+        names = [
+            requirement.name for requirement in required if requirement.marker and _is_for(requirement.marker, extra)
+        ]
         if names and all(map(_is_installed, names)):
-            found.append(extra)
-    return f"[{','.join(found)}]" if found else ""
+            extras.append(extra)
+    return f"[{','.join(extras)}]" if extras else ""
 
 
 def _is_for(marker: Any, extra: str) -> bool:
@@ -253,7 +255,7 @@ async def down(options: argparse.Namespace) -> int:
         answer = await call(worker.host, "down", {"port": worker.port}, worker.python, connecting)
         return "does not run" if answer["pid"] is None else f"ended (pid {answer['pid']})"
 
-    return await _each(config.workers, end)
+    return await _for_each_worker(config.workers, end)
 
 
 async def _check_unused(options: argparse.Namespace) -> None:

@@ -171,8 +171,8 @@ def _without_command(argv: list[str]) -> NoReturn:
 def _explain(name: str) -> NoReturn:
     """Run ``ddlf help ERROR``: print the full description of an error class, and exit."""
     if name not in errors.__all__:
-        near = difflib.get_close_matches(name, errors.__all__, 1)
-        more = f", did you mean {near[0]!r}?" if near else ""
+        matches = difflib.get_close_matches(name, errors.__all__, 1)
+        more = f", did you mean {matches[0]!r}?" if matches else ""
         top_parser(core_commands()).error(f"there is no error {name!r}{more}")
     print(errors.explained(name), end="")
     sys.exit(0)
@@ -187,10 +187,10 @@ def _refuse(parser: Parser, commands: Commands, argv: Sequence[str]) -> NoReturn
             parser.parse_args(argv)
             parser.error(f"a command is missing: {', '.join(commands)}")
         parser.error(f"{name} stands before the command; write: ddlf {later} {name} ...")
-    near = difflib.get_close_matches(name, (*commands, *NOT_COMMANDS), 1)
-    if near and near[0] in NOT_COMMANDS:
-        parser.error(f"unknown command {name!r}, {NOT_COMMANDS[near[0]]}")
-    more = f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(commands)}"
+    matches = difflib.get_close_matches(name, (*commands, *NOT_COMMANDS), 1)
+    if matches and matches[0] in NOT_COMMANDS:
+        parser.error(f"unknown command {name!r}, {NOT_COMMANDS[matches[0]]}")
+    more = f", did you mean {matches[0]!r}?" if matches else f"; there are: {', '.join(commands)}"
     parser.error(f"unknown command {name!r}{more}")
 
 

@@ -102,12 +102,14 @@ def write(folder: Path, name: str) -> list[Path]:
 
 def _source(template: ProjectTemplate, source: str, called: str) -> str:
     """Return the text of a project's file, with its requirements in the form of PEP 723."""
-    path = next(place / source for place in PLACES if (place / source).is_file())
+    path = next(folder / source for folder in PLACES if (folder / source).is_file())
     text = path.read_text(encoding="utf-8")
     for new_name, old_name in {**template.files, called: source}.items():
         text = re.sub(rf"(apps/)?\b{re.escape(old_name)}\b", new_name, text)
-    wanted = f"ddlf[{template.needs}]" if template.needs else "ddlf"
-    return f'# /// script\n# requires-python = ">=3.11"\n# dependencies = ["{wanted}>={__version__}"]\n# ///\n{text}'
+    requirement = f"ddlf[{template.needs}]" if template.needs else "ddlf"
+    return (
+        f'# /// script\n# requires-python = ">=3.11"\n# dependencies = ["{requirement}>={__version__}"]\n# ///\n{text}'
+    )
 
 
 def _readme(name: str, template: ProjectTemplate) -> str:

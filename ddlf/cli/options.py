@@ -80,10 +80,13 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
                 common=False,
             )
     add_parameters(parser, common=common)
-    own = {name: kinds for kinds in (MODE, EXCHANGE) for name in kinds.names if name not in kinds.more}
+    built_in = {name: kinds for kinds in (MODE, EXCHANGE) for name in kinds.names if name not in kinds.more}
     parser.more_groups = lambda: {
         name: partial(_of_kind, kinds, name)
-        for name, kinds in {**own, **{name: kinds for kinds in (MODE, EXCHANGE) for name in kinds.more}}.items()
+        for name, kinds in {
+            **built_in,
+            **{name: kinds for kinds in (MODE, EXCHANGE) for name in kinds.more},
+        }.items()
         if name not in GROUPS
     }
 
@@ -96,13 +99,13 @@ def _of_kind(kinds: KindOf[Any], name: str, columns: int) -> str:
         kind = kinds.kind(name)
     except ConfigError as error:
         return f"{name}:\n  {error}"
-    own = [one for one in kind.settings() if one.name not in SETTINGS]
-    shared = any(name in one.strategies for one in SETTINGS.values())
-    rows = [_parameter(one).row(columns) for one in own]
-    example = f"{name}:{own[0].field}={own[0].value}" if own else name
+    own_settings = [setting for setting in kind.settings() if setting.name not in SETTINGS]
+    shared = any(name in setting.strategies for setting in SETTINGS.values())
+    rows = [_parameter(setting).row(columns) for setting in own_settings]
+    example = f"{name}:{own_settings[0].field}={own_settings[0].value}" if own_settings else name
     usage = textwrap.fill(
         f"{(inspect.getdoc(kind) or '').partition(chr(10))[0]} Choose it with {option(kinds.setting)} {example}."
-        + ("" if own or shared else " It has no further settings."),
+        + ("" if own_settings or shared else " It has no further settings."),
         columns,
         initial_indent="  ",
         subsequent_indent="  ",
@@ -245,10 +248,10 @@ def add_app_options(parser: Parser) -> None:
     add_options(parser, common=False)
 
 
-def add_target(parser: Parser, *, what: str = "class", common: bool = True) -> None:
+def add_target(parser: Parser, *, kind: str = "class", common: bool = True) -> None:
     """Add the option that chooses one of several apps of a file."""
     parser.add(
-        "--target", metavar="NAME", help=f"the {what} to use, if the file has several", group="app", common=common
+        "--target", metavar="NAME", help=f"the {kind} to use, if the file has several", group="app", common=common
     )
 
 
@@ -295,7 +298,7 @@ def _seconds(text: str) -> float:
     return math.inf if text == "for-ever" else number(1)(text)
 
 
-def given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
+def given_options(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
     """Return the options among ``names`` that the user has given, as they are typed."""
 
     def is_given(name: str) -> bool:
@@ -305,22 +308,22 @@ def given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
     return [option(name) for name in names if is_given(name)]
 
 
-def check_short(options: argparse.Namespace, what: str) -> None:
+def check_short(options: argparse.Namespace, purpose: str) -> None:
     """Refuse options that have no effect on a command that only trains for a short time, and a missing app.
 
     Args:
         options: The parsed options.
-        what: The command with its purpose, such as ``"ddlf plan, which only measures"``.
+        purpose: The command with its purpose, such as ``"ddlf plan, which only measures"``.
 
     Raises:
         ConfigError: There are such options, or no app.
     """
     if options.app is None:
-        command = what.partition(",")[0]
+        command = purpose.partition(",")[0]
         raise ConfigError(f"{command} needs an app", hint=f"name its file: {command} app.py")
-    if unused := given(options, NOT_SHORT):
+    if unused := given_options(options, NOT_SHORT):
         raise ConfigError(
-            f"{', '.join(unused)} {have(unused)} no effect on {what}",
+            f"{', '.join(unused)} {have(unused)} no effect on {purpose}",
             hint=f"leave {'it' if len(unused) == 1 else 'them'} out",
         )
 
@@ -344,7 +347,7 @@ def check_cluster_options(options: argparse.Namespace) -> None:
     if options.listen is not None and options.workers is None:
         raise ConfigError("--listen needs the number of workers", hint="add --workers N")
     if new_workers(options):
-        unused = given(options, ("token_file", "insecure_plaintext", "wait"))
+        unused = given_options(options, ("token_file", "insecure_plaintext", "wait"))
         if unused and options.local:
             raise ConfigError(
                 f"{', '.join(unused)} has no effect with --local",
@@ -356,7 +359,7 @@ def check_cluster_options(options: argparse.Namespace) -> None:
                 hint="name it with --config PATH",
             )
         return
-    if unused := given(options, ("gpus", "gpu_memory")):
+    if unused := given_options(options, ("gpus", "gpu_memory")):
         raise ConfigError(
             f"{', '.join(unused)} has no effect without --local",
             hint="in a cluster file it is a key of a worker; an engine has the key gpus, as in --launcher slurm:gpus=1",
@@ -449,7 +452,7 @@ def _run_options(parser: Parser) -> None:
         group="app",
         common=False,
     )
-    add_target(parser, what="class or function", common=False)
+    add_target(parser, kind="class or function", common=False)
 
 
 RUN = Command(

@@ -31,7 +31,7 @@ def show_error(error: BaseException, *, whole: bool) -> None:
         whole: Whether to show the lines of libraries, too.
     """
     if isinstance(error, DDLFError):
-        text = (_of_the_master(error) if whole else "") + _told(error, whole)
+        text = (_of_the_master(error) if whole else "") + _printed_error(error, whole)
     elif whole:
         text = "".join(traceback.format_exception(error))
     else:
@@ -46,37 +46,39 @@ def show_error(error: BaseException, *, whole: bool) -> None:
 MORE = "-v also shows the lines of libraries"
 
 
-def _told(error: DDLFError, whole: bool) -> str:
+def _printed_error(error: DDLFError, whole: bool) -> str:
     """Return the text to print about an error: what happened, the hint, where to read more, and the lines of the user's
     code on the worker.
 
     Without a terminal there is no layout in rows.
     """
-    sentence, hint, rest = parts(error)
+    sentence, hint, details = parts(error)
     if isinstance(error, RemoteError) and not error.others:  # the sentence says it
-        rest = rest.removesuffix(f"{error.type_name}: {error.remote_message}".rstrip()).rstrip()
+        details = details.removesuffix(f"{error.type_name}: {error.remote_message}".rstrip()).rstrip()
     shown = (
-        (sentence, rest) if whole else (tracebacks.hide_library_frames(sentence), tracebacks.hide_library_frames(rest))
+        (sentence, details)
+        if whole
+        else (tracebacks.hide_library_frames(sentence), tracebacks.hide_library_frames(details))
     )
-    hidden = shown != (sentence, rest)
-    sentence, rest = "\n".join([shown[0], *getattr(error, "__notes__", ())]), shown[1]
+    hidden = shown != (sentence, details)
+    sentence, details = "\n".join([shown[0], *getattr(error, "__notes__", ())]), shown[1]
     more = (
         [] if isinstance(error, SELF_EXPLAINING) or type(error) is DDLFError else [f"ddlf help {type(error).__name__}"]
     )
     if not sys.stderr.isatty():
-        said = f"error  {sentence}; {hint}{rest}\n" if hint else f"error  {sentence}{rest}\n"
-        return said + "".join(f"more   {where}\n" for where in more)
-    rows = {"error": sentence, "why": _why(error), "try": hint, "more": ", ".join([*more, *[MORE] * hidden])}
-    lines = f"{rest}\n".removeprefix("\n") if rest else ""
+        text = f"error  {sentence}; {hint}{details}\n" if hint else f"error  {sentence}{details}\n"
+        return text + "".join(f"more   {where}\n" for where in more)
+    rows = {"error": sentence, "why": _cause(error), "try": hint, "more": ", ".join([*more, *[MORE] * hidden])}
+    lines = f"{details}\n".removeprefix("\n") if details else ""
     return "".join(_row(label, text) for label, text in rows.items() if text) + lines
 
 
-def _why(error: DDLFError) -> str:
+def _cause(error: DDLFError) -> str:
     """Return the cause of an error in one line; empty if the error's sentence already says it."""
     cause = error.__cause__
-    said = parts(cause)[0] if isinstance(cause, DDLFError) else getattr(cause, "strerror", None) or str(cause or "")
-    first = said.strip().partition("\n")[0]
-    return "" if first.casefold() in parts(error)[0].casefold() else first
+    sentence = parts(cause)[0] if isinstance(cause, DDLFError) else getattr(cause, "strerror", None) or str(cause or "")
+    first_line = sentence.strip().partition("\n")[0]
+    return "" if first_line.casefold() in parts(error)[0].casefold() else first_line
 
 
 def _row(label: str, text: str) -> str:

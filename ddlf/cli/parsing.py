@@ -270,8 +270,8 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def _names(self) -> list[str]:
-        own = [name for option in self.options for name in option.names]
-        return own + [name for text in self._texts_of_parents for name in re.findall(r"(?<!\S)--?\w[\w-]*", text)]
+        own_names = [name for option in self.options for name in option.names]
+        return own_names + [name for text in self._texts_of_parents for name in re.findall(r"(?<!\S)--?\w[\w-]*", text)]
 
     def _explain_unknown(self, argument: str) -> NoReturn:
         """Exit with code 2 because of an option or argument that does not exist."""
@@ -281,11 +281,11 @@ class Parser(argparse.ArgumentParser):
         if not name.startswith("-"):
             self.error(f"unexpected argument {argument!r}")
         # Compare without the dashes, which all options have.
-        names = {known.lstrip("-"): known for known in self._names}
+        names = {known_name.lstrip("-"): known_name for known_name in self._names}
         word = name.lstrip("-")
-        near = [names[key] for key in difflib.get_close_matches(word, names, 1, cutoff=0.7)]
-        if (meant := self.SYNONYMS.get(name, "")).partition(" ")[0] in names.values():
-            near = [meant]
+        matches = [names[key] for key in difflib.get_close_matches(word, names, 1, cutoff=0.7)]
+        if (synonym := self.SYNONYMS.get(name, "")).partition(" ")[0] in names.values():
+            matches = [synonym]
         # A value was used like an option, such as --median.
         takers = [
             option
@@ -294,10 +294,10 @@ class Parser(argparse.ArgumentParser):
             and option.value
             and re.search(rf"\b{re.escape(word)}\b", f"{option.help} {' '.join(option.offers())}")
         ]
-        if not near and len(takers) == 1 and not argument.partition("=")[1]:
-            near = [f"{takers[0].names[-1]} {word}"]
-        more = f", did you mean {near[0]}?" if near else ""
-        if not near and name.startswith("--") and "-p" in names.values():
+        if not matches and len(takers) == 1 and not argument.partition("=")[1]:
+            matches = [f"{takers[0].names[-1]} {word}"]
+        more = f", did you mean {matches[0]}?" if matches else ""
+        if not matches and name.startswith("--") and "-p" in names.values():
             more = f"; to set an attribute of the app, use -p {name[2:].replace('-', '_')}=VALUE"
         self.error(f"unknown option {name!r}{more}")
 
@@ -428,10 +428,10 @@ class Commands(dict[str, CommandEntry]):
             self[command].actions[action] = help, home
 
 
-def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+def nearest(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
     """Return the end of an error about an unknown name: the nearest name, or all existing names."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f", did you mean {near[0]!r}?" if near else f"; choose from: {', '.join(known) or 'none'}"
+    matches = difflib.get_close_matches(name, list(names), 1)
+    return f", did you mean {matches[0]!r}?" if matches else f"; choose from: {', '.join(names) or 'none'}"
 
 
 @contextlib.contextmanager
@@ -519,9 +519,9 @@ def one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text in choices:
             return text
-        near = difflib.get_close_matches(text.lower(), choices, 1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise argparse.ArgumentTypeError(f"must be one of {', '.join(choices)}, got {text!r}{meant}")
+        matches = difflib.get_close_matches(text.lower(), choices, 1)
+        suggestion = f"; did you mean {matches[0]!r}?" if matches else ""
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(choices)}, got {text!r}{suggestion}")
 
     return parse
 

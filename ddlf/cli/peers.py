@@ -28,11 +28,11 @@ def serve(options: argparse.Namespace) -> int:
     """Run ``ddlf peers serve``."""
     from ddlf.cli.output import native_output_to_log
 
-    with native_output_to_log(), contextlib.ExitStack() as held:
-        return _serve(options, held)
+    with native_output_to_log(), contextlib.ExitStack() as resources:
+        return _serve(options, resources)
 
 
-def _serve(options: argparse.Namespace, held: contextlib.ExitStack) -> int:
+def _serve(options: argparse.Namespace, resources: contextlib.ExitStack) -> int:
     from ddlf.cli.target import find_app
     from ddlf.monitor.runs import folder
     from ddlf.peers import serving
@@ -57,10 +57,10 @@ def _serve(options: argparse.Namespace, held: contextlib.ExitStack) -> int:
     _check_limit(options)
     port = options.port
     if options.resume is not None:
-        if given := _given(options):
-            raise ConfigError(f"{', '.join(given)} cannot change in a run that is resumed", hint="leave it out")
+        if changed := _given_options(options):
+            raise ConfigError(f"{', '.join(changed)} cannot change in a run that is resumed", hint="leave it out")
         path = serving.find_run(Path(options.out or folder.usual_out()), str(options.resume))
-        held.enter_context(_alone(path))
+        resources.enter_context(_alone(path))
         plan, _, digest, last = serving.read_folder(path)
         if plan.validated_by == "server" and options.data is None:
             raise ConfigError("the server validates in this run", hint="name its test data again with --data")
@@ -85,11 +85,11 @@ def _serve(options: argparse.Namespace, held: contextlib.ExitStack) -> int:
         if plan.shards:
             serving.give_out_again(path, plan, served, options.data)
     else:
-        made = served.keras(served.model.layout.decode(served.model.first))
-        plan = replace(plan, rate=serving.learning_rate(made), classes=served.classes)
+        model = served.keras(served.model.layout.decode(served.model.first))
+        plan = replace(plan, rate=serving.learning_rate(model), classes=served.classes)
         if options.batch_size is None and served.batch_size:
             plan = replace(plan, batch_size=served.batch_size)
-        serving.check_accuracy(plan, made)
+        serving.check_accuracy(plan, model)
         serving.check_sets(plan, served)
         if plan.shards:
             served.give_out(plan, options.seed or 0)
@@ -97,8 +97,10 @@ def _serve(options: argparse.Namespace, held: contextlib.ExitStack) -> int:
             Path(options.out or folder.usual_out()), source.stem, plan, served, options.seed or 0
         )
     if plan.validated_by == "peers" and plan.validate_s and plan.noise is None:
-        who = "peers validate in turn on their own data" if plan.tests_sets else "nobody does, in rounds without --data"
-        say(f"validate  {who}; --data FILE.npz lets the server do it")
+        sentence = (
+            "peers validate in turn on their own data" if plan.tests_sets else "nobody does, in rounds without --data"
+        )
+        say(f"validate  {sentence}; --data FILE.npz lets the server do it")
     stop = Stop("the server writes the mean of all sets", say)
     with stop.on_signals():
         is_over = asyncio.run(
@@ -154,7 +156,7 @@ OF_PLAN = (
 OF_ROUNDS = ("outer", "update_policy", "quorum", "deadline_s")
 
 
-def _given(options: argparse.Namespace) -> list[str]:
+def _given_options(options: argparse.Namespace) -> list[str]:
     return [
         f"--{name.replace('_', '-')}"
         for name in (*OF_PLAN, "way", "seed", "classes")
@@ -163,8 +165,8 @@ def _given(options: argparse.Namespace) -> list[str]:
 
 
 def _refuse_other_way(options: argparse.Namespace, way: str) -> None:
-    if way == "swap" and (given := [name for name in OF_ROUNDS if getattr(options, name) is not None]):
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    if way == "swap" and (unused := [name for name in OF_ROUNDS if getattr(options, name) is not None]):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
         raise ConfigError(f"{names} has no effect in swaps", hint="add --way rounds, or leave it out")
 
 
@@ -197,19 +199,19 @@ def _join(options: argparse.Namespace) -> int:
 
     if options.data is not None and options.app is not None:
         raise ConfigError("--data and --app both say what to train on", hint="leave out one of them")
-    own: dict[str, Any] = {
+    privacy: dict[str, Any] = {
         "secure_aggregation": options.secure_aggregation,
         "sample_noise": _sample_noise(options),
     }
     if options.secure_aggregation and options.data is None and options.app is None:
         raise ConfigError("--secure-aggregation protects your data, and a shard is the server's", hint="add --data")
-    how: dict[str, Any] = {"name": options.name or "", "seed": options.seed or 0, "say": say}
+    common: dict[str, Any] = {"name": options.name or "", "seed": options.seed or 0, "say": say}
     if options.app is not None:
-        peer = peer_of_app(options.link, find_app(options.app), **how, **own)
+        peer = peer_of_app(options.link, find_app(options.app), **common, **privacy)
     elif options.data is not None:
-        peer = peer_of_data(options.link, options.data, **how, **own)
+        peer = peer_of_data(options.link, options.data, **common, **privacy)
     else:
-        peer = peer_of_shard(options.link, **how)
+        peer = peer_of_shard(options.link, **common)
     stop = Stop("the peer posts its last batches and says goodbye", say)
     stop.gently = peer.leave
     with stop.on_signals():
@@ -226,11 +228,11 @@ OF_SAMPLES = ("clip", "noise", "delta", "privacy_budget")
 
 def _sample_noise(options: argparse.Namespace) -> SampleNoise | None:
     """Return how the peer hides single samples; None if it does not."""
-    given = [f"--{name.replace('_', '-')}" for name in OF_SAMPLES if getattr(options, name) is not None]
+    dependent = [f"--{name.replace('_', '-')}" for name in OF_SAMPLES if getattr(options, name) is not None]
     if options.privacy_unit is None:
-        if given:
+        if dependent:
             raise ConfigError(
-                f"{', '.join(given)} of a peer needs --privacy-unit sample",
+                f"{', '.join(dependent)} of a peer needs --privacy-unit sample",
                 hint="add it; noise that hides all samples of a peer is an option of ddlf peers serve",
             )
         return None
@@ -245,8 +247,8 @@ def _sample_noise(options: argparse.Namespace) -> SampleNoise | None:
         )
     from ddlf.peers.sample_peer import SampleNoise
 
-    kept = {"delta": options.delta} if options.delta is not None else {}
-    return SampleNoise(clip=options.clip, noise=options.noise, budget=options.privacy_budget, **kept)
+    delta = {"delta": options.delta} if options.delta is not None else {}
+    return SampleNoise(clip=options.clip, noise=options.noise, budget=options.privacy_budget, **delta)
 
 
 def invite(options: argparse.Namespace) -> int:
@@ -284,26 +286,26 @@ def list_peers(options: argparse.Namespace) -> int:
     if trainings and not running():
         return 0
     facts = _server(options)
-    found = ask(facts, "list")
-    accuracy = "none yet" if found["accuracy"] is None else f"{found['accuracy']:.4f}"
-    sets = ", ".join(f"{count} {state}" for state, count in found["sets"].items())
-    print(f"{facts['origin']}  {found['way']}, accuracy {accuracy}, sets: {sets}")
-    print(f"each set  {size(found['set_bytes'])} as {found['codec']}")
-    if missing := found["missing_posts"]:
+    training = ask(facts, "list")
+    accuracy = "none yet" if training["accuracy"] is None else f"{training['accuracy']:.4f}"
+    sets = ", ".join(f"{count} {state}" for state, count in training["sets"].items())
+    print(f"{facts['origin']}  {training['way']}, accuracy {accuracy}, sets: {sets}")
+    print(f"each set  {size(training['set_bytes'])} as {training['codec']}")
+    if missing := training["missing_posts"]:
         print(f"the round needs {missing:,} more post{'s' * (missing > 1)}, and all peers that are here have posted")
-    if found["shards"]:
-        free = ", ".join(map(str, found["free_shards"])) or "none"
-        print(f"shards {found['shards']}, without a peer: {free}")
-    for one in found["peers"]:
-        state = "removed" if one["removed"] else "here" if one["connected"] else "away" if one["present"] else "gone"
-        state += f", out for {one['out_s']:.0f} s" * (one["out_s"] > 0)
-        state += f", {one['strikes']} strike{'s' * (one['strikes'] != 1)}" * (one["strikes"] > 0)
-        shard = f" of shard {one['shard']}" if one["shard"] else ""
-        ago = "" if one["posted_s_ago"] is None else f", last {one['posted_s_ago']:.0f} s ago"
-        name, samples, posts = (f"  {one['name']}" * bool(one["name"]), one["samples"], one["posts"])
+    if training["shards"]:
+        free = ", ".join(map(str, training["free_shards"])) or "none"
+        print(f"shards {training['shards']}, without a peer: {free}")
+    for peer in training["peers"]:
+        state = "removed" if peer["removed"] else "here" if peer["connected"] else "away" if peer["present"] else "gone"
+        state += f", out for {peer['out_s']:.0f} s" * (peer["out_s"] > 0)
+        state += f", {peer['strikes']} strike{'s' * (peer['strikes'] != 1)}" * (peer["strikes"] > 0)
+        shard = f" of shard {peer['shard']}" if peer["shard"] else ""
+        ago = "" if peer["posted_s_ago"] is None else f", last {peer['posted_s_ago']:.0f} s ago"
+        name, samples, posts = (f"  {peer['name']}" * bool(peer["name"]), peer["samples"], peer["posts"])
         many = f"{samples:,} sample{'s' * (samples != 1)}{shard}, {posts:,} post{'s' * (posts != 1)}"
-        epsilon = f", epsilon {one['epsilon']:.4g}" if one.get("epsilon") else ""
-        print(f"peer {one['peer']}{name}  {state}, {many}{ago}{epsilon}")
+        epsilon = f", epsilon {peer['epsilon']:.4g}" if peer.get("epsilon") else ""
+        print(f"peer {peer['peer']}{name}  {state}, {many}{ago}{epsilon}")
     return 0
 
 
@@ -407,7 +409,7 @@ def _alone(path: Path) -> Iterator[None]:
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         served = [Path(facts["folder"]).resolve() for facts in running()]
-        is_free = not any(path.resolve() in (one, *one.parents) for one in served)
+        is_free = not any(path.resolve() in (folder_served, *folder_served.parents) for folder_served in served)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -422,15 +424,15 @@ def _alone(path: Path) -> Iterator[None]:
 def _server(options: argparse.Namespace) -> dict[str, Any]:
     from ddlf.peers.serving import running
 
-    found = [facts for facts in running() if options.port is None or facts["port"] == options.port]
-    if not found:
+    servers = [facts for facts in running() if options.port is None or facts["port"] == options.port]
+    if not servers:
         raise ConnectError(
             "no server of peers of yours runs on this machine", hint="start one with: ddlf peers serve MODEL"
         )
-    if len(found) > 1:
-        ports = ", ".join(str(facts["port"]) for facts in found)
+    if len(servers) > 1:
+        ports = ", ".join(str(facts["port"]) for facts in servers)
         raise ConfigError(f"several servers of peers run here, on the ports {ports}", hint="say which with --port")
-    return found[0]
+    return servers[0]
 
 
 def say(line: str) -> None:

@@ -55,9 +55,9 @@ class Differs:
     Args:
         batch: Number of the batch, from 1.
         tensor: Path of the first weight that differs.
-        place: Indices of this weight's element with the largest difference.
+        element: Indices of this weight's element with the largest difference.
         expected: Its value with plain Keras, after this batch.
-        found: Its value with the app.
+        actual: Its value with the app.
         tensors: The number of weights that differ.
         most: The largest difference of all elements.
         cause: The likely cause.
@@ -65,9 +65,9 @@ class Differs:
 
     batch: int
     tensor: str
-    place: tuple[int, ...]
+    element: tuple[int, ...]
     expected: float
-    found: float
+    actual: float
     tensors: int
     most: float
     cause: str = ""
@@ -158,31 +158,31 @@ class Both:
 
     async def compared(self, batches: int) -> Compared:
         """Compare both sides after a number of batches, and find the first batch that differs."""
-        expected, found = await self.plain(batches), await self.carried(batches)
+        expected, actual = await self.plain(batches), await self.carried(batches)
         compared = Compared(
             batches=batches,
             batch_size=self._size,
-            same_bits=all(one.tobytes() == other.tobytes() for one, other in zip(expected, found, strict=True)),
-            most=max(map(_most, expected, found), default=0.0),
+            same_bits=all(left.tobytes() == right.tobytes() for left, right in zip(expected, actual, strict=True)),
+            most=max(map(_most, expected, actual), default=0.0),
         )
-        if not differing(expected, found):
+        if not differing(expected, actual):
             return compared
         batch = await first_batch(self.plain, self.carried, batches)
-        expected, found = await self.plain(batch), await self.carried(batch)
-        if not (places := differing(expected, found)):  # the second run gave other numbers
-            places, batch = [0], batches
-        first = places[0]
-        apart = np.nan_to_num(np.abs(expected[first] - found[first]), nan=np.inf)
-        place = tuple(int(number) for number in np.unravel_index(int(np.argmax(apart)), apart.shape))
+        expected, actual = await self.plain(batch), await self.carried(batch)
+        if not (tensors := differing(expected, actual)):  # the second run gave other numbers
+            tensors, batch = [0], batches
+        first = tensors[0]
+        distances = np.nan_to_num(np.abs(expected[first] - actual[first]), nan=np.inf)
+        element = tuple(int(number) for number in np.unravel_index(int(np.argmax(distances)), distances.shape))
         differs = Differs(
             batch=batch,
             tensor=self._names[first],
-            place=place,
-            expected=float(self._start[first][place] - expected[first][place]),
-            found=float(self._start[first][place] - found[first][place]),
-            tensors=len(places),
-            most=max(map(_most, expected, found)),
-            cause=await self._cause(batch, expected, found),
+            element=element,
+            expected=float(self._start[first][element] - expected[first][element]),
+            actual=float(self._start[first][element] - actual[first][element]),
+            tensors=len(tensors),
+            most=max(map(_most, expected, actual)),
+            cause=await self._cause(batch, expected, actual),
         )
         return replace(compared, differs=differs)
 
@@ -217,22 +217,22 @@ class Both:
         model.set_weights(self._start)
         self._model.begin(task, None)
         data = self._data_of(task.indices)
-        given = dict(zip(("x", "y", "sample_weight"), data, strict=False))
+        arguments = dict(zip(("x", "y", "sample_weight"), data, strict=False))
         callbacks = list(self._app.worker_callbacks)
         with no_final_averages(model):  # the end of a round is not the end of training, as on the worker
-            model.fit(**given, batch_size=task.batch_size, shuffle=False, verbose=0, callbacks=callbacks)
+            model.fit(**arguments, batch_size=task.batch_size, shuffle=False, verbose=0, callbacks=callbacks)
         return difference(self._start, model.get_weights())
 
     def _data_of(self, indices: Samples) -> tuple[Any, ...]:
         """Return the samples with these numbers as arrays for Keras's ``fit``."""
         if not isinstance(indices, Portion):
             return tuple(tree_map(lambda array: array[indices], data_of(self._app, "train")))
-        place = place_of(self._app, "train")
-        assert place is not None
-        chunks = list(SampleStream(place, indices, self._size, usual_memory()))
-        return rows(self._app, "train", {name: np.concatenate([chunk[name] for chunk in chunks]) for name in place})
+        data_set = place_of(self._app, "train")
+        assert data_set is not None
+        chunks = list(SampleStream(data_set, indices, self._size, usual_memory()))
+        return rows(self._app, "train", {name: np.concatenate([chunk[name] for chunk in chunks]) for name in data_set})
 
-    async def _cause(self, batch: int, expected: Weights, found: Weights) -> str:
+    async def _cause(self, batch: int, expected: Weights, actual: Weights) -> str:
         """Return the likely cause of the difference, as a sentence."""
         app, name = self._app, type(self._app).__name__
         if differing(expected, await self.plain(batch)):
@@ -240,13 +240,13 @@ class Both:
                 "plain Keras does not repeat itself here: something in the model draws numbers or counts without a seed of Keras's, "
                 "or the backend sums in any order (tf.config.experimental.enable_op_determinism() ends that)"
             )
-        if differing(found, await self.carried(batch)):
+        if differing(actual, await self.carried(batch)):
             return f"{name} gives other results each time on the worker: it keeps earlier state, or draws numbers without its own seed"
-        mine, theirs = describe_optimizer(app.model.optimizer), app.run_context.optimizer
-        if other := [fact for fact in {**mine, **theirs} if mine.get(fact) != theirs.get(fact)]:
+        own_facts, worker_facts = describe_optimizer(app.model.optimizer), app.run_context.optimizer
+        if other := [fact for fact in {**own_facts, **worker_facts} if own_facts.get(fact) != worker_facts.get(fact)]:
             fact = other[0]
             return (
-                f"create_model makes another optimizer on the worker ({fact}: {theirs.get(fact)!r}) than here ({mine.get(fact)!r}): "
+                f"create_model makes another optimizer on the worker ({fact}: {worker_facts.get(fact)!r}) than here ({own_facts.get(fact)!r}): "
                 "it uses something that is not the same there, such as a global that was changed"
             )
         if content(contents(app)) != app.run_context.content:
@@ -266,41 +266,41 @@ class Both:
         )
 
 
-def differing(expected: Weights, found: Weights) -> list[int]:
+def differing(expected: Weights, actual: Weights) -> list[int]:
     """Return the indices of the weight tensors in which two updates differ by more than rounding."""
-    return [place for place, (one, other) in enumerate(zip(expected, found, strict=True)) if not _is_near(one, other)]
+    return [index for index, pair in enumerate(zip(expected, actual, strict=True)) if not _is_near(*pair)]
 
 
-async def first_batch(expected: Update, found: Update, last: int) -> int:
+async def first_batch(expected: Update, actual: Update, last: int) -> int:
     """Find the smallest number of batches that makes two trainings differ, by binary search.
 
     Args:
         expected: Trains again on a number of batches; returns the update.
-        found: Trains the other side again on a number of batches; returns the update.
+        actual: Trains the other side again on a number of batches; returns the update.
         last: A number of batches that makes them differ. Once different, they are assumed to stay different.
     """
     alike = 0
     while last - alike > 1:
         middle = (alike + last) // 2
-        if differing(await expected(middle), await found(middle)):
+        if differing(await expected(middle), await actual(middle)):
             last = middle
         else:
             alike = middle
     return last
 
 
-def _is_near(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    if not is_float(one):
-        return np.array_equal(one, other)
-    wide = np.asarray(one, np.float64), np.asarray(other, np.float64)
+def _is_near(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> bool:
+    if not is_float(expected):
+        return np.array_equal(expected, actual)
+    wide = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
     largest = np.max(np.abs(wide[0]), initial=0.0, where=np.isfinite(wide[0]))
     return np.allclose(*wide, rtol=0.0, atol=ROUNDING * largest + NOTHING, equal_nan=True)
 
 
-def _most(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+def _most(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> float:
     """Return the largest difference between the values of two arrays; infinite if one of two values is NaN."""
-    if not one.size:
+    if not expected.size:
         return 0.0
-    same = (one == other) | ((one != one) & (other != other))
-    apart = np.abs(np.asarray(one, np.float64) - np.asarray(other, np.float64))
-    return float(np.max(np.where(same, 0.0, np.nan_to_num(apart, nan=np.inf))))
+    same = (expected == actual) | ((expected != expected) & (actual != actual))
+    distances = np.abs(np.asarray(expected, np.float64) - np.asarray(actual, np.float64))
+    return float(np.max(np.where(same, 0.0, np.nan_to_num(distances, nan=np.inf))))

@@ -199,7 +199,7 @@ async def run_target(target: Any, options: argparse.Namespace, stop: StopRequest
         async with served(cluster, None, options, display, stop, described):
             await _connect(cluster, options.wait, display, display.tell, ())
             try:
-                await check_needs(cluster, target, display.say, here=new_workers(options))
+                await check_needs(cluster, target, display.say, local=new_workers(options))
                 if display.prints:  # from here on, show only its output and its long maps
                     display.close()
                 show = LongMaps(cluster, display) if display.prints else heard(cluster, display.tell)
@@ -246,21 +246,21 @@ async def _run_app(
         async with served(cluster, app, options, display, stop, described):
             await _connect(cluster, options.wait, display, app.run_context.emit, PRELOADED)
             try:
-                await check_needs(cluster, target, display.say, here=new_workers(options))
+                await check_needs(cluster, target, display.say, local=new_workers(options))
                 gpus = (", ".join(worker.facts.get("gpus", ())) for worker in cluster.workers)
                 for described in card_lines(gpus, app.deterministic, options):
                     display.say(f"cards     {described}")
                 await choose_settings(app)
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
                 spec = spec_of(app)
-                steps, apart = spec.local.steps, spec.train.extra_workers
+                steps, extra_workers = spec.local.steps, spec.train.extra_workers
                 length = f"{steps} batch{'es' * (steps != 1)}" if steps else spec.local.epochs
                 length = f"{app.round_samples} samples" if app.round_samples else length
                 slots = app.slots or (cluster.places if cluster.places > cluster.N else None)
                 per = (
                     _group(cluster.N // (slots or 1))
                     if spec.exchange.spans_workers
-                    else _slots(slots, cluster.N, apart)
+                    else _slots(slots, cluster.N, extra_workers)
                 )
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
@@ -292,19 +292,19 @@ def requeue_of(app: IApp, cluster: Cluster) -> Requeue:
     return requeue
 
 
-async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequest) -> int:
+async def _train(app: IApp, save_path: Path | None, run: Path | None, stop: StopRequest) -> int:
     """Train the app, save the model and evaluate it. The result of all complete rounds is saved, however training ends.
 
     Args:
         app: The app, connected to its workers.
-        asked: Path for saving the model; None for the run's folder.
+        save_path: Path for saving the model; None for the run's folder.
         run: Folder of the run; None if it has none.
         stop: Asks the run to end.
     """
     from ddlf.data.app_data import has
     from ddlf.training.evaluation.master import to_its_end
 
-    path = asked if asked is not None or run is None else run / MODEL
+    path = save_path if save_path is not None or run is None else run / MODEL
     stop.gently = app.stop_training
     stop.words = _what_an_interrupt_does(app, path)
     try:
@@ -316,8 +316,8 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequ
         await _save_what_there_is(app, path)
         raise
     stop.gently = lambda: False
-    if asked is not None:
-        await to_its_end(app.save_model(asked))
+    if save_path is not None:
+        await to_its_end(app.save_model(save_path))
     elif path is not None:
         try:
             await to_its_end(app.save_model(path))
@@ -339,7 +339,7 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequ
             print(line(Evaluated(metrics=metrics)))
     progress = app.run_context.progress
     stop.is_complete = progress is not None and (progress.is_complete or progress.converged)
-    if stop.asked:
+    if stop.is_requested:
         print(f"stopped   after {_rounds(app)}{_how_to_go_on(app)}", file=sys.stderr)
         return 130
     return 0
@@ -357,8 +357,8 @@ async def _save_what_there_is(app: IApp, path: Path | None) -> None:
             print(f"the model could not be saved: {error}", file=sys.stderr)
             return
     if path is not None or app.checkpoint is not None:
-        kept = f"the model is in {path}" if path is not None else f"everything is in {app.checkpoint}"
-        print(f"kept      {_rounds(app)}: {kept}{_how_to_go_on(app)}", file=sys.stderr)
+        location = f"the model is in {path}" if path is not None else f"everything is in {app.checkpoint}"
+        print(f"kept      {_rounds(app)}: {location}{_how_to_go_on(app)}", file=sys.stderr)
 
 
 def _rounds(app: IApp) -> str:
@@ -377,10 +377,10 @@ def _how_to_go_on(app: IApp) -> str:
 def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
     unit = "round" if spec_of(app).train.in_rounds else "update"
     saved = f"; then the model is saved in {path}" if path is not None else ""
-    kept = " and ".join(str(place) for place in (path, app.checkpoint) if place is not None)
+    locations = " and ".join(str(location) for location in (path, app.checkpoint) if location is not None)
     at_once = (
-        f"at once; {kept} then has the previous {unit}"
-        if kept
+        f"at once; {locations} then has the previous {unit}"
+        if locations
         else "at once; the run then keeps nothing, since there is no --save"
     )
     return f"after this {unit}{saved}. Press Ctrl-C again to stop {at_once}"
@@ -449,13 +449,15 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     reason = "" if options.local else "no cluster file: "
     from ddlf.worker.machine import cores
 
-    own = cores()
+    core_count = cores()
     cluster = Cluster.local(
         options.local, gpus=options.gpus, gpu_memory=options.gpu_memory, pickle_results=options.pickle_results
     )
     count = cluster.N
-    most = "more than one worker is" if own == 1 else f"more than {own} workers are"
-    slow = f", which has only {own} core{'s' * (own != 1)}: {most} not faster" if count > own else ""
+    most = "more than one worker is" if core_count == 1 else f"more than {core_count} workers are"
+    slow = (
+        f", which has only {core_count} core{'s' * (core_count != 1)}: {most} not faster" if count > core_count else ""
+    )
     return cluster, f"{reason}{_workers(count)} on this machine{slow}"
 
 
@@ -472,9 +474,9 @@ def _group(workers: int) -> str:
     return f"group of {_workers(workers)}"
 
 
-def _slots(slots: int | None, workers: int, apart: int = 0) -> str:
-    if apart:
-        return f"{_slots(slots, workers - apart)}, {apart} more {'holds' if apart == 1 else 'hold'} the weights"
+def _slots(slots: int | None, workers: int, extra_workers: int = 0) -> str:
+    if extra_workers:
+        return f"{_slots(slots, workers - extra_workers)}, {extra_workers} more {'holds' if extra_workers == 1 else 'hold'} the weights"
     if slots in (None, workers):
         return f"worker x {_workers(workers)}"
     idle = workers - (slots or 0)
@@ -527,7 +529,9 @@ def resumed_from(options: argparse.Namespace) -> str | None:
     runs = runs_folder(options)
     hint = "--checkpoint-every N writes them into the run's folder"
     if name == "last":
-        newest = next((found for run in folder.runs_in(runs) if (found := _checkpoints(run)) is not None), None)
+        newest = next(
+            (checkpoints for run in folder.runs_in(runs) if (checkpoints := _checkpoints(run)) is not None), None
+        )
         if newest is None:
             raise ConfigError(f"no run in {str(runs)!r} has checkpoints", hint=hint)
         return str(newest)
@@ -546,5 +550,5 @@ def resumed_from(options: argparse.Namespace) -> str | None:
 
 def _checkpoints(run: Path) -> Path | None:
     """Return the existing folder with a run's checkpoints: in the run's folder, or where its summary says."""
-    places = (run / folder.CHECKPOINTS, *folder.checkpoints_of(run))
-    return next((place for place in places if place.is_dir()), None)
+    folders = (run / folder.CHECKPOINTS, *folder.checkpoints_of(run))
+    return next((candidate for candidate in folders if candidate.is_dir()), None)

@@ -97,7 +97,7 @@ def _row(path: Path) -> dict[str, Any]:
     record = last.get("record", {})
     metrics, test = record.get("metrics", {}), results.get("test") or record.get("test", {})
     now = time.time() if state.state == "running" else (state.ended or ended or state.began)
-    what = "round" if record.get("slot") is None else "version"
+    counter = "round" if record.get("slot") is None else "version"
     return {
         "run": path.name,
         "state": state.state,
@@ -106,7 +106,7 @@ def _row(path: Path) -> dict[str, Any]:
         "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(state.began)),
         "seconds": round(now - state.began, 3),
         "time": report.duration(max(now - state.began, 0.0)),
-        "rounds": f"{record[what]}/{record['rounds']}" if what == "round" and record else record.get(what),
+        "rounds": f"{record[counter]}/{record['rounds']}" if counter == "round" and record else record.get(counter),
         "loss": _number(metrics.get("loss")),
         "accuracy": _number(next((value for name, value in metrics.items() if "acc" in name), None)),
         "test": _number(next((value for name, value in test.items() if "acc" in name), test.get("loss"))),
@@ -260,10 +260,10 @@ def _report_options(parser: Parser) -> None:
 
 def make_report(options: argparse.Namespace) -> int:
     """Run ``ddlf report``: write the HTML report of a run again, and print its path and a table of the run."""
-    asked = [name for name in ("json", "workers", "places") if getattr(options, name)]
-    if len(asked) > 1 or (options.json and (options.csv or options.latex)):
-        asked = [*asked, *(name for name in ("csv", "latex") if getattr(options, name))]
-        raise ConfigError(f"--{asked[0]} and --{asked[1]} exclude each other", hint="leave one of them out")
+    tables = [name for name in ("json", "workers", "places") if getattr(options, name)]
+    if len(tables) > 1 or (options.json and (options.csv or options.latex)):
+        tables = [*tables, *(name for name in ("csv", "latex") if getattr(options, name))]
+        raise ConfigError(f"--{tables[0]} and --{tables[1]} exclude each other", hint="leave one of them out")
     path = folder.find(runs_folder(options), options.run)
     failed = None
     try:
@@ -284,10 +284,10 @@ def make_report(options: argparse.Namespace) -> int:
     return 0 if failed is None or options.csv or options.latex or options.json else 1
 
 
-def _asked_table(found: run_reader.Past, options: argparse.Namespace) -> table.Rows:
+def _asked_table(run: run_reader.Past, options: argparse.Namespace) -> table.Rows:
     if options.places:
-        return table.of_stays(found)
-    return table.of_workers(found) if options.workers else table.of_runs([found])
+        return table.of_stays(run)
+    return table.of_workers(run) if options.workers else table.of_runs([run])
 
 
 REPORT = Command(

@@ -69,9 +69,9 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
     if Importing.now is not None:  # `ddlf run` decides what to run in this file
         Importing.now.named = target
         return
-    own = [] if options is None else [options]
+    parents = [] if options is None else [options]
     about = (target.__doc__ or "").partition("\n")[0]
-    parser = Parser(sys.argv[0], about, epilog=settable(target), parents=own)
+    parser = Parser(sys.argv[0], about, epilog=settable(target), parents=parents)
     add_options(parser)
     if in_notebook():
         if isinstance(target, type):
@@ -110,8 +110,8 @@ def settable(target: Any) -> str:
     """
     defaults = _attributes(target) if isinstance(target, type) else _parameters(target)
     rows = [f"  -p {name}={value}" for name, value in defaults.items()]
-    what = "attributes of this app" if isinstance(target, type) else f"parameters of {target.__name__}"
-    return "\n".join([f"{what}, with their default values:", *rows]) if rows else ""
+    title = "attributes of this app" if isinstance(target, type) else f"parameters of {target.__name__}"
+    return "\n".join([f"{title}, with their default values:", *rows]) if rows else ""
 
 
 def as_parameters(options: argparse.Namespace, parser: Parser) -> argparse.Namespace:

@@ -83,7 +83,7 @@ class StopRequest:
         words: The sentence to print then, without a full stop.
         say: Prints the sentence. Called by a signal handler, which may have interrupted a print.
         tell: Notifies others that the run will end. Called by a signal handler, too.
-        asked: Whether the run was asked to end.
+        is_requested: Whether the run was asked to end.
         terminated: Whether SIGTERM came: the sender counts on a quick end, and sends SIGKILL some seconds later.
         is_complete: Whether the work is complete, so that another start of the command is not needed.
         requeue: Has an engine run the command again. Called at the end of work that SIGTERM has ended early.
@@ -94,16 +94,16 @@ class StopRequest:
         self.words = ""
         self.say = Display().note
         self.tell: Callable[[], None] = lambda: None
-        self.asked = False
+        self.is_requested = False
         self.terminated = False
         self.is_complete = False
         self.requeue: Callable[[], None] = lambda: None
 
     def interrupted(self) -> bool:
         """Handle Ctrl-C: ask the work to end soon. Return whether it will, so that nothing more has to be done."""
-        if self.asked or not self.gently():
+        if self.is_requested or not self.gently():
             return False
-        self.asked = True
+        self.is_requested = True
         self.say(f"stopping  {self.words}")
         self.tell()
         return True
@@ -172,8 +172,8 @@ def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) ->
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             at, stop.terminated = time.monotonic(), True
-            left = grace if not stop.asked and stop.gently() else 0.0
-            stop.asked = True
+            left = grace if not stop.is_requested and stop.gently() else 0.0
+            stop.is_requested = True
             if left:
                 stop.say(f"stopping  by SIGTERM: after this round, or in {left:g} s with the last complete one")
                 stop.tell()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.dashboard import requested
-from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given, reads_cluster_file
+from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given_options, reads_cluster_file
 from ddlf.cli.parsing import Parser
 from ddlf.cli.words import words
 from ddlf.cluster import background_loop
@@ -126,7 +126,7 @@ def find_target(
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    importing = Importing(path, _all_given(options) if options is not None else [])
+    importing = Importing(path, _all_given_options(options) if options is not None else [])
     with importing.watched():
         spec.loader.exec_module(module)
     if importing.ran_by_itself:
@@ -148,12 +148,12 @@ def find_app(path: Path) -> type[IApp]:
     target = find_target(path, has_option=False)
     if inspect.isclass(target) and issubclass(target, IApp):
         return target
-    what = "runs by itself when it is imported" if target is nothing_left else f"has {target.__name__}(), and no app"
-    raise AppError(f"{path} {what}", hint=f"name a file with {AN_APP}, or a model as text (.nnm)")
+    problem = "runs by itself when it is imported" if target is nothing_left else f"has {target.__name__}(), and no app"
+    raise AppError(f"{path} {problem}", hint=f"name a file with {AN_APP}, or a model as text (.nnm)")
 
 
-def _all_given(options: argparse.Namespace) -> list[str]:
-    return given(options, (*OF_A_CLUSTER, *OF_AN_APP, "ui", "dry_run")) + ["-p"] * bool(options.parameters)
+def _all_given_options(options: argparse.Namespace) -> list[str]:
+    return given_options(options, (*OF_A_CLUSTER, *OF_AN_APP, "ui", "dry_run")) + ["-p"] * bool(options.parameters)
 
 
 def _check_file(path: Path) -> None:
@@ -162,13 +162,13 @@ def _check_file(path: Path) -> None:
     if not path.is_file():
         if path.is_dir():
             inside = sorted(other for kind in kinds for other in path.glob(f"*{kind}"))
-            meant, folder = inside[0] if len(inside) == 1 else path / "app.py", " (it is a folder)"
-            near = [meant] if meant in inside else []
+            app, folder = inside[0] if len(inside) == 1 else path / "app.py", " (it is a folder)"
+            matches = [app] if app in inside else []
         else:
             files, folder = {other.name: other for kind in kinds for other in path.parent.glob(f"*{kind}")}, ""
-            near = [files[name] for name in difflib.get_close_matches(path.name, files, 1)]
+            matches = [files[name] for name in difflib.get_close_matches(path.name, files, 1)]
         raise ConfigError(
-            f"there is no file {str(path)!r}{folder}", hint=f"did you mean {str(near[0])!r}?" if near else ""
+            f"there is no file {str(path)!r}{folder}", hint=f"did you mean {str(matches[0])!r}?" if matches else ""
         )
     if path.suffix not in kinds:
         text = " or a model as text" if others_than_python else ""
@@ -185,21 +185,23 @@ def _choose(path: Path, module: types.ModuleType, name: str | None, *, has_optio
         if inspect.isclass(value) and issubclass(value, IApp) and value.__module__ == module.__name__
     ]
     # If one app of the file derives from another one, the subclass is meant.
-    meant = [app for app in apps if not any(app is not other and issubclass(other, app) for other in apps)]
+    candidates = [app for app in apps if not any(app is not other and issubclass(other, app) for other in apps)]
     main = getattr(module, "main", None)
     mains = [main] if inspect.iscoroutinefunction(main) else []
     if name is not None:
         return _named(path, module, name, [*apps, *mains])
-    if len(meant) > 1:
-        first = meant[0].__name__
+    if len(candidates) > 1:
+        first = candidates[0].__name__
         hint = f"say which with --target, as in --target {first}"
         if not has_option:
             hint = f"end the file with ddlf.main({first}), or name a file with one app"
-        raise AppError(f"{path} has several apps: {', '.join(app.__name__ for app in meant)}", hint=hint)
-    if meant:
+        raise AppError(f"{path} has several apps: {', '.join(app.__name__ for app in candidates)}", hint=hint)
+    if candidates:
         if has_option and mains and mains[0].__module__ == module.__name__ and takes_a_cluster(mains[0]):
-            print(f"target    {meant[0].__name__}; for main(cluster), which is there too: --target main", flush=True)
-        return meant[0]
+            print(
+                f"target    {candidates[0].__name__}; for main(cluster), which is there too: --target main", flush=True
+            )
+        return candidates[0]
     if not mains and inspect.isfunction(main):
         raise AppError(f"main in {path} is not async", hint="write async def main(cluster), or run it with python")
     if not mains:
@@ -207,11 +209,11 @@ def _choose(path: Path, module: types.ModuleType, name: str | None, *, has_optio
     return main
 
 
-def _named(path: Path, module: types.ModuleType, name: str, known: list[Any]) -> Any:
+def _named(path: Path, module: types.ModuleType, name: str, targets: list[Any]) -> Any:
     target = getattr(module, name, None)
-    if target in known or inspect.iscoroutinefunction(target):
+    if target in targets or inspect.iscoroutinefunction(target):
         return target
-    names = [target.__name__ for target in known]
+    names = [target.__name__ for target in targets]
     raise AppError(f"--target {name}: {path} has no such app or async function{guess(name, names)}")
 
 
@@ -253,18 +255,18 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
 
             run |= {name: value for name, value in load_config(path).run if name in SETTINGS and value is not None}
             yield from ((name, value, str(path)) for name, value in spread(run, str(path)).items())
-    if place := os.environ.get("DDLF_RUN_DIR"):
-        yield "out", place, "$DDLF_RUN_DIR"
+    if folder := os.environ.get("DDLF_RUN_DIR"):
+        yield "out", folder, "$DDLF_RUN_DIR"
     elif getattr(target, "out", None) is None:
         yield "out", "runs", "ddlf run"
     if named := os.environ.get("DDLF_UI"):
         yield "ui", named, "$DDLF_UI"
-    said_here = {name: value for name in OF_SETTINGS if (value := getattr(options, name)) is not None}
-    kinds = {"mode": target.mode, "exchange": target.exchange, **run, **dict(_parameters(options)), **said_here}
-    known = settings_with(kinds["mode"], kinds["exchange"])
-    texts = {name: known[name].read(text) for name, text in _parameters(options) if name in known}
-    spread({**texts, **said_here}, "the options")  # refuses two contradicting values
-    for name, value in said_here.items():
+    option_values = {name: value for name in OF_SETTINGS if (value := getattr(options, name)) is not None}
+    kinds = {"mode": target.mode, "exchange": target.exchange, **run, **dict(_parameters(options)), **option_values}
+    settings = settings_with(kinds["mode"], kinds["exchange"])
+    texts = {name: settings[name].read(text) for name, text in _parameters(options) if name in settings}
+    spread({**texts, **option_values}, "the options")  # refuses two contradicting values
+    for name, value in option_values.items():
         yield from ((key, part, option(name)) for key, part in spread({name: value}).items())
     if page := requested(options):
         yield "dashboard", *page
@@ -274,11 +276,13 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
     if options.takeover:
         yield "takeover", True, "--takeover"
     for key, text in _parameters(options):
-        default = getattr(target, key, known[key].default if key in known else property())
+        default = getattr(target, key, settings[key].default if key in settings else property())
         if hasattr(target, key) and (callable(default) or isinstance(default, property | Group)):
             raise ConfigError(f"-p {key}: {target.__name__}.{key} is not a setting", hint="define it in the class")
         if key.startswith("_") or isinstance(default, property):
-            raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key, known)}")
+            raise ConfigError(
+                f"-p {key}: {target.__name__} has no attribute {key!r}{_suggestion(target, key, settings)}"
+            )
         if key in OF_SETTINGS and getattr(options, key, None) is not None:
             raise ConfigError(f"{option(key)} and -p {key} both set {key}", hint="leave one of them out")
         is_path = key in SETTINGS and SETTINGS[key].accepts is FOLDER and text != "None"  # also if it is called 3
@@ -286,15 +290,15 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
         yield from ((name, part, f"-p {key}") for name, part in spread({key: value}).items())
 
 
-def _near(target: type[IApp], key: str, known: Iterable[str]) -> str:
+def _suggestion(target: type[IApp], key: str, setting_names: Iterable[str]) -> str:
     """Return the end of an error about an unknown name: the app's attribute with the nearest name, or all of its own
     attributes.
     """
     from ddlf.app import IApp
 
-    meant = Parser.SYNONYMS.get(f"--{key}", "").removeprefix("--").replace("-", "_")
-    if meant in SETTINGS:
-        return f", did you mean {meant!r}?"
+    synonym = Parser.SYNONYMS.get(f"--{key}", "").removeprefix("--").replace("-", "_")
+    if synonym in SETTINGS:
+        return f", did you mean {synonym!r}?"
 
     def is_plain(value: Any) -> bool:
         return not (callable(value) or isinstance(value, property | Group))
@@ -302,11 +306,11 @@ def _near(target: type[IApp], key: str, known: Iterable[str]) -> str:
     def plain(cls: type) -> list[str]:
         return [name for name in dir(cls) if not name.startswith("_") and is_plain(getattr(cls, name))]
 
-    near = difflib.get_close_matches(key, [*plain(target), *known], 1)
-    if near:
-        return f", did you mean {near[0]!r}?"
-    own = sorted(set(plain(target)) - set(plain(IApp)) - set(SETTINGS))
-    return f"; its own are: {', '.join(own)}" if own else f"; write {key} = ... in the class to have it"
+    matches = difflib.get_close_matches(key, [*plain(target), *setting_names], 1)
+    if matches:
+        return f", did you mean {matches[0]!r}?"
+    own_names = sorted(set(plain(target)) - set(plain(IApp)) - set(SETTINGS))
+    return f"; its own are: {', '.join(own_names)}" if own_names else f"; write {key} = ... in the class to have it"
 
 
 def function_arguments(target: Callable[..., Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -315,20 +319,20 @@ def function_arguments(target: Callable[..., Any], options: argparse.Namespace) 
     Raises:
         ConfigError: An option is only for apps, or for a cluster although the function takes none.
     """
-    what = f"{target.__name__}({'cluster' if takes_a_cluster(target) else ''})"
-    if unused := given(options, OF_AN_APP):
+    signature = f"{target.__name__}({'cluster' if takes_a_cluster(target) else ''})"
+    if unused := given_options(options, OF_AN_APP):
         raise ConfigError(
-            f"{', '.join(unused)} has no effect on {what}, which is not an app", hint="set its parameters with -p"
+            f"{', '.join(unused)} has no effect on {signature}, which is not an app", hint="set its parameters with -p"
         )
-    if not takes_a_cluster(target) and (unused := _all_given(options)) and target is not nothing_left:
-        raise ConfigError(f"{', '.join(unused)} has no effect on {what}", hint="write async def main(cluster)")
+    if not takes_a_cluster(target) and (unused := _all_given_options(options)) and target is not nothing_left:
+        raise ConfigError(f"{', '.join(unused)} has no effect on {signature}", hint="write async def main(cluster)")
     parameters = list(inspect.signature(target).parameters.values())[1:]
-    known = {parameter.name: parameter.default for parameter in parameters}
+    defaults = {parameter.name: parameter.default for parameter in parameters}
     arguments = {}
     for key, text in _parameters(options):
-        if key not in known:
-            raise ConfigError(f"-p {key}: {target.__name__} has no parameter {key!r}{guess(key, list(known))}")
-        arguments[key] = _value(key, text, known[key])
+        if key not in defaults:
+            raise ConfigError(f"-p {key}: {target.__name__} has no parameter {key!r}{guess(key, list(defaults))}")
+        arguments[key] = _value(key, text, defaults[key])
     missing = [
         parameter.name
         for parameter in parameters
@@ -337,7 +341,9 @@ def function_arguments(target: Callable[..., Any], options: argparse.Namespace) 
         and parameter.name not in arguments
     ]
     if missing:
-        raise ConfigError(f"{what} needs a value for {', '.join(missing)}", hint=f"give it with -p {missing[0]}=VALUE")
+        raise ConfigError(
+            f"{signature} needs a value for {', '.join(missing)}", hint=f"give it with -p {missing[0]}=VALUE"
+        )
     return arguments
 
 
@@ -353,10 +359,10 @@ def _parameters(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield key, text
 
 
-def guess(key: str, known: list[str]) -> str:
+def guess(key: str, names: list[str]) -> str:
     """Return the end of an error about an unknown name: the known name that is nearest, or all known names."""
-    near = difflib.get_close_matches(key, known, 1)
-    return f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known) or 'none'}"
+    matches = difflib.get_close_matches(key, names, 1)
+    return f", did you mean {matches[0]!r}?" if matches else f"; there are: {', '.join(names) or 'none'}"
 
 
 _KINDS = {
@@ -415,7 +421,7 @@ def needs_in(source: str) -> list[str]:
     return [str(need) for need in needs] if isinstance(needs, list) else []
 
 
-async def check_needs(cluster: Cluster, target: Any, say: Callable[[str], None], *, here: bool) -> None:
+async def check_needs(cluster: Cluster, target: Any, say: Callable[[str], None], *, local: bool) -> None:
     """Look for the script's required packages on workers, and report the workers that lack some.
 
     Workers that do not answer are skipped.
@@ -424,7 +430,7 @@ async def check_needs(cluster: Cluster, target: Any, say: Callable[[str], None],
         cluster: The connected cluster.
         target: An app, its class or a function.
         say: Prints a line.
-        here: Whether the workers have the packages of this process, which started them.
+        local: Whether the workers have the packages of this process, which started them.
 
     Raises:
         VersionError: All workers lack a package, so the script cannot run.
@@ -439,7 +445,7 @@ async def check_needs(cluster: Cluster, target: Any, say: Callable[[str], None],
         except DDLFError:
             return ""
 
-    if here:
+    if local:
         from ddlf.worker.machine import unmet
 
         lacking = {"this machine": ", ".join(unmet(needs))}

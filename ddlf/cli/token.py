@@ -33,11 +33,11 @@ def paste(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """Run ``ddlf token show``: print only the token on standard output, and the path of its file on standard error."""
-    known = tokens.find_tokens(options.token_file)
-    if known is None:
+    token_set = tokens.find_tokens(options.token_file)
+    if token_set is None:
         raise AuthError("there is no token", hint="create one with: ddlf token new")
-    print(f"# {known.source}, fingerprint {known.fingerprint}", file=sys.stderr)
-    for secret in known.all:
+    print(f"# {token_set.source}, fingerprint {token_set.fingerprint}", file=sys.stderr)
+    for secret in token_set.all:
         print(secret.decode())
     return 0
 

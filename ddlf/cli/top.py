@@ -48,9 +48,9 @@ async def top(options: argparse.Namespace) -> int:
     async with contextlib.aclosing(_source(options)) as source:
         if options.once or not sys.stdout.isatty():
             begin = time.monotonic()
-            async for known in source:
-                if known["workers"] or time.monotonic() - begin > ANSWER_S:
-                    _print(known)
+            async for state in source:
+                if state["workers"] or time.monotonic() - begin > ANSWER_S:
+                    _print(state)
                     break
         else:
             await _watch(source)
@@ -59,21 +59,21 @@ async def top(options: argparse.Namespace) -> int:
 
 async def _watch(source: AsyncIterator[dict[str, Any]]) -> None:
     console = Console(highlight=False, markup=False)
-    known: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            async for known in source:
-                live.update(draw(known, *console.size), refresh=True)
+            async for state in source:
+                live.update(draw(state, *console.size), refresh=True)
     except asyncio.CancelledError:
         pass  # Ctrl-C ends this command
     finally:
-        if known:
-            _print(known)
+        if state:
+            _print(state)
 
 
-def _print(known: dict[str, Any]) -> None:
+def _print(state: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
-    console.print(draw(known, console.width, 10_000))
+    console.print(draw(state, console.width, 10_000))
 
 
 def _source(options: argparse.Namespace) -> AsyncGenerator[dict[str, Any], None]:
@@ -118,34 +118,34 @@ async def _daemons(options: argparse.Namespace) -> AsyncGenerator[dict[str, Any]
         await cluster.close()
 
 
-def draw(known: dict[str, Any], columns: int, rows: int) -> RenderableType:
+def draw(state: dict[str, Any], columns: int, rows: int) -> RenderableType:
     """Draw the state of a run for the terminal.
 
     Args:
-        known: The state, as ``ddlf.monitor.dashboard.viewer.watch`` yields it.
+        state: The state, as ``ddlf.monitor.dashboard.viewer.watch`` yields it.
         columns: Columns of the terminal.
         rows: Rows of the terminal.
     """
     parts: list[RenderableType] = []
-    if run := known["run"]:
-        parts += _run(run, known, columns)
+    if run := state["run"]:
+        parts += _run(run, state, columns)
     else:
-        parts.append(Text(f"{known['about'].get('cluster') or 'cluster'}: no run here", style="bold"))
-    if known["held_s"]:
-        parts.append(Text(f"the master has been busy for {known['held_s']:.0f} s and does not answer", style="yellow"))
+        parts.append(Text(f"{state['about'].get('cluster') or 'cluster'}: no run here", style="bold"))
+    if state["held_s"]:
+        parts.append(Text(f"the master has been busy for {state['held_s']:.0f} s and does not answer", style="yellow"))
     left = rows - len(parts) - 2  # the table's head, and a row for the cursor
-    workers = len({row["worker"] for row in (*known["lanes"], *known["workers"])})
-    parts += _workers(known, columns, left)
+    workers = len({row["worker"] for row in (*state["lanes"], *state["workers"])})
+    parts += _workers(state, columns, left)
     planned = run.get("parts", ()) if run else ()  # a master of 0.1 sends none
     if planned and left > workers + len(planned):
-        names = {lane["worker"]: lane["name"] for lane in known["lanes"]}
-        parts += [_part(number, one, names, columns) for number, one in enumerate(planned, 1)]
+        names = {lane["worker"]: lane["name"] for lane in state["lanes"]}
+        parts += [_part(number, part, names, columns) for number, part in enumerate(planned, 1)]
         left -= len(planned)
-    lines = known["log"][-min(LINES, max(left - workers, 0)) :] if left > workers else []
+    lines = state["log"][-min(LINES, max(left - workers, 0)) :] if left > workers else []
     return Group(*parts, *(_line(row, columns) for row in lines))
 
 
-def _run(run: dict[str, Any], known: dict[str, Any], columns: int) -> list[RenderableType]:
+def _run(run: dict[str, Any], state: dict[str, Any], columns: int) -> list[RenderableType]:
     ended = run["ended"] is not None
     phase = "stopping" if run["stopping"] and not ended else run["phase"]
     color = "red" if phase in ("failed", "cancelled") else "yellow" if phase in ("stopping", "preparing") else "green"
@@ -153,7 +153,7 @@ def _run(run: dict[str, Any], known: dict[str, Any], columns: int) -> list[Rende
     times = [
         position,
         f"{run['done']:.0%}",
-        f"{duration((run['ended'] or known['now']) - run['began'])} {'in all' if ended else 'so far'}",
+        f"{duration((run['ended'] or state['now']) - run['began'])} {'in all' if ended else 'so far'}",
     ]
     if run["left_s"] is not None:
         times.append(f"{duration(run['left_s'])} left")
@@ -172,7 +172,7 @@ def _run(run: dict[str, Any], known: dict[str, Any], columns: int) -> list[Rende
     facts = Text("  ".join(values))
     facts.truncate(columns, overflow="ellipsis")
     parts: list[RenderableType] = [head, bar, facts]
-    if len(curve := [value for value in known["curves"].get("loss", []) if value is not None]) > 1:
+    if len(curve := [value for value in state["curves"].get("loss", []) if value is not None]) > 1:
         parts.append(Text.assemble("loss ", (spark(curve, min(SPARK_COLUMNS, columns - 6)), "cyan")))
     return [*parts, Text(run["why"].split("\n")[0], style="red")] if run["why"] else parts
 
@@ -185,25 +185,25 @@ def spark(values: list[float], columns: int) -> str:
     return "".join(BARS[round((value - low) / ((high - low) or 1) * (len(BARS) - 1))] for value in means)
 
 
-def _workers(known: dict[str, Any], columns: int, rows: int) -> list[RenderableType]:
-    lanes = {lane["worker"]: lane for lane in known["lanes"]}
-    asked = {worker["worker"]: worker for worker in known["workers"]}
+def _workers(state: dict[str, Any], columns: int, rows: int) -> list[RenderableType]:
+    lanes = {lane["worker"]: lane for lane in state["lanes"]}
+    workers_of_cluster = {worker["worker"]: worker for worker in state["workers"]}
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=True)
     table.add_column("worker", no_wrap=True, overflow="ellipsis", min_width=9, max_width=24)
     table.add_column("does", no_wrap=True, overflow="ellipsis", ratio=1)
     fitting: tuple[str, ...] = TITLES[:2] if columns < 60 else TITLES[:5] if columns < 100 else TITLES
-    if not any(map(cards_of, asked.values())):
+    if not any(map(cards_of, workers_of_cluster.values())):
         fitting = tuple(title for title in fitting if title != "card")
     elif 60 <= columns < 100:
         fitting = (*TITLES[:4], "card")  # a busy card says more than a number of cores
-    titles = [title for title in fitting if known["run"] or title not in OF_A_RUN]
+    titles = [title for title in fitting if state["run"] or title not in OF_A_RUN]
     for title in titles[1:]:
         table.add_column(title, justify="right", no_wrap=True)
-    numbers = sorted({*lanes, *asked})
+    numbers = sorted({*lanes, *workers_of_cluster})
     fits = numbers if len(numbers) <= max(rows, 1) else numbers[: max(rows - 1, 1)]
     for worker in fits:
-        lane, facts = lanes.get(worker, {}), asked.get(worker, {})
-        how, words = doing(lane, facts, known)
+        lane, facts = lanes.get(worker, {}), workers_of_cluster.get(worker, {})
+        status, words = doing(lane, facts, state)
         cells = {
             "rate": rate(lane["rate"]) if lane.get("rate") else "",
             "updates": str(lane.get("updates") or ""),
@@ -214,7 +214,7 @@ def _workers(known: dict[str, Any], columns: int, rows: int) -> list[RenderableT
             "received": size(facts["received"]) if facts else "",
         }
         name = facts.get("name") or lane.get("name") or f"worker {worker}"
-        table.add_row(Text(name, style=COLORS[how]), Text(words), *(cells[title] for title in titles[1:]))
+        table.add_row(Text(name, style=COLORS[status]), Text(words), *(cells[title] for title in titles[1:]))
     return [table, *([Text(f"and {len(numbers) - len(fits)} more", style="dim")] if len(fits) < len(numbers) else [])]
 
 
@@ -232,7 +232,7 @@ def _part(number: int, part: dict[str, Any], names: dict[int, str], columns: int
     return result
 
 
-def doing(lane: dict[str, Any], worker: dict[str, Any], known: dict[str, Any]) -> tuple[str, str]:
+def doing(lane: dict[str, Any], worker: dict[str, Any], state: dict[str, Any]) -> tuple[str, str]:
     """Return the state of a worker (busy, idle, suspect, lost or gone) and its current work, in words."""
     if lane.get("state") == "gone":
         return "gone", f"excluded: {_first(lane['why'])}"
@@ -241,10 +241,10 @@ def doing(lane: dict[str, Any], worker: dict[str, Any], known: dict[str, Any]) -
         return "lost", f"lost: {reason}" if reason else "lost"
     if worker.get("state") == "suspect":
         return "suspect", f"silent for {worker['silent_s']:.0f} s"
-    if lane.get("slot") and (known["run"] or {}).get("phase") == "training":
+    if lane.get("slot") and (state["run"] or {}).get("phase") == "training":
         loss = "" if lane["loss"] is None else f", loss {number(lane['loss'])}"
-        what = "part" if known["run"].get("parts") else "slot"
-        return "busy", f"{what} {lane['slot']}, round {lane['round']}, {lane['done']:.0%}{loss}"
+        unit = "part" if state["run"].get("parts") else "slot"
+        return "busy", f"{unit} {lane['slot']}, round {lane['round']}, {lane['done']:.0%}{loss}"
     if lane.get("doing"):
         return "busy", lane["doing"]
     if busy := worker.get("busy"):
@@ -252,7 +252,7 @@ def doing(lane: dict[str, Any], worker: dict[str, Any], known: dict[str, Any]) -
     if worker.get("executor", "ready") != "ready":
         return "suspect", f"executor {worker['executor']}"
     lease = worker.get("lease")
-    return "idle", f"idle, with {lease['holder']}" if lease and not known["run"] else "idle"
+    return "idle", f"idle, with {lease['holder']}" if lease and not state["run"] else "idle"
 
 
 def _first(text: str) -> str:

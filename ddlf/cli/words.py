@@ -46,19 +46,19 @@ def words(
     parameters: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Return the options that change a run or name its workers, as ``ddlf run`` reads them; see ``command_line``."""
-    settings, parameters, found = settings or {}, parameters or {}, list[str]()
-    for one in RUN.parser("ddlf run").options:
-        value = getattr(options, one.dest, None)
-        if value is None or value is False or one.dest in {*NEVER, *settings, "parameters"}:
+    settings, parameters, words = settings or {}, parameters or {}, list[str]()
+    for run_option in RUN.parser("ddlf run").options:
+        value = getattr(options, run_option.dest, None)
+        if value is None or value is False or run_option.dest in {*NEVER, *settings, "parameters"}:
             continue
-        said = exact_size(value) if one.dest in SIZES else _text(value)
-        found += [one.names[0], *([] if value is True or value == math.inf else [said])]
+        value_text = exact_size(value) if run_option.dest in SIZES else _text(value)
+        words += [run_option.names[0], *([] if value is True or value == math.inf else [value_text])]
     for name, value in settings.items():
-        found += [option(name), _text(value)]
-    kept = [text for text in options.parameters if text.partition("=")[0] not in {*settings, *parameters}]
-    for text in [*kept, *(f"{name}={value}" for name, value in parameters.items())]:
-        found += ["-p", text]
-    return found
+        words += [option(name), _text(value)]
+    remaining = [text for text in options.parameters if text.partition("=")[0] not in {*settings, *parameters}]
+    for text in [*remaining, *(f"{name}={value}" for name, value in parameters.items())]:
+        words += ["-p", text]
+    return words
 
 
 def given_names(options: argparse.Namespace, names: Sequence[str]) -> set[str]:

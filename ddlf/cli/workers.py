@@ -155,9 +155,9 @@ def part_of_model(part: dict[str, Any] | None) -> list[str]:
         return []
     number, copies, of_run = part["number"], part["copies"], f"of run {part['run']}"
     size, version = f"{part['nbytes'] / 1e6:,.1f} MB", part["version"]
-    mine = [f"part {number} of {part['of']} of the model ({size}, version {version})"] if number else []
-    others = [f"{'copies' if copies > 1 else 'a copy'} of {copies} part{'s' * (copies > 1)}"] if copies else []
-    return [f"{' and '.join([*mine, *others])} {of_run}"]
+    own_part = [f"part {number} of {part['of']} of the model ({size}, version {version})"] if number else []
+    backups = [f"{'copies' if copies > 1 else 'a copy'} of {copies} part{'s' * (copies > 1)}"] if copies else []
+    return [f"{' and '.join([*own_part, *backups])} {of_run}"]
 
 
 async def ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: Any) -> Any:
@@ -299,8 +299,8 @@ async def _clean(worker: ProxyWorker, status: dict[str, Any] | DDLFError, option
             await worker.rpc(Request("remove_method", name), options.timeout)
     except RequestTimeout:
         busy = status["busy"]
-        what = f" with {busy['method']!r} since {busy['seconds']:.0f} s" if busy else ""
-        return RequestTimeout(f"is busy{what}", hint="end that with: ddlf stop --restart")
+        call = f" with {busy['method']!r} since {busy['seconds']:.0f} s" if busy else ""
+        return RequestTimeout(f"is busy{call}", hint="end that with: ddlf stop --restart")
     except DDLFError as error:
         error.worker = ""
         return error

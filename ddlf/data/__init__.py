@@ -53,11 +53,11 @@ def open(
     from ddlf.data.trees import named
     from ddlf.errors import ConfigError, DatasetError
 
-    places = [place] if isinstance(place, str | Path) else place
+    paths = [place] if isinstance(place, str | Path) else place
     if (
-        not isinstance(places, list | tuple)
-        or not places
-        or not all(isinstance(each, str | Path) and str(each).strip() for each in places)
+        not isinstance(paths, list | tuple)
+        or not paths
+        or not all(isinstance(path, str | Path) and str(path).strip() for path in paths)
     ):
         raise DatasetError(
             f"ddlf.data.open got {place!r} as the place of a data set",
@@ -65,7 +65,7 @@ def open(
         )
     if twice := [name for number, name in enumerate(classes) if name in classes[:number]]:
         raise DatasetError(f"classes= names {twice[0]!r} twice", hint="leave it out once")
-    made = None if decode is None else lambda sample: named(decode(sample))
+    decoder = None if decode is None else lambda sample: named(decode(sample))
     options: dict[str, Any] = dict(
         x=x, y=y, w=w, classes=classes, image_size=image_size, storage_options=storage_options
     )
@@ -77,20 +77,20 @@ def open(
     takes = signature(kind).parameters
     if useless := [name for name, value in options.items() if value and name not in takes]:
         raise ConfigError(f"{useless[0]}= has no effect with {place}", hint="leave it out")
-    taken: dict[str, Any] = {name: value for name, value in options.items() if name in takes}
-    return kind(place, decode=made, **taken)  # type: ignore[arg-type]  # a list of places is of a kind that takes it
+    arguments: dict[str, Any] = {name: value for name, value in options.items() if name in takes}
+    return kind(place, decode=decoder, **arguments)  # type: ignore[arg-type]  # a list of places is of a kind that takes it
 
 
-def kind_at(place: str | Path | Sequence[str]) -> type[DataSet]:
+def kind_at(location: str | Path | Sequence[str]) -> type[DataSet]:
     """Return the class that reads the data set at a place, found by the names of files. Each class has one line here.
 
     Args:
-        place: The argument of ``open``.
+        location: The argument of ``open``.
     """
     from ddlf.data.data_set import DataSet
     from ddlf.data.parquet_files import is_parquet
 
-    if is_parquet(place):
+    if is_parquet(location):
         from ddlf.data.row_groups import RowGroups
 
         return RowGroups

@@ -17,7 +17,7 @@ import numpy as np
 from ddlf.data.app import UserApp
 from ddlf.data.data_set import DataSet
 from ddlf.data.datasets import fingerprint
-from ddlf.data.generators import taken
+from ddlf.data.generators import as_data_set
 from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DatasetError
 
@@ -60,8 +60,8 @@ def place_of(app: UserApp, part: str) -> DataSet | None:
 
 def samples_of(app: UserApp, part: str) -> int:
     """Return the number of samples in a part of the app's data, such as ``"train"``."""
-    place = place_of(app, part)
-    return len(first_array(getattr(app, f"x_{part}"))) if place is None else place.manifest.samples
+    data_set = place_of(app, part)
+    return len(first_array(getattr(app, f"x_{part}"))) if data_set is None else data_set.manifest.samples
 
 
 def batches(app: UserApp, part: str) -> tuple[Any, ...]:
@@ -135,7 +135,7 @@ def check_data(app: UserApp) -> None:
     """
     if not has(app, "train"):
         raise AppError(
-            f"load_dataset set no self.x_train{meant(app, 'x_train')}",
+            f"load_dataset set no self.x_train{suggestion(app, 'x_train')}",
             hint="set x_train, y_train and, for the test, x_test, y_test",
         )
     for part in (
@@ -147,8 +147,8 @@ def check_data(app: UserApp) -> None:
         check_part(app, part)
     _check_classes(app)
     if getattr(app, "class_weight", None) is not None:
-        if (place := place_of(app, "train")) is not None:
-            if "w" in place:
+        if (data_set := place_of(app, "train")) is not None:
+            if "w" in data_set:
                 raise AppError("both a column w of train_data and class_weight are set", hint="leave out one of them")
             return
         if getattr(app, "w_train", None) is not None:
@@ -159,8 +159,8 @@ def check_data(app: UserApp) -> None:
 
 def check_part(app: UserApp, part: str) -> None:
     """Refuse data of one part, such as ``"test"``, that cannot be used. ``check_data`` lists the errors."""
-    if (place := place_of(app, part)) is not None:
-        _check_place(app, part, place)
+    if (data_set := place_of(app, part)) is not None:
+        _check_data_set(app, part, data_set)
         return
     values = {name: getattr(app, name, None) for name in (f"x_{part}", f"y_{part}", f"w_{part}")}
     x, y, w = values
@@ -168,11 +168,11 @@ def check_part(app: UserApp, part: str) -> None:
     if not arrays:
         return
     if values[x] is None:
-        raise AppError(f"there is {arrays[0][0]}, but no {x}", hint=f"set self.{x}, too{meant(app, x)}")
+        raise AppError(f"there is {arrays[0][0]}, but no {x}", hint=f"set self.{x}, too{suggestion(app, x)}")
     if values[w] is not None and values[y] is None:
         raise AppError(f"there is {w}, but no {y}", hint="weights of samples need labels")
     if part != "train" and values[y] is None and getattr(app, "y_train", None) is not None:
-        raise AppError(f"there is {x}, but no {y}", hint=f"set self.{y}, too{meant(app, y)}")
+        raise AppError(f"there is {x}, but no {y}", hint=f"set self.{y}, too{suggestion(app, y)}")
     for name, array in arrays:
         _check_array(name, array)
     first, samples = arrays[0][0], len(arrays[0][1])
@@ -192,21 +192,21 @@ def _check_classes(app: UserApp) -> None:
     train = place_of(app, "train")
     for part in ("val", "test"):
         other = place_of(app, part)
-        named = [getattr(place, "manifest", None) for place in (train, other)]
+        named = [getattr(data_set, "manifest", None) for data_set in (train, other)]
         pairs = zip(*(manifest.classes if manifest else () for manifest in named), strict=False)
-        for number, (wanted, name) in enumerate(pairs):
-            if wanted != name:
+        for number, (expected, name) in enumerate(pairs):
+            if expected != name:
                 raise AppError(
-                    f"the label {number} is {wanted!r} in train_data ({train}), but {name!r} in {part}_data ({other})",
+                    f"the label {number} is {expected!r} in train_data ({train}), but {name!r} in {part}_data ({other})",
                     hint="split both from sources that have samples of the same classes",
                 )
 
 
-def _check_place(app: UserApp, part: str, place: Any) -> None:
+def _check_data_set(app: UserApp, part: str, data_set: Any) -> None:
     name = f"{part}_data"
-    if not isinstance(place, DataSet):
+    if not isinstance(data_set, DataSet):
         raise AppError(
-            f"{name} must be a data set of partition files, a PyDataset or a tf.data pipeline, got a {type(place).__name__}",
+            f"{name} must be a data set of partition files, a PyDataset or a tf.data pipeline, got a {type(data_set).__name__}",
             hint=f"write self.{name} = ddlf.data.open(place) in load_dataset; arrays are self.x_{part}, self.y_{part}",
         )
     if arrays := [
@@ -214,16 +214,16 @@ def _check_place(app: UserApp, part: str, place: Any) -> None:
     ]:
         raise AppError(f"both {name} and {' and '.join(arrays)} are set", hint="set one of them")
     try:
-        x, y, w = (grown({column: column for column in place}, letter) for letter in "xyw")
+        x, y, w = (grown({column: column for column in data_set}, letter) for letter in "xyw")
     except ValueError as error:
         raise AppError(f"{name}: {error}", hint="columns of a tree are named as x['left'] or x[0], from 0") from None
     if x is None:
         raise AppError(
-            f"{place} has the columns {', '.join(place)}, but no x",
+            f"{data_set} has the columns {', '.join(data_set)}, but no x",
             hint="name the input column: ddlf data split --columns x=NAME",
         )
     if w is not None and y is None:
-        raise AppError(f"{place} has a column w, but no y", hint="weights of samples need labels")
+        raise AppError(f"{data_set} has a column w, but no y", hint="weights of samples need labels")
 
 
 def is_given_one_by_one(data: Any) -> bool:
@@ -247,19 +247,21 @@ def _check_array(name: str, array: Any) -> None:
             hint="fill it with .filled(...), and give the rows that do not count the weight 0 in w_train",
         )
     if array.dtype.hasobject or array.dtype.names or array.dtype.kind in "OUSMm":
-        what = {"O": "Python objects", "U": "text", "S": "bytes", "M": "dates", "m": "times"}.get(array.dtype.kind, "")
+        content = {"O": "Python objects", "U": "text", "S": "bytes", "M": "dates", "m": "times"}.get(
+            array.dtype.kind, ""
+        )
         raise DatasetError(
-            f"{name} holds {what or 'records'} ({array.dtype}), not numbers",
+            f"{name} holds {content or 'records'} ({array.dtype}), not numbers",
             hint="convert it to numbers in load_dataset, for instance labels with numpy.unique(y, return_inverse=True)[1]",
         )
     if not array.ndim:
         raise DatasetError(f"{name} is a single number, not an array", hint="give it one row for each sample")
 
 
-def meant(app: UserApp, name: str) -> str:
+def suggestion(app: UserApp, name: str) -> str:
     """Return the question whether the user meant this attribute by a similar one; empty if the app has no similar one."""
-    near = next((attribute for attribute, right in MEANT.items() if right == name and hasattr(app, attribute)), None)
-    return f"; you set self.{near}: did you mean self.{name}?" if near else ""
+    similar = next((attribute for attribute, right in MEANT.items() if right == name and hasattr(app, attribute)), None)
+    return f"; you set self.{similar}: did you mean self.{name}?" if similar else ""
 
 
 def take_made(app: UserApp) -> None:
@@ -269,7 +271,7 @@ def take_made(app: UserApp) -> None:
         DatasetError: A data set cannot be used.
     """
     for name in PLACES:
-        if getattr(app, name, None) is not None and (converted := taken(name, getattr(app, name))) is not None:
+        if getattr(app, name, None) is not None and (converted := as_data_set(name, getattr(app, name))) is not None:
             setattr(app, name, converted)
 
 
@@ -289,8 +291,8 @@ def look_alikes(app: UserApp) -> list[str]:
     unused = [
         f"nothing reads the column {column} of {name}: x, y and w are read"
         for name in PLACES
-        if (place := getattr(app, name, None)) is not None
-        for column in place
+        if (data_set := getattr(app, name, None)) is not None
+        for column in data_set
         if column[0] not in "xyw" or column[1:2] not in ("", "[")
     ]
     return unused + [
@@ -304,7 +306,9 @@ def contents(app: UserApp) -> dict[str, str]:
     """Return the fingerprint (a hash of the content) of each attribute of the app with data. Test data that cannot have
     one is left out.
     """
-    fingerprints = {name: place.manifest.identity for name in PLACES if (place := getattr(app, name, None)) is not None}
+    fingerprints = {
+        name: data_set.manifest.identity for name in PLACES if (data_set := getattr(app, name, None)) is not None
+    }
     for name in NAMES:
         if getattr(app, name, None) is not None:
             try:
@@ -342,12 +346,12 @@ def content(fingerprints: dict[str, str]) -> str:
 
 def rows_of(app: UserApp) -> dict[str, Any]:
     """Return the number of training samples, and the shape and type of the first input array."""
-    if (place := place_of(app, "train")) is not None:
-        name = next(column for column in place if column == "x" or column.startswith("x["))
-        column = place.columns[name]
+    if (data_set := place_of(app, "train")) is not None:
+        name = next(column for column in data_set if column == "x" or column.startswith("x["))
+        column = data_set.columns[name]
         return {
-            "samples": place.manifest.samples,
-            "shape": [place.manifest.samples, *column.shape],
+            "samples": data_set.manifest.samples,
+            "shape": [data_set.manifest.samples, *column.shape],
             "dtype": column.dtype,
         }
     x = first_array(app.x_train)

@@ -150,9 +150,9 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return header
 
 
-def _exactly(file: BinaryIO, wanted: int) -> bytes:
-    data = file.read(wanted)
-    if len(data) != wanted:
+def _exactly(file: BinaryIO, count: int) -> bytes:
+    data = file.read(count)
+    if len(data) != count:
         raise EOFError("it ends too early")
     return data
 

@@ -41,10 +41,10 @@ def no_column(where: object, name: str, columns: Iterable[str]) -> tuple[str, st
     names = list(columns)
     if (count := names.count(name)) > 1:
         return f"{where} has {count} columns {name!r}", "give each column its own name"
-    near = difflib.get_close_matches(name, names, n=1)
+    matches = difflib.get_close_matches(name, names, n=1)
     return (
         f"{where} has no column {name!r}",
-        f"it has {', '.join([*near, *(column for column in names if column not in near)])}",
+        f"it has {', '.join([*matches, *(column for column in names if column not in matches)])}",
     )
 
 

@@ -59,7 +59,7 @@ class Cache:
     def __init__(self, folder: Path | None = None, cap: int | None = None) -> None:
         self.folder = folder or _usual()
         self._cap = _of_environment() if cap is None else cap
-        self._told, self._full_until = False, 0.0
+        self._was_logged, self._full_until = False, 0.0
 
     def path(
         self,
@@ -95,16 +95,16 @@ class Cache:
             return None
         try:
             path = self.folder / sha256
-            if self._here(path, nbytes if exact else None):
+            if self._is_cached(path, nbytes if exact else None):
                 return path
             if beside and time.monotonic() < self._full_until:
                 return None
             self._locks.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._held(sha256[:2], ends):
-                if self._here(path, nbytes if exact else None):
+            with self._locked(sha256[:2], ends):
+                if self._is_cached(path, nbytes if exact else None):
                     return path
                 part = self.folder / f".{sha256}-{nbytes}-{secrets.token_hex(4)}"
-                with self._held("room", ends):
+                with self._locked("room", ends):
                     if not self._room(nbytes, sha256[:2], beside):
                         self._full_until = time.monotonic() + AGAIN_S
                         return None
@@ -129,7 +129,7 @@ class Cache:
     def _locks(self) -> Path:
         return self.folder / "locks"
 
-    def _here(self, path: Path, nbytes: int | None) -> bool:
+    def _is_cached(self, path: Path, nbytes: int | None) -> bool:
         try:
             if nbytes not in (None, path.lstat().st_size) or path.is_symlink():
                 return False
@@ -139,7 +139,7 @@ class Cache:
         return True
 
     @contextlib.contextmanager
-    def _held(self, name: str, ends: Callable[[], bool]) -> Iterator[None]:
+    def _locked(self, name: str, ends: Callable[[], bool]) -> Iterator[None]:
         from filelock import FileLock, Timeout
 
         lock = FileLock(self._locks / name, timeout=LOOK_S)
@@ -195,10 +195,10 @@ class Cache:
             self._say(f"no room in {self.folder} for a file of {size(nbytes)}")
         return fits
 
-    def _say(self, what: str) -> None:
-        if not self._told:
-            log.warning("%s: partition files are fetched again whenever they are needed", what)
-        self._told = True
+    def _say(self, cause: str) -> None:
+        if not self._was_logged:
+            log.warning("%s: partition files are fetched again whenever they are needed", cause)
+        self._was_logged = True
 
 
 def _usual() -> Path:

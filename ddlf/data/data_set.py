@@ -1,4 +1,4 @@
-"""A data set at a place, used file by file for training, or as arrays. Runs on the master and on workers."""
+"""A data set at a location, used file by file for training, or as arrays. Runs on the master and on workers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlf.algorithms.reading_order import Global, Shuffle, Window
-from ddlf.data.location import DataPlace
+from ddlf.data.location import DataLocation
 from ddlf.data.manifest import Column, Manifest
 from ddlf.data.partition_file import Arrays
-from ddlf.data.remote_folder import open_place
+from ddlf.data.remote_folder import open_location
 from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.events.record import size
 
@@ -51,7 +51,7 @@ class DataSet(Mapping[str, Array]):
     use.
 
     Args:
-        place: Folder that ``ddlf data split`` has written. A subclass without a place gives its manifest instead.
+        location: Folder that ``ddlf data split`` has written. A subclass without a location gives its manifest instead.
         decode: Turns a sample, a dict of its columns, into the arrays of a training sample, by name. None if the
             columns already are the training data.
 
@@ -65,39 +65,39 @@ class DataSet(Mapping[str, Array]):
             files that have changed. Empty for partition files, and for more than ``MAX_SOURCES`` files.
 
     Raises:
-        DatasetError: There is no data set at the place.
+        DatasetError: There is no data set at the location.
     """
 
     on_disk, in_order, inexact = True, False, ""
     notes: Sequence[str] = ()
     sources: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, place: str | Path | Manifest, decode: Decode | None = None) -> None:
-        if isinstance(place, Manifest):
-            self.manifest = place
+    def __init__(self, location: str | Path | Manifest, decode: Decode | None = None) -> None:
+        if isinstance(location, Manifest):
+            self.manifest = location
         else:
-            self._place = open_place(place)
-            self.manifest = self._place.manifest()
+            self._location = open_location(location)
+            self.manifest = self._location.manifest()
         self._decode = decode
         self._arrays: dict[str, Array] = {}
         self._damaged: dict[int, str] = {}
         self._versions = {0: self, self.manifest.version: self}
-        self._here: Sequence[bool] = ()
-        self._others: list[DataPlace] = []
+        self._available: Sequence[bool] = ()
+        self._fallbacks: list[DataLocation] = []
 
     @classmethod
-    def described(cls, place: Any, shuffle: Shuffle, workers: int) -> Description:
-        """Return the text of ``ddlf data info`` about the data set at a place.
+    def described(cls, location: Any, shuffle: Shuffle, workers: int) -> Description:
+        """Return the text of ``ddlf data info`` about the data set at a location.
 
         Args:
-            place: The argument of the class.
+            location: The argument of the class.
             shuffle: The rule that shuffles its samples, which decides the memory and disk of a worker.
             workers: Number of workers that train on it.
 
         Raises:
             DatasetError: The data set cannot be read.
         """
-        data = cls(place, decode=dict)  # no column needs to be training data
+        data = cls(location, decode=dict)  # no column needs to be training data
         manifest = data.manifest
         sizes = manifest.sizes
         window = (
@@ -110,13 +110,13 @@ class DataSet(Mapping[str, Array]):
             "bytes_an_epoch": manifest.nbytes // workers,
             "disk": manifest.nbytes if isinstance(shuffle, Global) else 0,
         }
-        what = (
+        memory = (
             f"{size(needs['memory'])} of memory for data" if window else f"all files on a disk, {size(needs['disk'])}"
         )
         lines = [
             f"place     {data}, version {manifest.version}, content {manifest.content}",
             *manifest.lines(),
-            f"a worker  of {workers}, {shuffle}: {what}; reads {size(needs['bytes_an_epoch'])} an epoch",
+            f"a worker  of {workers}, {shuffle}: {memory}; reads {size(needs['bytes_an_epoch'])} an epoch",
         ]
         facts = {
             "content": manifest.content,
@@ -141,7 +141,7 @@ class DataSet(Mapping[str, Array]):
             DatasetError: The version no longer exists.
         """
         if version not in self._versions:
-            manifest = self._place.manifest(version)
+            manifest = self._location.manifest(version)
             if manifest.identity != self.manifest.identity:
                 raise DatasetError(f"{self} now contains another data set", hint="start a new run with it")
             self._versions[version] = self._of(manifest)
@@ -154,31 +154,31 @@ class DataSet(Mapping[str, Array]):
             version: The version to compare with.
 
         Raises:
-            DatasetError: The place cannot be read.
+            DatasetError: The location cannot be read.
         """
-        manifest = self._place.manifest()
+        manifest = self._location.manifest()
         if manifest.version <= version or manifest.identity != self.manifest.identity:
             return None
         return self._versions.setdefault(manifest.version, self._of(manifest))
 
     def _of(self, manifest: Manifest) -> DataSet:
         other = copy(self)
-        other.manifest, other._arrays, other._here, other._damaged = manifest, {}, (), {}
+        other.manifest, other._arrays, other._available, other._damaged = manifest, {}, (), {}
         return other
 
-    def here(self) -> Sequence[bool]:
+    def availability(self) -> Sequence[bool]:
         """Return a list that tells for each partition file whether this machine can read it.
 
         A machine can read all files, unless the data set is spread over the disks of several machines.
         """
         if not self.manifest.hosts:
             return [True] * len(self.manifest.files)
-        self._here = self._here or self._place.here(self.manifest)
-        return self._here
+        self._available = self._available or self._location.availability(self.manifest)
+        return self._available
 
-    def beside(self, place: DataPlace) -> None:
-        """Set a second place of the same data set. This machine reads the files there that its own place lacks."""
-        self._others[:] = [place]
+    def beside(self, location: DataLocation) -> None:
+        """Set a second location of the data set. This machine reads the files there that its own location lacks."""
+        self._fallbacks[:] = [location]
 
     def piece(self, name: str, begin: int, nbytes: int) -> Array | None:
         """Return some bytes of a partition file for another machine; None if this machine has no such file.
@@ -190,23 +190,23 @@ class DataSet(Mapping[str, Array]):
             begin: Position of the first byte.
             nbytes: Maximum number of bytes.
         """
-        known = any(file.name == name for data in self._versions.values() for file in data.manifest.files)
-        path = Path(str(self._place)).expanduser() / name
-        if not known or not path.is_file():
+        is_known = any(file.name == name for data in self._versions.values() for file in data.manifest.files)
+        path = Path(str(self._location)).expanduser() / name
+        if not is_known or not path.is_file():
             return None
         return np.fromfile(path, np.uint8, nbytes, offset=begin)
 
-    def _place_of(self, number: int) -> DataPlace:
-        return self._others[0] if self._others and not self.here()[number] else self._place
+    def _location_of(self, number: int) -> DataLocation:
+        return self._fallbacks[0] if self._fallbacks and not self.availability()[number] else self._location
 
     @property
     def first(self) -> int:
         """The number, from 0, of the first partition file that this machine has; 0 if it has none."""
-        here = self.here()
-        return here.index(True) if any(here) else 0
+        available = self.availability()
+        return available.index(True) if any(available) else 0
 
     def __str__(self) -> str:
-        return str(self._place)
+        return str(self._location)
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:
@@ -236,7 +236,7 @@ class DataSet(Mapping[str, Array]):
         """Bytes of a training sample."""
         return sum(column.row_bytes for column in self.columns.values())
 
-    def taken(self, number: int, arrays: Arrays, rows: Any) -> Arrays:
+    def training_rows(self, number: int, arrays: Arrays, rows: Any) -> Arrays:
         """Return some rows of a partition file as training data, after ``decode`` if there is one.
 
         Args:
@@ -250,7 +250,7 @@ class DataSet(Mapping[str, Array]):
         if self._decode is None:
             return {name: array[rows] for name, array in arrays.items()}
         whole = {name: np.empty((len(rows), *column.shape), column.dtype) for name, column in self.columns.items()}
-        for place, row in enumerate(rows.tolist()):
+        for position, row in enumerate(rows.tolist()):
             sample = self._decoded(number, arrays, row)
             columns = columns_of_sample(sample)
             if columns != self.columns:
@@ -260,7 +260,7 @@ class DataSet(Mapping[str, Array]):
                     hint="return arrays of the same type and shape for all samples",
                 )
             for name, array in sample.items():
-                whole[name][place] = array
+                whole[name][position] = array
         return whole
 
     def _decoded(self, number: int, arrays: Arrays, row: int) -> dict[str, Array]:
@@ -268,9 +268,9 @@ class DataSet(Mapping[str, Array]):
         try:
             return self._decode({name: array[row] for name, array in arrays.items()})
         except Exception as error:
-            said = error.message if isinstance(error, DatasetError) else f"{type(error).__name__}: {error}"
+            reason = error.message if isinstance(error, DatasetError) else f"{type(error).__name__}: {error}"
             raise DatasetError(
-                f"decode cannot use {self._where(number, row)}: {said}", hint="check the sample, and decode"
+                f"decode cannot use {self._where(number, row)}: {reason}", hint="check the sample, and decode"
             ) from error
 
     def _where(self, number: int, row: int) -> str:
@@ -279,14 +279,14 @@ class DataSet(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.columns:
-            there = ", ".join(self.columns)
-            raise DatasetError(f"{self} has no column {name!r}", hint=f"it has {there}")
+            names = ", ".join(self.columns)
+            raise DatasetError(f"{self} has no column {name!r}", hint=f"it has {names}")
         if name not in self._arrays:
             files = [self.mapped(number) for number in range(len(self.manifest.files))]
             if self._decode is not None:
                 sizes = self.manifest.sizes.tolist()
                 files = [
-                    self.taken(n, file, np.arange(size))
+                    self.training_rows(n, file, np.arange(size))
                     for n, (file, size) in enumerate(zip(files, sizes, strict=True))
                 ]
             parts = [file[name] for file in files]
@@ -325,7 +325,7 @@ class DataSet(Mapping[str, Array]):
         rows = np.arange(self.manifest.files[number].samples)
         for begin in range(0, len(rows), SOME):
             try:
-                self.taken(number, arrays, rows[begin : begin + SOME])
+                self.training_rows(number, arrays, rows[begin : begin + SOME])
             except DatasetError as error:
                 return error.message
         return ""
@@ -334,14 +334,14 @@ class DataSet(Mapping[str, Array]):
         """Return the first samples that this machine has, at most ``count``, as training data."""
         number = self.first
         rows = np.arange(min(count, self.manifest.files[number].samples))
-        return self.taken(number, self.mapped(number), rows)
+        return self.training_rows(number, self.mapped(number), rows)
 
     def interrupt(self) -> None:
         """End a thread's wait for the store or disk of this data set: the thread gets an error. Later requests work
         again.
         """
-        for place in (self._place, *self._others):
-            place.interrupt()
+        for location in (self._location, *self._fallbacks):
+            location.interrupt()
 
     def load(self, number: int) -> Arrays:
         """Read the columns of a partition file, from 0, into memory.
@@ -349,7 +349,7 @@ class DataSet(Mapping[str, Array]):
         Raises:
             DatasetError: The file is missing, or differs from the manifest.
         """
-        return self._place_of(number).load(self.manifest.files[number], self.manifest.columns)
+        return self._location_of(number).load(self.manifest.files[number], self.manifest.columns)
 
     def mapped(self, number: int, room: int | None = None) -> Arrays:
         """Return the columns of a partition file as arrays that are read from a disk row by row.
@@ -361,7 +361,7 @@ class DataSet(Mapping[str, Array]):
         Raises:
             ConfigError: The file needs more memory than ``room``.
         """
-        return self._place_of(number).mapped(self.manifest.files[number], self.manifest.columns)
+        return self._location_of(number).mapped(self.manifest.files[number], self.manifest.columns)
 
     def __contains__(self, name: object) -> bool:
         return name in self.columns

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.arrow import load_pyarrow
-from ddlf.data.location import DataPlace
+from ddlf.data.location import DataLocation
 from ddlf.data.manifest import Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import Arrays, Ragged
@@ -130,44 +130,48 @@ WRITERS: dict[str, Callable[[Path, Manifest, Parts], None]] = {
 Moved = Callable[[str, int, int], None]
 
 
-def damage(place: DataPlace, manifest: Manifest, moved: Moved = lambda what, done, of: None) -> Iterator[DatasetError]:
-    """Yield an error for each damaged or extra file at a place. Every byte is read, on all cores.
+def damage(
+    location: DataLocation, manifest: Manifest, moved: Moved = lambda action, done, of: None
+) -> Iterator[DatasetError]:
+    """Yield an error for each damaged or extra file at a location. Every byte is read, on all cores.
 
     Args:
-        place: Place of the data set.
+        location: Location of the data set.
         manifest: Its manifest.
         moved: Receives the present step, the checked samples and all samples.
     """
-    for path in place.extra(manifest):
+    for path in location.extra(manifest):
         yield DatasetError(f"{path} does not belong to this data set", hint="remove it")
     done = 0
     with ThreadPoolExecutor(cores()) as threads:
         try:
             for file, error in zip(
-                manifest.files, threads.map(lambda file: _of(place, manifest, file), manifest.files), strict=True
+                manifest.files, threads.map(lambda file: _of(location, manifest, file), manifest.files), strict=True
             ):
                 done += file.samples
                 moved("checking", done, manifest.samples)
                 if error is not None:
                     yield error
         except KeyboardInterrupt:
-            place.close()  # otherwise the threads would still wait for the store
+            location.close()  # otherwise the threads would still wait for the store
             raise
 
 
-def _of(place: DataPlace, manifest: Manifest, file: PartitionFile) -> DatasetError | None:
+def _of(location: DataLocation, manifest: Manifest, file: PartitionFile) -> DatasetError | None:
     try:
-        place.check(file, manifest.columns)
+        location.check(file, manifest.columns)
     except DatasetError as error:
         return error
     return None
 
 
-def export(place: DataPlace, manifest: Manifest, target: Path, moved: Moved = lambda what, done, of: None) -> None:
+def export(
+    location: DataLocation, manifest: Manifest, target: Path, moved: Moved = lambda action, done, of: None
+) -> None:
     """Write all samples into one file, in the order of their ids. Each partition file is checked first.
 
     Args:
-        place: Place of the data set.
+        location: Location of the data set.
         manifest: Its manifest.
         target: Path of a new file: ``.npz``, ``.parquet``, ``.tar`` or ``.tfrecord``.
         moved: Receives the present step, the written samples and all samples.
@@ -189,7 +193,7 @@ def export(place: DataPlace, manifest: Manifest, target: Path, moved: Moved = la
     def parts() -> Iterator[Arrays]:
         nonlocal done
         for file in manifest.files:
-            yield place.mapped(file, manifest.columns)
+            yield location.mapped(file, manifest.columns)
             done += file.samples
             moved("writing", min(done, manifest.samples), manifest.samples)
 

@@ -47,7 +47,7 @@ class Generated(DataSet):
     def __init__(
         self,
         name: str,
-        what: str,
+        unit: str,
         first: Arrays,
         sizes: Sequence[int],
         read: Read,
@@ -56,7 +56,7 @@ class Generated(DataSet):
         inexact: str,
         decode: Decode | None = None,
     ) -> None:
-        self._name, self._what, self._read, self._lock = name, what, read, threading.Lock()
+        self._name, self._unit, self._read, self._lock = name, unit, read, threading.Lock()
         self.in_order, self.inexact = in_order, inexact
         columns = columns_of_batch(first)
         try:
@@ -69,7 +69,7 @@ class Generated(DataSet):
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in labels)).hexdigest()
         firsts = itertools.accumulate(sizes, initial=0)
         files = [
-            PartitionFile(f"{what} {number}", size, size * row, "" if number or inexact else digest, begin)
+            PartitionFile(f"{unit} {number}", size, size * row, "" if number or inexact else digest, begin)
             for number, (size, begin) in enumerate(zip(sizes, firsts, strict=False))
         ]
         super().__init__(Manifest(columns, files), decode)
@@ -79,7 +79,7 @@ class Generated(DataSet):
 
     def load(self, number: int) -> Arrays:
         """Generate a unit (a batch or a part), and check its columns and its number of samples."""
-        where = f"{self._what} {number} of {self}"
+        where = f"{self._unit} {number} of {self}"
         with self._lock:
             try:
                 arrays = self._read(number)
@@ -89,11 +89,11 @@ class Generated(DataSet):
                 raise DatasetError(
                     f"{where} cannot be made: {type(error).__name__}: {error}", hint="check the code that makes it"
                 ) from error
-        wanted = self.manifest.files[number].samples
+        declared = self.manifest.files[number].samples
         check_alike(where, arrays, self.manifest.columns)
-        if (samples := len(next(iter(arrays.values())))) != wanted:
+        if (samples := len(next(iter(arrays.values())))) != declared:
             raise DatasetError(
-                f"{where} has {samples:,} samples, not {wanted:,}", hint="yield as many samples as you declared"
+                f"{where} has {samples:,} samples, not {declared:,}", hint="yield as many samples as you declared"
             )
         return arrays
 
@@ -141,12 +141,12 @@ def batch_of(where: str, batch: Any) -> Arrays:
             f"{where} has no arrays of numbers for {bad or 'x'} (a {kind})", hint="give arrays as fit does"
         )
     if len(lengths := {len(array) for array in arrays.values()}) > 1 or not max(lengths):
-        said = ", ".join(f"{name} has {len(array)} rows" for name, array in arrays.items())
-        raise DatasetError(f"{where}: {said}", hint="give every sample one row in each array")
+        lengths_text = ", ".join(f"{name} has {len(array)} rows" for name, array in arrays.items())
+        raise DatasetError(f"{where}: {lengths_text}", hint="give every sample one row in each array")
     return arrays
 
 
-def taken(name: str, value: Any) -> DataSet | None:
+def as_data_set(name: str, value: Any) -> DataSet | None:
     """Convert a ``PyDataset``, a pipeline or another iterable of batches in an app's attribute to a data set. Return
     None for other values, such as arrays.
 
@@ -245,28 +245,28 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
             yield batch_of(f"batch {number} of part {part} of {name}", batch)
 
     def read(part: int) -> Arrays:
-        wanted, come, got = sizes[part], 0, list[Arrays]()
-        left = going.pop(part, None) or batches(part)
-        while come < wanted:
-            batch = next(left, None)
-            if batch is None and endless and got:
+        declared, count, received = sizes[part], 0, list[Arrays]()
+        remaining = going.pop(part, None) or batches(part)
+        while count < declared:
+            batch = next(remaining, None)
+            if batch is None and endless and received:
                 raise DatasetError(
-                    f"part {part} of {name} has an end, after {come:,} more samples", hint="leave out endless"
+                    f"part {part} of {name} has an end, after {count:,} more samples", hint="leave out endless"
                 )
             if batch is None:
-                said = f"{come:,} samples, not {wanted:,}" if got else "nothing"
-                raise DatasetError(f"part {part} of {name} yields {said}", hint="give the true number in samples")
-            check_alike(f"part {part} of {name}", batch, made.manifest.columns)
-            got.append(batch)
-            come += _rows(batch)
-        rows = {column: np.concatenate([batch[column] for batch in got]) for column in got[0]}
+                amount = f"{count:,} samples, not {declared:,}" if received else "nothing"
+                raise DatasetError(f"part {part} of {name} yields {amount}", hint="give the true number in samples")
+            check_alike(f"part {part} of {name}", batch, data_set.manifest.columns)
+            received.append(batch)
+            count += _rows(batch)
+        rows = {column: np.concatenate([batch[column] for batch in received]) for column in received[0]}
         if endless:
-            rest = {column: array[wanted:] for column, array in rows.items()}
-            going[part] = itertools.chain([rest], left) if come > wanted else left
-            return {column: array[:wanted] for column, array in rows.items()}
-        if come > wanted or next(left, None) is not None:
+            surplus = {column: array[declared:] for column, array in rows.items()}
+            going[part] = itertools.chain([surplus], remaining) if count > declared else remaining
+            return {column: array[:declared] for column, array in rows.items()}
+        if count > declared or next(remaining, None) is not None:
             raise DatasetError(
-                f"part {part} of {name} yields more than {wanted:,} samples", hint="give the true number in samples"
+                f"part {part} of {name} yields more than {declared:,} samples", hint="give the true number in samples"
             )
         return rows
 
@@ -276,8 +276,8 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
     if not endless:
         _check_order(f"the first value that {name} yields", first, next(batches(0), first))
     reason = f"{name} is endless, so the trained samples are unknown: the ledger is not exact"
-    made = Generated(name, "part", first, sizes, read, in_order=False, inexact=reason if endless else "")
-    return made
+    data_set = Generated(name, "part", first, sizes, read, in_order=False, inexact=reason if endless else "")
+    return data_set
 
 
 def _rows(batch: Arrays) -> int:

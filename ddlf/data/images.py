@@ -58,9 +58,9 @@ class Images:
         for folder, images in zip(folders, files, strict=True):
             inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
             if not images and inside and any(files):
-                what = "folders" if any(entry.is_dir() for entry in inside) else f"{len(inside):,} other files"
+                content = "folders" if any(entry.is_dir() for entry in inside) else f"{len(inside):,} other files"
                 raise DatasetError(
-                    f"{folder} has {what}, but no images, so it is not a class",
+                    f"{folder} has {content}, but no images, so it is not a class",
                     hint=f"name a folder that has one folder of images for each class; images are {', '.join(ENDINGS)}",
                 )
         self.classes: Sequence[str] = [folder.name for folder in folders]
@@ -83,13 +83,13 @@ class Images:
         for start in range(first, self.samples, at_once):
             files = self._files[start : start + at_once]
             rows = np.empty(len(files), row_type(self.columns))
-            decoded = on_all_cores(lambda each: self._make(each[0], str(each[0])), files)
+            decoded = on_all_cores(lambda entry: self._make(entry[0], str(entry[0])), files)
             for row, ((file, label), pixels) in enumerate(zip(files, decoded, strict=True)):
                 column = self.columns["x"]
                 if not column.ragged and (pixels.shape, pixels.dtype.name) != (column.shape, column.dtype):
                     raise DatasetError(
-                        f"{file} is {_said(pixels.shape, pixels.dtype.name)}, "
-                        f"but {self._files[0][0]} is {_said(column.shape, column.dtype)}",
+                        f"{file} is {_image_kind(pixels.shape, pixels.dtype.name)}, "
+                        f"but {self._files[0][0]} is {_image_kind(column.shape, column.dtype)}",
                         hint="give all images one size with --image-size 64x64, and one mode beforehand",
                     )
                 put(rows, "x", row, pixels)
@@ -210,5 +210,5 @@ def is_image(data: bytes) -> bool:
     return data.startswith(MAGIC) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
-def _said(shape: tuple[int, ...], dtype: str) -> str:
+def _image_kind(shape: tuple[int, ...], dtype: str) -> str:
     return f"{shape[1]}x{shape[0]} {'RGB' if shape[2] == 3 else 'grey'}{' of 16 bits' * (dtype == 'uint16')}"

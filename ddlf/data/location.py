@@ -1,5 +1,5 @@
-"""The place of a data set, which is a folder or a URL: the interface of all places, and a folder as a place. A place
-has one writer at a time.
+"""The location of a data set, which is a folder or a URL: the interface of all locations, and a folder as a location.
+A location has one writer at a time.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Unfinished:
         self.folder, self._plan = folder, dict(plan or {})
         noted = read_note(folder / PLAN)
         self.goes_on = bool(plan) and noted == self._plan
-        known = noted if isinstance(noted, dict) else {}
-        self.other = [name for name, text in self._plan.items() if known and known.get(name) != text]
+        noted_plan = noted if isinstance(noted, dict) else {}
+        self.other = [name for name, text in self._plan.items() if noted_plan and noted_plan.get(name) != text]
 
     def begin(self) -> None:
         """Begin the work: create the folder, and write the plan (a description of source and result)."""
@@ -86,7 +86,7 @@ class Unfinished:
         (self.folder / PLAN).unlink(missing_ok=True)
 
     def files(self) -> list[tuple[PartitionFile, str]]:
-        """Return the finished partition files in order, each with its ``DataPlace.mark``."""
+        """Return the finished partition files in order, each with its ``DataLocation.mark``."""
         files = []
         with contextlib.suppress(OSError, ValueError, TypeError):  # the last line may be incomplete
             for line in (self.folder / FILES).read_text().splitlines():
@@ -97,7 +97,7 @@ class Unfinished:
     def add(self, files: Iterable[tuple[PartitionFile, str]], *, anew: bool = False) -> None:
         """Record finished partition files. ``anew`` replaces all earlier records."""
         with open(self.folder / FILES, "w" if anew else "a") as file:
-            file.writelines(json.dumps([mark, asdict(each)]) + "\n" for each, mark in files)
+            file.writelines(json.dumps([mark, asdict(entry)]) + "\n" for entry, mark in files)
             file.flush()
             os.fsync(file.fileno())
 
@@ -120,13 +120,13 @@ def write_note(path: Path, facts: Any) -> None:
     os.replace(temporary, path)
 
 
-class DataPlace(Protocol):
-    """The interface of the location of a data set, a folder or a URL. Each process opens its own ``DataPlace``, with
+class DataLocation(Protocol):
+    """The interface of the location of a data set, a folder or a URL. Each process opens its own ``DataLocation``, with
     its machine's access rights.
     """
 
     def manifest(self, version: int = 0) -> Manifest:
-        """Return the manifest (content list) of the data set at this place.
+        """Return the manifest (content list) of the data set at this location.
 
         Args:
             version: Number of the version; 0 for the newest.
@@ -155,11 +155,11 @@ class DataPlace(Protocol):
         The file is checked when it is first mapped, and again after it has changed.
         """
 
-    def here(self, version: Manifest) -> Sequence[bool]:
+    def availability(self, version: Manifest) -> Sequence[bool]:
         """Return a list that tells for each file of a version whether this machine has it, without reading the files."""
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
-        """Compare every byte of a file at the place with the manifest.
+        """Compare every byte of a file at the location with the manifest.
 
         Raises:
             DatasetError: The file is missing or damaged.
@@ -169,15 +169,15 @@ class DataPlace(Protocol):
         """Return the files in the version's folders that the manifest does not name."""
 
     def close(self) -> None:
-        """End the waits of threads for this place with an error, and refuse later requests."""
+        """End the waits of threads for this location with an error, and refuse later requests."""
 
     def interrupt(self) -> None:
-        """End the waits of threads for this place with an error. Later requests work again."""
+        """End the waits of threads for this location with an error. Later requests work again."""
 
     def writing(
         self, *, after: int = 0, plan: Mapping[str, str] | None = None
     ) -> contextlib.AbstractContextManager[Unfinished]:
-        """Let the caller write a data set to this place, as its only writer, within the ``with`` block.
+        """Let the caller write a data set to this location, as its only writer, within the ``with`` block.
 
         If the writing is interrupted and has a plan, the finished files stay until a writer with another plan begins.
         Otherwise they are removed.
@@ -190,15 +190,15 @@ class DataPlace(Protocol):
             The work of an earlier writer with the same plan, in a folder on this machine.
 
         Raises:
-            DatasetError: The place holds other files, has another writer, or cannot be written.
+            DatasetError: The location holds other files, has another writer, or cannot be written.
         """
 
     def new(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """Yield a local path for writing a partition file. After the block, the file is durable at the place."""
+        """Yield a local path for writing a partition file. After the block, the file is durable at the location."""
 
     def mark(self, name: str) -> str:
-        """Return a mark of a file, such as an ETag, that changes when the file is written. It is empty if the place has
-        no such marks.
+        """Return a mark of a file, such as an ETag, that changes when the file is written. It is empty if the
+        location has no such marks.
         """
 
     def commit(self, new: Manifest) -> None:
@@ -212,7 +212,7 @@ class DataPlace(Protocol):
 
 
 class Folder:
-    """A place that is a folder on a local or mounted disk.
+    """A location that is a folder on a local or mounted disk.
 
     Args:
         text: The user's name of the folder.
@@ -250,10 +250,10 @@ class Folder:
                 raise DatasetError(f"there is no folder {self.path}", hint="make a data set with: ddlf data split")
             if not os.path.lexists(path):
                 if (self.path / LOCK).exists():
-                    what, hint = "an unfinished data set", "run the same ddlf data split again to continue"
+                    problem, hint = "an unfinished data set", "run the same ddlf data split again to continue"
                 else:
-                    what, hint = "no data set: there is no manifest.json", "make it with: ddlf data split"
-                raise DatasetError(f"{self.path} has {what}", hint=hint)
+                    problem, hint = "no data set: there is no manifest.json", "make it with: ddlf data split"
+                raise DatasetError(f"{self.path} has {problem}", hint=hint)
             if (file := self._plain(path)) > MAX_MANIFEST_BYTES:
                 raise DatasetError(
                     f"{path} has {size(file)}, which is too large for a manifest", hint="restore it from a copy"
@@ -262,14 +262,14 @@ class Folder:
 
     def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """Read the columns of a partition file into memory, and check every byte."""
-        path = self._found(file)
+        path = self._checked_path(file)
         with explained(path, "read"):
             whole = np.fromfile(path, np.uint8)
         return columns_of(whole, file, columns, str(path))
 
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """Map the columns of a partition file. It is checked the first time, and again if the file has changed."""
-        path = self._found(file)
+        path = self._checked_path(file)
         with explained(path, "read"):
             about = path.stat()
         now = (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
@@ -278,7 +278,7 @@ class Folder:
             self._checked[file.name] = now
         return self.arrays(file, columns)
 
-    def here(self, version: Manifest) -> list[bool]:
+    def availability(self, version: Manifest) -> list[bool]:
         """Return a list that tells for each file of a version whether the folder has a file of that name."""
         folders = {file.name.partition("/")[0] for file in version.files}
         names = {f"{folder}/{name}" for folder in folders for name in _names(self.path / folder)}
@@ -286,19 +286,19 @@ class Folder:
 
     def arrays(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """Map the columns of a file after checking its size, form and columns, but not its bytes."""
-        path = self._found(file)
+        path = self._checked_path(file)
         return mapped_columns(path, file, columns, str(path))
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
         """Compare every byte of a file with the manifest."""
-        path = self._found(file)
+        path = self._checked_path(file)
         with explained(path, "read"), open(path, "rb", buffering=0) as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if digest != file.sha256:
             raise DatasetDamaged(f"{path} is damaged: its SHA-256 is not that of the manifest", hint=COPY)
         self.arrays(file, columns)
 
-    def _found(self, file: PartitionFile) -> Path:
+    def _checked_path(self, file: PartitionFile) -> Path:
         path = self.path / file.name
         with explained(path, "read"):
             if not os.path.lexists(path):
@@ -314,8 +314,8 @@ class Folder:
         """Return the size of a file, after checking that it is a regular file, not a link, a device or a folder."""
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode):
-            what = "a link" if stat.S_ISLNK(about.st_mode) else "no file"
-            raise DatasetError(f"{path} is {what}", hint="a data set has its files in its own folder")
+            kind = "a link" if stat.S_ISLNK(about.st_mode) else "no file"
+            raise DatasetError(f"{path} is {kind}", hint="a data set has its files in its own folder")
         return about.st_size
 
     def extra(self, version: Manifest) -> list[Path]:
@@ -335,41 +335,41 @@ class Folder:
                 self.manifest()
             if os.path.lexists(self.path) and not self.path.is_dir():
                 raise DatasetError(f"{self.path} is a file", hint="name an empty or a new folder")
-            made = not self.path.exists()
-            if not (made or after) and any(self.path.iterdir()) and not (self.path / LOCK).is_file():
+            is_new = not self.path.exists()
+            if not (is_new or after) and any(self.path.iterdir()) and not (self.path / LOCK).is_file():
                 raise DatasetError(f"{self.path} is not empty, and DDLF overwrites nothing", hint="name another folder")
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 with FileLock(self.path / LOCK, timeout=0):
-                    check_version(self._there(after), after, self)
-                    left = Unfinished(self.path / WORK, plan)
-                    self._tidy(after + 1 if left.goes_on else 0)
+                    check_version(self._present_manifest(after), after, self)
+                    unfinished = Unfinished(self.path / WORK, plan)
+                    self._tidy(after + 1 if unfinished.goes_on else 0)
                     try:
-                        left.begin()
-                        yield left
+                        unfinished.begin()
+                        yield unfinished
                     except BaseException as error:
-                        if not left.lasts(error):
+                        if not unfinished.lasts(error):
                             self._tidy()
                         raise
-                    shutil.rmtree(left.folder)
+                    shutil.rmtree(unfinished.folder)
             except Timeout:
                 raise DatasetError(
                     f"another process is writing to {self.path}", hint="wait, or name another folder"
                 ) from None
             except BaseException:
-                if made and os.listdir(self.path) == [LOCK]:  # leave no empty folder behind
+                if is_new and os.listdir(self.path) == [LOCK]:  # leave no empty folder behind
                     (self.path / LOCK).unlink(missing_ok=True)
                     with contextlib.suppress(OSError):
                         self.path.rmdir()
                 raise
 
-    def _there(self, after: int) -> Manifest | None:
+    def _present_manifest(self, after: int) -> Manifest | None:
         return self.manifest() if after or os.path.lexists(self.path / manifest.NAME) else None
 
     def _tidy(self, making: int = 0) -> None:
         """Remove all versions except the present one and the one that is being made; ``making`` 0 means none."""
-        kept = self._there(0)
-        folders = {file.name.partition("/")[0] for file in kept.files} if kept else set()
+        present = self._present_manifest(0)
+        folders = {file.name.partition("/")[0] for file in present.files} if present else set()
         folders |= {WORK, f"v{making:04}"} if making else set()
         for path in self.path.glob("v[0-9][0-9][0-9][0-9]*"):
             if path.name not in folders:

@@ -61,7 +61,7 @@ class PartitionFile:
     """The entry of the manifest for one partition file, which holds a part of a data set's samples.
 
     Args:
-        name: Path below the place.
+        name: Path below the location.
         samples: Number of samples, > 0.
         nbytes: Size of the file.
         sha256: Hash of the whole file, 64 hex digits.
@@ -272,5 +272,5 @@ def _sealed(spelled: bytes) -> bytes:
     return spelled.removesuffix(END.encode()) + f',\n"sha256": "{hashlib.sha256(spelled).hexdigest()}"{END}'.encode()
 
 
-def _damaged(where: str, what: str) -> DatasetError:
-    return DatasetError(f"{where} {what}", hint="bring it back from a copy, or split the data set again")
+def _damaged(where: str, problem: str) -> DatasetError:
+    return DatasetError(f"{where} {problem}", hint="bring it back from a copy, or split the data set again")

@@ -1,4 +1,4 @@
-"""Turns errors of the operating system into sentences about a place, the folder or URL of a data set."""
+"""Turns errors of the operating system into sentences about a location, the folder or URL of a data set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def explained(where: object, doing: str, *, need: int = 0) -> Iterator[None]:
     """Turn an ``OSError`` in this ``with`` block into a ``DatasetError`` with a sentence for the user.
 
     Args:
-        where: The affected place.
+        where: The affected location.
         doing: The attempted action, such as ``"write to"``.
         need: Bytes that are needed, for the message about a full disk; 0 if unknown.
 

@@ -51,22 +51,22 @@ class Parquet:
         self._arrow, self._files, self._decoder = arrow.load_pyarrow(), files, Decoder(image_size)
         self._path = path
         self.samples = 0
-        columns_there: list[str] = []
+        available: list[str] = []
         for file in files:
             with self._opened(file) as opened:
                 names = list(opened.schema_arrow.names)
-                if columns_there and names != columns_there:
+                if available and names != available:
                     raise DatasetError(
-                        f"{file} has the columns {', '.join(names)}, but {files[0]} has {', '.join(columns_there)}",
+                        f"{file} has the columns {', '.join(names)}, but {files[0]} has {', '.join(available)}",
                         hint="leave out the files that do not belong to this data set",
                     )
-                columns_there, self.samples = names, self.samples + opened.metadata.num_rows
+                available, self.samples = names, self.samples + opened.metadata.num_rows
         if not self.samples:
             raise DatasetError(f"{path} has no samples", hint="check the program that made it")
-        if label and label not in columns_there:
-            said, hint = arrow.no_column(path, label, columns_there)
-            raise ConfigError(said, hint=hint)
-        self._names = chosen(columns, columns_there, path, {label: "y"} if label else {})
+        if label and label not in available:
+            message, hint = arrow.no_column(path, label, available)
+            raise ConfigError(message, hint=hint)
+        self._names = chosen(columns, available, path, {label: "y"} if label else {})
         self._ragged = {self._names[name] for name in check_ragged(ragged, list(self._names), path)}
         self.classes: Sequence[str] = self._classes(label) if label else ()
         self._number_of = {name: number for number, name in enumerate(self.classes)}

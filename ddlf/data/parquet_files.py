@@ -38,18 +38,18 @@ TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 COPY = "copy it again, or write it again"
 
 
-def is_parquet(place: str | Path | Sequence[str]) -> bool:
-    """Return whether a place names Parquet files.
+def is_parquet(location: str | Path | Sequence[str]) -> bool:
+    """Return whether a location names Parquet files.
 
     It does if it is a glob, ends like a Parquet file, has several files, or is a local folder with Parquet files and no
     manifest.
     """
-    if not isinstance(place, str | Path) or _pattern_at(str(place)) is not None:
+    if not isinstance(location, str | Path) or _pattern_at(str(location)) is not None:
         return True
-    folder = path_of(str(place)) if "://" in str(place) else Path(place)
+    folder = path_of(str(location)) if "://" in str(location) else Path(location)
     if folder is not None and (folder := folder.expanduser()).is_dir():
         return not (folder / NAME).exists() and any(next(folder.glob(f"*{end}"), None) for end in ENDINGS)
-    return str(place).lower().endswith(ENDINGS)
+    return str(location).lower().endswith(ENDINGS)
 
 
 def _pattern_at(text: str) -> int | None:
@@ -69,7 +69,7 @@ class FileVersion:
     """The identity of a Parquet file, to notice a change of it: facts that are cheap to read.
 
     Args:
-        name: Path below the root of the place.
+        name: Path below the root of the location.
         nbytes: Size of the file.
         mark: The store's mark of the file; empty without one.
         footer: SHA-256 of the footer, which describes the schema, the rows and the positions of all columns.
@@ -92,10 +92,10 @@ class FileVersion:
 
 
 class ParquetFiles:
-    """The Parquet files of a place, in the order of their names.
+    """The Parquet files of a location, in the order of their names.
 
     Args:
-        place: A file, a folder, a glob, or several files. They are local, or at a URL with an fsspec driver.
+        location: A file, a folder, a glob, or several files. They are local, or at a URL with an fsspec driver.
         options: Arguments for the driver.
 
     Raises:
@@ -103,8 +103,8 @@ class ParquetFiles:
         ConfigError: The URL is invalid.
     """
 
-    def __init__(self, place: str | Path | Sequence[str], options: Mapping[str, Any] | None = None) -> None:
-        texts = [str(place)] if isinstance(place, str | Path) else [str(each) for each in place]
+    def __init__(self, location: str | Path | Sequence[str], options: Mapping[str, Any] | None = None) -> None:
+        texts = [str(location)] if isinstance(location, str | Path) else [str(path) for path in location]
         self._text = texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
         if wrong := [text for text in texts if text.lower().endswith((".csv", ".arrow", ".feather", ".json"))]:
             raise DatasetError(
@@ -139,7 +139,7 @@ class ParquetFiles:
     def __str__(self) -> str:
         return self._text
 
-    def said(self, name: str) -> str:
+    def full_name(self, name: str) -> str:
         """Return the full name of a file, including its folder or URL, for errors."""
         return f"{self.store}/{name}" if self.store is not None else str(self._root / name)
 
@@ -197,18 +197,18 @@ class ParquetFiles:
             request names the version of the file.
         """
         if self.store is None:
-            return self.said(head.name), partial(self.check, head)
+            return self.full_name(head.name), partial(self.check, head)
         whole = list[tuple[int, int]]()
         for begin, end in sorted(ranges):
             if whole and begin - whole[-1][1] <= GAP_BYTES:
                 whole[-1] = whole[-1][0], max(end, whole[-1][1])
             else:
                 whole.append((begin, end))
-        near = whole if sum(end - begin for begin, end in whole) <= PREFETCH_BYTES else []
-        file = load_pyarrow().PythonFile(_Ranges(self, head, near), mode="r")
+        prefetched = whole if sum(end - begin for begin, end in whole) <= PREFETCH_BYTES else []
+        file = load_pyarrow().PythonFile(_Ranges(self, head, prefetched), mode="r")
         if head.mark and self.store.is_s3:
             return file, lambda: None
-        return file, self._threads.submit(self.check, head).result if near else partial(self.check, head)
+        return file, self._threads.submit(self.check, head).result if prefetched else partial(self.check, head)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -218,7 +218,7 @@ class ParquetFiles:
         """Return some bytes of a file.
 
         Args:
-            name: Path of the file below the root of the place.
+            name: Path of the file below the root of the location.
             begin: Position of the first byte.
             end: Position after the last byte.
             mark: Mark of the version to read; empty for any version.
@@ -228,7 +228,7 @@ class ParquetFiles:
             DatasetError: The file cannot be read, or has changed.
         """
         if self.store is None:
-            with explained(self.said(name), "read"), open(self._root / name, "rb") as file:
+            with explained(self.full_name(name), "read"), open(self._root / name, "rb") as file:
                 file.seek(begin)
                 return file.read(end - begin)
         try:
@@ -236,7 +236,7 @@ class ParquetFiles:
         except Changed:
             raise self._changed(name) from None
         except Gone:
-            raise DatasetDamaged(f"{self.said(name)} is missing", hint=COPY) from None
+            raise DatasetDamaged(f"{self.full_name(name)} is missing", hint=COPY) from None
 
     def _footer(self, name: str, nbytes: int, mark: str) -> tuple[bytes, Any]:
         arrow = load_pyarrow()
@@ -253,18 +253,20 @@ class ParquetFiles:
                 tail = self.read(name, nbytes - length - 8, nbytes, mark)
             return tail[-8 - length :], arrow.parquet.read_metadata(arrow.BufferReader(tail))
         except (arrow.ArrowException, ValueError) as error:
-            raise DatasetDamaged(f"{self.said(name)} is not a readable Parquet file ({error})", hint=COPY) from None
+            raise DatasetDamaged(
+                f"{self.full_name(name)} is not a readable Parquet file ({error})", hint=COPY
+            ) from None
 
     def _changed(self, name: str) -> DatasetError:
         return DatasetError(
-            f"{self.said(name)} was written to since the data set was opened",
+            f"{self.full_name(name)} was written to since the data set was opened",
             hint="start a new run with the present files",
         )
 
     def _info(self, name: str) -> dict[str, Any]:
-        missing = DatasetDamaged(f"{self.said(name)} is missing", hint=COPY)
+        missing = DatasetDamaged(f"{self.full_name(name)} is missing", hint=COPY)
         if self.store is None:
-            with explained(self.said(name), "read"):
+            with explained(self.full_name(name), "read"):
                 if not (path := self._root / name).is_file():
                     raise missing
                 about = path.stat()
@@ -376,7 +378,7 @@ class _Ranges(io.RawIOBase):
 
 @contextlib.contextmanager
 def arrow_errors(where: str) -> Iterator[None]:
-    """Turn errors of pyarrow into an error that names the place.
+    """Turn errors of pyarrow into an error that names the location.
 
     Raises:
         DatasetDamaged: Replaces each error of pyarrow.

@@ -82,7 +82,7 @@ class Records:
                 rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
                 for done in range(0, len(rows), AT_ONCE):
                     part = list(itertools.islice(records, min(AT_ONCE, len(rows) - done)))
-                    for number, arrays in enumerate(on_all_cores(lambda each: self._made(*each), part), done):
+                    for number, arrays in enumerate(on_all_cores(lambda entry: self._sample(*entry), part), done):
                         for name, array in arrays.items():
                             put(rows, name, number, array)
                 yield rows
@@ -91,9 +91,9 @@ class Records:
         make = record[self._names[name]]
         return make(encoded=True) if name in self._ragged else make()
 
-    def _made(self, where: str, record: Record) -> dict[str, np.ndarray[Any, Any]]:
+    def _sample(self, where: str, record: Record) -> dict[str, np.ndarray[Any, Any]]:
         """Return the arrays of a sample, which must have the types and shapes of the first sample."""
-        made = {}
+        arrays = {}
         for name, old in self._names.items():
             if old not in record:
                 raise DatasetError(f"{where} has no {old}, but {self._first} has", hint="leave it out with --columns")
@@ -105,5 +105,5 @@ class Records:
                     f"{column.dtype} of shape {column.shape}",
                     hint="give all samples one shape beforehand; for images use --image-size 64x64",
                 )
-            made[name] = array
-        return made
+            arrays[name] = array
+        return arrays

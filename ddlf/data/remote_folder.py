@@ -1,4 +1,4 @@
-"""Opens the place that a user names: a folder, or a URL with an fsspec driver.
+"""Opens the location that a user names: a folder, or a URL with an fsspec driver.
 
 Reads go through this machine's cache. Files are written to a local disk, and then uploaded."""
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from ddlf.data import manifest
 from ddlf.data.cache import Cache
-from ddlf.data.location import LOCK, MAX_MANIFEST_BYTES, DataPlace, Folder, Unfinished, check_kept, check_version
+from ddlf.data.location import LOCK, MAX_MANIFEST_BYTES, DataLocation, Folder, Unfinished, check_kept, check_version
 from ddlf.data.manifest import Column, Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import COPY, Arrays, Bytes, columns_of, mapped_columns
@@ -35,7 +35,7 @@ KEY = "key"
 
 
 class RemoteFolder:
-    """A place that is a URL, such as a bucket, read and written with an fsspec driver.
+    """A location that is a URL, such as a bucket, read and written with an fsspec driver.
 
     Args:
         url: The URL, such as ``s3://bucket/folder``.
@@ -51,7 +51,7 @@ class RemoteFolder:
         self._store = store or Store(url)
         self._cache = cache or Cache()
         self._work = self._cache.folder / "unfinished" / hashlib.sha256(str(self).encode()).hexdigest()[:16]
-        self._seen, self._key = "", ""
+        self._manifest_mark, self._key = "", ""
         self._checked: set[str] = set()
         self._newest: Manifest | None = None
         self._beside: frozenset[str] | None = None
@@ -76,15 +76,15 @@ class RemoteFolder:
                 f"{self} has no data set: there is no {manifest.NAME}", hint="make it with: ddlf data split"
             ) from None
         if version in (0, newest.version):
-            return self._kept(newest)
+            return self._remember(newest)
         name = manifest.name_of(version)
         try:
-            return self._kept(self._manifest(name))
+            return self._remember(self._manifest(name))
         except Gone:
             check_kept(name, version, newest.version, [], self)
             raise
 
-    def _kept(self, version: Manifest) -> Manifest:
+    def _remember(self, version: Manifest) -> Manifest:
         """Return this manifest, and record that the files of its version are read from now on, each equally often. The
         cache uses this to decide which files to keep.
         """
@@ -106,25 +106,25 @@ class RemoteFolder:
             # error.
             self._cache.drop(file.sha256)
             whole = self._whole(file)
-        return columns_of(whole, file, columns, self._said(file))
+        return columns_of(whole, file, columns, self._full_name(file))
 
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """Map the columns of a partition file from the cache. Without room in the cache, read them into memory."""
-        path = self._near(file, mapped=True)
+        path = self._cached_path(file, mapped=True)
         if path is None:
             return self.load(file, columns)
         if file.sha256 not in self._checked:
             self.load(file, columns)
             self._checked.add(file.sha256)
-        return mapped_columns(path, file, columns, self._said(file))
+        return mapped_columns(path, file, columns, self._full_name(file))
 
-    def here(self, version: Manifest) -> list[bool]:
+    def availability(self, version: Manifest) -> list[bool]:
         """Return true for each file, because every machine can read a store."""
         return [True] * len(version.files)
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
         """Compare every byte of a file in the store, not in the cache, with the manifest."""
-        columns_of(self._read(file), file, columns, self._said(file))
+        columns_of(self._read(file), file, columns, self._full_name(file))
 
     def extra(self, version: Manifest) -> list[str]:
         """Return the files in the version's folders that the manifest does not name."""
@@ -136,34 +136,34 @@ class RemoteFolder:
             return []
         return [f"{self}/{name}" for name in names if name not in named]
 
-    def _said(self, file: PartitionFile) -> str:
+    def _full_name(self, file: PartitionFile) -> str:
         return f"{self}/{file.name}"
 
     def _whole(self, file: PartitionFile) -> Bytes:
-        path = self._near(file)
+        path = self._cached_path(file)
         return self._read(file) if path is None else np.fromfile(path, np.uint8)
 
     def _read(self, file: PartitionFile) -> Bytes:
         try:
             return np.frombuffer(self._exactly(file, self._store.read(file.name, file.nbytes)), np.uint8)
         except Gone:
-            raise DatasetDamaged(f"{self._said(file)} is missing", hint=COPY) from None
+            raise DatasetDamaged(f"{self._full_name(file)} is missing", hint=COPY) from None
 
     def _exactly(self, file: PartitionFile, data: bytes) -> bytes:
         if len(data) != file.nbytes:
             raise DatasetDamaged(
-                f"{self._said(file)} has {len(data):,} bytes, not the {file.nbytes:,} of the manifest", hint=COPY
+                f"{self._full_name(file)} has {len(data):,} bytes, not the {file.nbytes:,} of the manifest", hint=COPY
             )
         return data
 
-    def _near(self, file: PartitionFile, *, mapped: bool = False) -> Path | None:
+    def _cached_path(self, file: PartitionFile, *, mapped: bool = False) -> Path | None:
         """Return the path of a partition file in this machine's cache, after fetching it if necessary; None if the
         cache has no room. The caller must check its bytes.
 
         A file that will be mapped may displace any other file, because it must stay for a while.
         """
         if self._beside is None:
-            self._beside = frozenset(each.sha256 for each in self._newest.files) if self._newest else frozenset()
+            self._beside = frozenset(unit.sha256 for unit in self._newest.files) if self._newest else frozenset()
         try:
             return self._cache.path(
                 file.sha256,
@@ -173,13 +173,13 @@ class RemoteFolder:
                 ends=self._store.ending(),
             )
         except Gone:
-            raise DatasetDamaged(f"{self._said(file)} is missing", hint=COPY) from None
+            raise DatasetDamaged(f"{self._full_name(file)} is missing", hint=COPY) from None
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def writing(self, *, after: int = 0, plan: Mapping[str, str] | None = None) -> Iterator[Unfinished]:
-        """Let the caller write a data set to this place, as its only writer, within the ``with`` block.
+        """Let the caller write a data set to this location, as its only writer, within the ``with`` block.
 
         A lock file in the store names the writer. A killed writer leaves it behind, and the same machine recognises it
         by the key in its local folder.
@@ -190,21 +190,21 @@ class RemoteFolder:
         with explained(self._work, "write to"):
             self._work.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._alone():
-                left = Unfinished(self._work, plan)
+                unfinished = Unfinished(self._work, plan)
                 try:
                     with self._named():
-                        self._seen = self._store.mark(manifest.NAME) if after else ""
+                        self._manifest_mark = self._store.mark(manifest.NAME) if after else ""
                         self._check_version(after)
-                        self._tidy(after + 1 if left.goes_on else 0)
-                        left.begin()
+                        self._tidy(after + 1 if unfinished.goes_on else 0)
+                        unfinished.begin()
                         try:
-                            yield left
+                            yield unfinished
                         except BaseException as error:
-                            if not left.lasts(error) and self._is_mine():
+                            if not unfinished.lasts(error) and self._is_mine():
                                 self._tidy()
                             raise
                 except BaseException as error:
-                    if not left.lasts(error):
+                    if not unfinished.lasts(error):
                         shutil.rmtree(self._work)
                     raise
                 # Remove the key last, because it proves that the lock file in the store belongs to this machine.
@@ -212,7 +212,7 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes of this machine from writing to this place during a ``with`` block, by a local lock."""
+        """Keep other processes of this machine from writing here during a ``with`` block, by a local lock."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self._work.with_suffix(".lock"), timeout=0)
@@ -227,7 +227,7 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Hold the lock file in the store during a ``with`` block. It keeps other machines from writing to this place."""
+        """Hold the lock file in the store during a ``with`` block. It keeps other machines from writing here."""
         path = self._work / KEY
         if not path.exists():
             path.write_text(secrets.token_hex(8))
@@ -285,8 +285,8 @@ class RemoteFolder:
     def _tidy(self, making: int = 0) -> None:
         """Remove all versions except the present one and the one that is being made; ``making`` 0 means none."""
         names = self._store.names()
-        kept = self.manifest().files if manifest.NAME in names else []
-        folders = {file.name.partition("/")[0] for file in kept} | ({f"v{making:04}"} if making else set())
+        present = self.manifest().files if manifest.NAME in names else []
+        folders = {file.name.partition("/")[0] for file in present} | ({f"v{making:04}"} if making else set())
         for name in names:
             if (VERSION.fullmatch(name) and name not in folders) or manifest.BEFORE.fullmatch(name):
                 self._store.remove(name)
@@ -317,7 +317,7 @@ class RemoteFolder:
             before = self.manifest()
             self._store.write(manifest.name_of(before.version), before.spelled())
         try:
-            self._store.write(manifest.NAME, new.spelled(), new=new.version == 1, over=self._seen)
+            self._store.write(manifest.NAME, new.spelled(), new=new.version == 1, over=self._manifest_mark)
         except FileExistsError:
             # This writer itself may have written the manifest, if the store's answer was lost on the way.
             if self._store.read(manifest.NAME, 10**6) != new.spelled():
@@ -330,8 +330,8 @@ class RemoteFolder:
             self._store.remove(folder)
 
 
-def open_place(text: str | Path) -> DataPlace:
-    """Open the place that a user names: a folder, or a URL.
+def open_location(text: str | Path) -> DataLocation:
+    """Open the location that a user names: a folder, or a URL.
 
     Args:
         text: A folder, or a URL with an fsspec driver.

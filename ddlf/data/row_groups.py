@@ -102,8 +102,8 @@ class Field:
         for row in range(len(texts)):
             text = texts[row].tobytes()
             if text not in number_of:
-                what = f"{text.decode(errors='replace')!r}, which is not one of classes" if text else "an empty text"
-                raise DatasetError(f"{where(row)}: column {self.sources[0]!r} has {what}", hint=arrow.FILL)
+                problem = f"{text.decode(errors='replace')!r}, which is not one of classes" if text else "an empty text"
+                raise DatasetError(f"{where(row)}: column {self.sources[0]!r} has {problem}", hint=arrow.FILL)
             numbers[row] = number_of[text]
         return numbers
 
@@ -127,7 +127,7 @@ class RowGroups(DataSet):
     """A data set of Parquet files, whose row groups take the role of partition files.
 
     Args:
-        place: A file, a folder, a glob or several files, local or at a URL.
+        location: A file, a folder, a glob or several files, local or at a URL.
         x: Columns of inputs. A list of names is one input, with the columns side by side; a dict has several inputs.
         y: Columns of labels.
         w: Column with the weights of samples.
@@ -143,7 +143,7 @@ class RowGroups(DataSet):
 
     def __init__(
         self,
-        place: str | Path | Sequence[str],
+        location: str | Path | Sequence[str],
         *,
         x: Columns | None = None,
         y: Columns | None = None,
@@ -153,11 +153,11 @@ class RowGroups(DataSet):
         decode: Decode | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.files = ParquetFiles(place, storage_options)
+        self.files = ParquetFiles(location, storage_options)
         heads = self.files.heads()
         schemas = [metadata.schema.to_arrow_schema() for _, metadata in heads]
-        wanted = _wanted({"x": x, "y": y, "w": w}, schemas[0].names, str(self.files))
-        self._fields = [self._field(name, names, schemas[0], classes, decode) for name, names in wanted.items()]
+        columns_of = _chosen_columns({"x": x, "y": y, "w": w}, schemas[0].names, str(self.files))
+        self._fields = [self._field(name, names, schemas[0], classes, decode) for name, names in columns_of.items()]
         for (head, _), schema in zip(heads[1:], schemas[1:], strict=True):
             self._check_schema(head, schema, schemas[0])
         if classes and not any(field.kind == "label" for field in self._fields):
@@ -188,22 +188,22 @@ class RowGroups(DataSet):
             )
             for field, array in zip(self._fields, self._first.values(), strict=True)
         }
-        self.columns = made = self._made()
+        self.columns = columns = self._training_columns()
         try:
-            check_columns(made)
+            check_columns(columns)
         except ValueError as error:
             raise DatasetError(f"{self.files}: {error}", hint="name other columns") from None
         metadata_of = {head.name: metadata for head, metadata in heads}
-        what = repr((self._fields, made, image_size))
+        recipe = repr((self._fields, columns, image_size))
         units, first = list[PartitionFile](), 0
         for group in self._groups:
             nbytes = self._bytes_of(metadata_of[group.head.name].row_group(group.number), group.rows)
-            facts = [group.head.name, group.head.nbytes, group.head.mark, group.head.footer, group.number, what]
+            facts = [group.head.name, group.head.nbytes, group.head.mark, group.head.footer, group.number, recipe]
             digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
             units.append(PartitionFile(f"{group.head.name}#{group.number}", group.rows, nbytes, digest, first))
             first += group.rows
         names = tuple(classes) or _class_names(schemas[0], self._fields)
-        super().__init__(Manifest(made, units, classes=names), decode)
+        super().__init__(Manifest(columns, units, classes=names), decode)
         self.notes = self._notes(schemas[0])
         if len(heads) <= MAX_SOURCES:
             self.sources = {head.name: head.fingerprint for head, _ in heads}
@@ -213,9 +213,9 @@ class RowGroups(DataSet):
         return str(self.files)
 
     @classmethod
-    def described(cls, place: Any, shuffle: Shuffle, workers: int) -> Description:
+    def described(cls, location: Any, shuffle: Shuffle, workers: int) -> Description:
         """Return the text of ``ddlf data info`` about the files. Only the footers are read, so no column is chosen."""
-        return Description([*_lines(place)])
+        return Description([*_lines(location)])
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
@@ -230,10 +230,10 @@ class RowGroups(DataSet):
         kinds = {}
         for source in names:
             if schema.get_field_index(source) < 0:
-                said, hint = no_column(self.files, source, schema.names)
+                message, hint = no_column(self.files, source, schema.names)
                 if any(f"{source}=" in file for file in self.files.names):
                     hint = "write it into the files: columns that only the names of folders have are not read"
-                raise DatasetError(said, hint=hint)
+                raise DatasetError(message, hint=hint)
             kinds[source] = kind_of(schema.field(source).type)
         if len(names) > 1:
             if bad := next((source for source, kind in kinds.items() if kind != "number"), None):
@@ -261,16 +261,16 @@ class RowGroups(DataSet):
             f"{self.files}: column {source!r} holds {schema.field(source).type}, not numbers", hint=CONVERT
         )
 
-    def _check_schema(self, head: FileVersion, schema: Any, wanted: Any) -> None:
+    def _check_schema(self, head: FileVersion, schema: Any, expected: Any) -> None:
         for field in self._fields:
             for name in field.sources:
                 if schema.get_field_index(name) < 0:
-                    said, hint = no_column(self.files.said(head.name), name, schema.names)
-                    raise DatasetError(said, hint=f"{hint}; name the files that belong together")
-                kind, first = schema.field(name).type, wanted.field(name).type
+                    message, hint = no_column(self.files.full_name(head.name), name, schema.names)
+                    raise DatasetError(message, hint=f"{hint}; name the files that belong together")
+                kind, first = schema.field(name).type, expected.field(name).type
                 if not kind.equals(first) and (kind_of(kind) != kind_of(first) or kind_of(kind) in ("number", "list")):
                     raise DatasetError(
-                        f"{self.files.said(head.name)}: column {name!r} holds {kind}, but {first} in {self.files.names[0]}",
+                        f"{self.files.full_name(head.name)}: column {name!r} holds {kind}, but {first} in {self.files.names[0]}",
                         hint="write all files with one schema; DDLF casts nothing silently",
                     )
 
@@ -287,19 +287,19 @@ class RowGroups(DataSet):
         finally:
             pieces.close()
 
-    def _made(self) -> dict[str, Column]:
+    def _training_columns(self) -> dict[str, Column]:
         """Return the description of the columns of training data, from the first rows."""
         if self._decode is not None:
             return self._decoded_columns(0, self._first, min(SOME, self._groups[0].rows))
-        made = {}
+        columns = {}
         for field in self._fields:
             array = self._first[field.name]
             if field.kind == "image":
                 pixels = self._pixels(field, self._first, 0, 0)
-                made[field.name] = Column(pixels.dtype.name, pixels.shape)
+                columns[field.name] = Column(pixels.dtype.name, pixels.shape)
             else:
-                made[field.name] = Column(array.dtype.name, array.shape[1:])
-        return made
+                columns[field.name] = Column(array.dtype.name, array.shape[1:])
+        return columns
 
     def _notes(self, schema: Any) -> list[str]:
         """Return a sentence for each input that combines columns of different types."""
@@ -315,7 +315,7 @@ class RowGroups(DataSet):
 
     def _where(self, number: int, row: int, *, begin: int = 0) -> str:
         group = self._groups[number]
-        return f"{self.files.said(group.head.name)}, row group {group.number}, row {begin + row:,}"
+        return f"{self.files.full_name(group.head.name)}, row group {group.number}, row {begin + row:,}"
 
     def _metadata(self, head: FileVersion) -> Any:
         metadata = self._footers.get(head.name)
@@ -325,7 +325,8 @@ class RowGroups(DataSet):
         with self._lock:
             self._footers[head.name] = metadata
             while (
-                len(self._footers) > 1 and sum(each.serialized_size for each in self._footers.values()) > KEPT_FOOTERS
+                len(self._footers) > 1
+                and sum(footer.serialized_size for footer in self._footers.values()) > KEPT_FOOTERS
             ):
                 del self._footers[next(iter(self._footers))]
         return metadata
@@ -365,11 +366,11 @@ class RowGroups(DataSet):
 
     def _batches(self, number: int, rows: int) -> Generator[Arrays, None, None]:
         group, pyarrow = self._groups[number], arrow.load_pyarrow()
-        said = f"{self.files.said(group.head.name)}, row group {group.number}"
+        description = f"{self.files.full_name(group.head.name)}, row group {group.number}"
         metadata, done = self._metadata(group.head), 0
         chunks = self._chunks(metadata.row_group(group.number))
         ranges = [(begin := _begin(chunk), begin + chunk.total_compressed_size) for chunk in chunks]
-        with arrow_errors(said):
+        with arrow_errors(description):
             source, check = self.files.source(group.head, [(int(begin), int(end)) for begin, end in ranges])
             opened = pyarrow.parquet.ParquetFile(
                 source,
@@ -381,7 +382,7 @@ class RowGroups(DataSet):
         with opened:
             batches = opened.iter_batches(rows, row_groups=[group.number], columns=self._leaves)
             while True:
-                with arrow_errors(said):
+                with arrow_errors(description):
                     batch = next(batches, None)
                 if batch is None:
                     break
@@ -394,7 +395,7 @@ class RowGroups(DataSet):
                     }
         check()
         if done != group.rows:
-            raise DatasetDamaged(f"{said} has {done:,} rows, not the {group.rows:,} of its footer", hint=COPY)
+            raise DatasetDamaged(f"{description} has {done:,} rows, not the {group.rows:,} of its footer", hint=COPY)
 
     def _checked_pieces(self, number: int) -> Iterator[Arrays]:
         """Yield the rows in pieces of some megabytes, after checking that types and shapes match the first rows."""
@@ -466,7 +467,7 @@ class RowGroups(DataSet):
             try:
                 whole = np.memmap(path, np.uint8, "r")
                 if number in self._whole:
-                    return arrays_of(whole[:-DIGEST_BYTES], unit, self._stored, self._said(number))
+                    return arrays_of(whole[:-DIGEST_BYTES], unit, self._stored, self._unit_name(number))
                 arrays = self._verified(whole, number)
             except _Torn:  # the cached file is damaged, so fetch it again
                 self._cache.drop(unit.sha256)
@@ -475,7 +476,7 @@ class RowGroups(DataSet):
             return arrays
         if room is not None and unit.nbytes > room:
             raise ConfigError(
-                f"{self._said(number)} has {size(unit.nbytes)}. The cache of this machine ({self._cache.folder}) has no room for it, "
+                f"{self._unit_name(number)} has {size(unit.nbytes)}. The cache of this machine ({self._cache.folder}) has no room for it, "
                 f"and half of data_memory has {size(max(room, 0))} left",
                 hint="increase data_memory or the cache (DDLF_CACHE_SIZE), use a smaller window (shuffle='window:1'), "
                 "or write the files with smaller row groups (row_group_size of pyarrow.parquet.write_table)",
@@ -484,7 +485,7 @@ class RowGroups(DataSet):
 
     def head(self, count: int) -> Arrays:
         """Return the first samples, at most ``count``, as training data."""
-        return self.taken(0, self._first, np.arange(min(count, SOME, self._groups[0].rows)))
+        return self.training_rows(0, self._first, np.arange(min(count, SOME, self._groups[0].rows)))
 
     def interrupt(self) -> None:
         """End a thread's wait for the store: the thread gets an error. Later requests work again."""
@@ -493,9 +494,9 @@ class RowGroups(DataSet):
     def newer(self, version: int) -> None:
         """Return None, because there is only one version."""
 
-    def _said(self, number: int) -> str:
+    def _unit_name(self, number: int) -> str:
         group = self._groups[number]
-        return f"row group {group.number} of {self.files.said(group.head.name)}"
+        return f"row group {group.number} of {self.files.full_name(group.head.name)}"
 
     # -- the cache ----------------------------------------------------------------------------------------------------
 
@@ -514,18 +515,18 @@ class RowGroups(DataSet):
         for name, column in self._stored.items():
             key = name + ENDS if column.ragged else name
             shapes[key] = ("int64", (rows,)) if column.ragged else (column.dtype, (rows, *column.shape))
-        at, entries = 0, dict[str, Any]()
-        places: dict[str, int] = {}
+        offset, entries = 0, dict[str, Any]()
+        offsets: dict[str, int] = {}
         for key, (dtype, shape) in shapes.items():
             nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-            entries[key] = {"dtype": _code(dtype), "shape": list(shape), "data_offsets": [at, at + nbytes]}
-            places[key], at = at, at + nbytes
+            entries[key] = {"dtype": _code(dtype), "shape": list(shape), "data_offsets": [offset, offset + nbytes]}
+            offsets[key], offset = offset, offset + nbytes
         blobs = [name for name, column in self._stored.items() if column.ragged]
         room = len(json.dumps(entries)) + 200 * len(blobs) + sum(map(len, blobs)) + 64
         begin, done = 8 + room, 0
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(open(path, "w+b"))
-            beside: dict[str, IO[bytes]] = {
+            blob_files: dict[str, IO[bytes]] = {
                 name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for name in blobs
             }
             for piece in pieces:
@@ -534,19 +535,23 @@ class RowGroups(DataSet):
                     key, values = name, array
                     if isinstance(array, Ragged):
                         key = name + ENDS
-                        values = array.ends + beside[name].tell() // array.dtype.itemsize
-                        beside[name].write(np.ascontiguousarray(array.values).data)
-                    file.seek(begin + places[key] + done * (values.nbytes // max(count, 1)))
+                        values = array.ends + blob_files[name].tell() // array.dtype.itemsize
+                        blob_files[name].write(np.ascontiguousarray(array.values).data)
+                    file.seek(begin + offsets[key] + done * (values.nbytes // max(count, 1)))
                     file.write(np.ascontiguousarray(values).data)
                 done += count
-            file.seek(begin + at)
+            file.seek(begin + offset)
             for name in blobs:
-                column, nbytes = self._stored[name], beside[name].tell()
-                beside[name].seek(0)
-                shutil.copyfileobj(beside[name], file, 2**20)
+                column, nbytes = self._stored[name], blob_files[name].tell()
+                blob_files[name].seek(0)
+                shutil.copyfileobj(blob_files[name], file, 2**20)
                 length = nbytes // np.dtype(column.dtype).itemsize
-                entries[name] = {"dtype": _code(column.dtype), "shape": [length], "data_offsets": [at, at + nbytes]}
-                at += nbytes
+                entries[name] = {
+                    "dtype": _code(column.dtype),
+                    "shape": [length],
+                    "data_offsets": [offset, offset + nbytes],
+                }
+                offset += nbytes
             file.seek(0)
             file.write(room.to_bytes(8, "little") + json.dumps(entries).encode().ljust(room))
             file.seek(0)
@@ -561,15 +566,15 @@ class RowGroups(DataSet):
         data, digest = whole[:-DIGEST_BYTES], whole[-DIGEST_BYTES:].tobytes()
         if hashlib.sha256(data.data).digest() != digest:
             raise _Torn
-        return arrays_of(data, self.manifest.files[number], self._stored, self._said(number))
+        return arrays_of(data, self.manifest.files[number], self._stored, self._unit_name(number))
 
     # -- samples ------------------------------------------------------------------------------------------------------
 
-    def taken(self, number: int, arrays: Arrays, rows: Any) -> Arrays:
+    def training_rows(self, number: int, arrays: Arrays, rows: Any) -> Arrays:
         """Return some rows of a row group as training data. Images are decoded on all cores."""
         images = [field for field in self._fields if field.kind == "image"]
         if not images:
-            return super().taken(number, arrays, rows)
+            return super().training_rows(number, arrays, rows)
         names = {field.name for field in images}
         whole: Arrays = {name: array[rows] for name, array in arrays.items() if name not in names}
         for field in images:
@@ -579,14 +584,14 @@ class RowGroups(DataSet):
                 lambda row, field=field: self._pixels(field, arrays, number, row),  # type: ignore[misc]
                 rows.tolist(),
             )
-            for place, image in enumerate(decoded):
+            for position, image in enumerate(decoded):
                 if (image.dtype.name, image.shape) != (column.dtype, column.shape):
                     raise DatasetError(
-                        f"{self._where(number, int(rows[place]))}: an image is {image.dtype.name} of shape {image.shape}, "
+                        f"{self._where(number, int(rows[position]))}: an image is {image.dtype.name} of shape {image.shape}, "
                         f"but {column.dtype} of shape {column.shape} in the first row",
                         hint="give all images one size with image_size=(64, 64), and one mode beforehand",
                     )
-                pixels[place] = image
+                pixels[position] = image
             whole[field.name] = pixels
         return {name: whole[name] for name in arrays}
 
@@ -602,23 +607,23 @@ class RowGroups(DataSet):
         return self._untaken(number, arrays)
 
 
-def _lines(place: str | Path | Sequence[str]) -> Iterator[str]:
+def _lines(location: str | Path | Sequence[str]) -> Iterator[str]:
     """Yield lines about Parquet files for people: columns, files, row groups, and whether the row groups are suitable.
 
     Args:
-        place: The argument of ``RowGroups``.
+        location: The argument of ``RowGroups``.
 
     Raises:
         DatasetError: The files cannot be read.
     """
-    files = ParquetFiles(place)
+    files = ParquetFiles(location)
     heads = files.heads()
     schema = heads[0][1].schema.to_arrow_schema()
     groups = [metadata.row_group(number) for _, metadata in heads for number in range(metadata.num_row_groups)]
     yield f"place     {files}"
     for name, kind in zip(schema.names, schema.types, strict=True):
-        said = {"other": ", not read without decode=", "text": ", a label with classes=", "image": ", an image"}
-        yield f"column    {name}: {kind}{said.get(kind_of(kind), '')}"
+        notes = {"other": ", not read without decode=", "text": ", a label with classes=", "image": ", an image"}
+        yield f"column    {name}: {kind}{notes.get(kind_of(kind), '')}"
     yield f"samples   {sum(group.num_rows for group in groups):,}"
     yield f"files     {len(heads):,}, {size(sum(head.nbytes for head, _ in heads))}"
     if not any(group.num_rows for group in groups):
@@ -648,7 +653,7 @@ class _Torn(Exception):
     """Raised if the copy of a row group in the cache is damaged."""
 
 
-def _wanted(
+def _chosen_columns(
     arguments: Mapping[str, Columns | None], names_there: Sequence[str], where: str
 ) -> dict[str, tuple[str, ...]]:
     """Return the columns of the data set, such as ``x``, each with the names of the Parquet columns that form it.
@@ -659,29 +664,31 @@ def _wanted(
         DatasetError: There is no input.
         AppError: A value is not a name of a column.
     """
-    wanted: dict[str, tuple[str, ...]] = {}
-    for letter, what in arguments.items():
-        if what is None:
+    columns: dict[str, tuple[str, ...]] = {}
+    for letter, argument in arguments.items():
+        if argument is None:
             continue
         named = (
-            {f"{letter}[{key!r}]": names for key, names in what.items()}
-            if isinstance(what, Mapping)
-            else {letter: what}
+            {f"{letter}[{key!r}]": names for key, names in argument.items()}
+            if isinstance(argument, Mapping)
+            else {letter: argument}
         )
         for name, names in named.items():
             several = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Sequence) else ()
-            if not several or not all(isinstance(one, str) for one in several):
-                raise AppError(f"{letter}={what!r} names no columns", hint=f"write {letter}='name', or a list of names")
-            wanted[name] = several
-    if not wanted:
-        wanted = {
+            if not several or not all(isinstance(column, str) for column in several):
+                raise AppError(
+                    f"{letter}={argument!r} names no columns", hint=f"write {letter}='name', or a list of names"
+                )
+            columns[name] = several
+    if not columns:
+        columns = {
             name: (name,) for name in names_there if name in ("x", "y", "w") or name.startswith(("x[", "y[", "w["))
         }
-    if not any(name[0] == "x" for name in wanted):
+    if not any(name[0] == "x" for name in columns):
         raise DatasetError(
             f"no column of {where} is chosen as the input", hint=f"write x=...: it has {', '.join(names_there)}"
         )
-    return wanted
+    return columns
 
 
 def _class_names(schema: Any, fields: Sequence[Field]) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ def longest(arrays: Iterable[Sequence[Any] | np.ndarray[Any, Any]]) -> int:
 
 
 def chosen(
-    columns: str, available: Sequence[str], path: Path, usual: Mapping[str, str], what: str = "column"
+    columns: str, available: Sequence[str], path: Path, usual: Mapping[str, str], word: str = "column"
 ) -> dict[str, str]:
     """Return the columns that the user's option chooses, as a dict from new names to the names in the source.
 
@@ -69,7 +69,7 @@ def chosen(
         available: All names in the source.
         path: Path of the source, for errors.
         usual: New names of some columns, by old name, used if ``columns`` is empty.
-        what: Word for a column, for errors.
+        word: Word for a column, for errors.
 
     Raises:
         ConfigError: There is no column with a given name, or a new name is given twice.
@@ -79,7 +79,7 @@ def chosen(
     pairs = [(name.partition("=")[0], name.partition("=")[2] or name) for name in columns.split(",")]
     for _, old in pairs:
         if old not in available:
-            raise ConfigError(f"{path} has no {what} {old!r}", hint=f"it has {', '.join(available)}")
+            raise ConfigError(f"{path} has no {word} {old!r}", hint=f"it has {', '.join(available)}")
     if len({new for new, _ in pairs}) != len(pairs):
         raise ConfigError(f"--columns {columns} gives one name twice")
     return dict(pairs)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.data.location import HEAPS, DataPlace, Folder, Unfinished, check_room, read_note, write_note
+from ddlf.data.location import HEAPS, DataLocation, Folder, Unfinished, check_room, read_note, write_note
 from ddlf.data.manifest import MAX_CLASSES, Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import ENDS
@@ -85,7 +85,7 @@ def sizes_of(samples: int, row_bytes: int, *, files: int = 0, file_samples: int 
 
 def split(
     source: SampleSource,
-    place: DataPlace,
+    location: DataLocation,
     sizes: Sequence[int],
     *,
     after: Manifest | None = None,
@@ -94,14 +94,14 @@ def split(
     seed: int = 0,
     memory: int = 10**9,
     state: str = "",
-    moved: Callable[[str, int, int], None] = lambda what, done, of: None,
-    say: Callable[[str, str], None] = lambda what, text: None,
+    moved: Callable[[str, int, int], None] = lambda action, done, of: None,
+    say: Callable[[str, str], None] = lambda label, text: None,
 ) -> Manifest:
-    """Write the samples of a source to a place, a folder or a URL, as a data set of partition files.
+    """Write the samples of a source to a location, a folder or a URL, as a data set of partition files.
 
     Args:
         source: Source of the samples.
-        place: An empty or new place, or one with the work of an interrupted call.
+        location: An empty or new location, or one with the work of an interrupted call.
         sizes: Number of samples of each file.
         after: The present manifest, if this is the next version of the same samples; None for a new data set.
         shuffle: Whether to shuffle the samples. Otherwise they keep the source's order.
@@ -115,7 +115,7 @@ def split(
 
     Raises:
         ConfigError: The memory is too small for one file.
-        DatasetError: The source or the place cannot be used. An interrupted split leaves no data set behind.
+        DatasetError: The source or the location cannot be used. An interrupted split leaves no data set behind.
     """
     kind = row_type(source.columns)
     row = kind.itemsize + ORDER_BYTES
@@ -136,74 +136,74 @@ def split(
     buckets = Buckets(source.samples, len(sizes), memory // 3 // row, seed, stratify)
     at_once = max(memory // 8 // row, 1)
     version = after.version + 1 if after else 1
-    asked = (version, list(sizes), shuffle, stratify, seed, kind.descr)
-    plan = {"source": state, "options": _hash(str(asked)), "DDLF": __version__} if state else {}
-    kept = f"finished files stay in {place}; run the same command to continue"
-    with place.writing(after=version - 1, plan=plan) as left, left.watched(lambda: say("kept", kept)):
-        files = _finished(place, left, source, moved) if left.goes_on else []
+    arguments = (version, list(sizes), shuffle, stratify, seed, kind.descr)
+    plan = {"source": state, "options": _hash(str(arguments)), "DDLF": __version__} if state else {}
+    advice = f"finished files stay in {location}; run the same command to continue"
+    with location.writing(after=version - 1, plan=plan) as unfinished, unfinished.watched(lambda: say("kept", advice)):
+        files = _finished(location, unfinished, source, moved) if unfinished.goes_on else []
         start = files[-1].first + files[-1].samples if files else 0
         spilled = np.dtype([("row", kind), ("bucket", np.uint32)])
-        heaps = Heaps(left, buckets.heaps, spilled) if shuffle and len(buckets.heaps) > 1 else None
-        _say_how(left, say, files, sizes, heaps, source.samples)
-        need = (source.samples - start) * kind.itemsize if isinstance(place, Folder) else max(sizes) * kind.itemsize
+        heaps = Heaps(unfinished, buckets.heaps, spilled) if shuffle and len(buckets.heaps) > 1 else None
+        _say_how(unfinished, say, files, sizes, heaps, source.samples)
+        need = (source.samples - start) * kind.itemsize if isinstance(location, Folder) else max(sizes) * kind.itemsize
         need += source.samples * spilled.itemsize - heaps.nbytes if heaps else 0
-        with explained(place, "write to", need=need):
-            check_room(left.folder, need)
+        with explained(location, "write to", need=need):
+            check_room(unfinished.folder, need)
 
             def read(first: int) -> Iterator[Rows]:
-                pieces = _of_the_source(source.rows(at_once, first), left, placed=after is not None)
-                return _told(pieces, source.samples, "reading", moved, first)
+                pieces = _of_the_source(source.rows(at_once, first), unfinished, placed=after is not None)
+                return _reported(pieces, source.samples, "reading", moved, first)
 
             if start == source.samples:
                 rows: Iterator[Rows] = iter(())
             elif not shuffle:
                 rows = read(start)
             elif heaps is None:
-                rows = behind(start, buckets.shuffled(0, *buckets.held(read(0), kind)))
+                rows = behind(start, buckets.shuffled(0, *buckets.read_all(read(0), kind)))
             else:
                 if heaps.samples < source.samples:
                     buckets.deal(read(heaps.samples), heaps)
                 rows = buckets.taken_up(heaps, start)
-            for part in _told(_cut(rows, sizes[len(files) :], kind), source.samples, "writing", moved, start):
+            for part in _reported(_cut(rows, sizes[len(files) :], kind), source.samples, "writing", moved, start):
                 first = files[-1].first + files[-1].samples if files else 0
-                files.append(_written(part, place, f"v{version:04}/{len(files):05}.safetensors", first))
+                files.append(_written(part, location, f"v{version:04}/{len(files):05}.safetensors", first))
                 if plan:
-                    left.add([(files[-1], place.mark(files[-1].name))])
+                    unfinished.add([(files[-1], location.mark(files[-1].name))])
                 if heaps is not None:
                     heaps.remove(first + len(part))
             result = Manifest(source.columns, files, version, tuple(source.classes), after.identity if after else "")
-            place.commit(result)
+            location.commit(result)
     return result
 
 
 def _finished(
-    place: DataPlace, left: Unfinished, source: SampleSource, moved: Callable[[str, int, int], None]
+    location: DataLocation, unfinished: Unfinished, source: SampleSource, moved: Callable[[str, int, int], None]
 ) -> list[PartitionFile]:
     """Return the partition files that an interrupted earlier call has finished, in order, after checking each one at
-    the place.
+    the location.
     """
 
     def is_there(noted: tuple[PartitionFile, str]) -> bool:
         file, mark = noted
         try:
-            if not mark or place.mark(file.name) != mark:
-                place.check(file, source.columns)
+            if not mark or location.mark(file.name) != mark:
+                location.check(file, source.columns)
         except DatasetError:
             return False
         return True
 
     whole: list[tuple[PartitionFile, str]] = []
-    noted = left.files()
+    noted = unfinished.files()
     with ThreadPoolExecutor(cores()) as threads:
         try:
-            for each, fine in zip(noted, threads.map(is_there, noted), strict=True):
+            for entry, fine in zip(noted, threads.map(is_there, noted), strict=True):
                 if not fine:
                     break
-                whole.append(each)
-                moved("checking", each[0].first + each[0].samples, source.samples)
+                whole.append(entry)
+                moved("checking", entry[0].first + entry[0].samples, source.samples)
         finally:
             threads.shutdown(cancel_futures=True)
-    left.add(whole, anew=True)
+    unfinished.add(whole, anew=True)
     return [file for file, _ in whole]
 
 
@@ -237,12 +237,12 @@ def _of_the_source(pieces: Iterator[Rows], left: Unfinished, *, placed: bool) ->
         raise
 
 
-def _told(
-    pieces: Iterable[Rows], samples: int, what: str, moved: Callable[[str, int, int], None], done: int = 0
+def _reported(
+    pieces: Iterable[Rows], samples: int, action: str, moved: Callable[[str, int, int], None], done: int = 0
 ) -> Iterator[Rows]:
     for rows in pieces:
         done += len(rows)
-        moved(what, done, samples)
+        moved(action, done, samples)
         yield rows
 
 
@@ -251,16 +251,16 @@ def _cut(pieces: Iterable[Rows], sizes: Sequence[int], kind: np.dtype[Any]) -> I
     whole, filled, number = np.empty(max(sizes, default=0), kind), 0, 0
     for rows in pieces:
         while len(rows):
-            taken = rows[: sizes[number] - filled]
-            whole[filled : filled + len(taken)] = taken
-            filled, rows = filled + len(taken), rows[len(taken) :]
+            part = rows[: sizes[number] - filled]
+            whole[filled : filled + len(part)] = part
+            filled, rows = filled + len(part), rows[len(part) :]
             if filled == sizes[number]:
                 yield whole[:filled]
                 filled, number = 0, number + 1
 
 
-def _written(rows: Rows, place: DataPlace, name: str, first: int) -> PartitionFile:
-    """Write a partition file. It is durable at the place when this function returns."""
+def _written(rows: Rows, location: DataLocation, name: str, first: int) -> PartitionFile:
+    """Write a partition file. It is durable at the location when this function returns."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -272,7 +272,7 @@ def _written(rows: Rows, place: DataPlace, name: str, first: int) -> PartitionFi
             arrays[column + ENDS] = np.cumsum(lengths)
             values = np.concatenate([row[:length] for row, length in zip(values["values"], lengths, strict=True)])
         arrays[column] = np.ascontiguousarray(values)
-    with place.new(name) as path:
+    with location.new(name) as path:
         path.touch()
         mode = path.stat().st_mode & 0o777  # the default mode of new files; safetensors would restrict it to the owner
         try:
@@ -346,13 +346,13 @@ class Buckets:
 
     def _dealt_evenly(self, labels: npt.NDArray[Any]) -> Numbers:
         buckets = np.empty(len(labels), np.uint32)
-        values, which = np.unique(labels, return_inverse=True)
+        values, label_numbers = np.unique(labels, return_inverse=True)
         for number, label in enumerate(values.tolist()):
-            has_label = which == number
+            has_label = label_numbers == number
             buckets[has_label] = self._dealer(int(label)).take(int(has_label.sum()))
         return buckets
 
-    def held(self, pieces: Iterable[Rows], kind: np.dtype[Any]) -> tuple[Rows, Numbers]:
+    def read_all(self, pieces: Iterable[Rows], kind: np.dtype[Any]) -> tuple[Rows, Numbers]:
         """Read all samples into memory, and return them with the number of each sample's bucket."""
         whole, buckets_of, done = np.empty(self._samples, kind), np.empty(self._samples, np.uint32), 0
         for rows, buckets in self._thrown(pieces):
@@ -373,7 +373,7 @@ class Buckets:
                 heaps.throw(number, spilled[order[ends[number] : ends[number + 1]]])
             done += len(rows)
             if (whole := done == self._samples) or time.monotonic() - noted >= NOTED_S:
-                heaps.note(done, {label: each.taken for label, each in self._dealers.items()}, whole=whole)
+                heaps.note(done, {label: dealer.dealt for label, dealer in self._dealers.items()}, whole=whole)
                 noted = time.monotonic()
 
     def taken_up(self, heaps: Heaps, start: int) -> Iterator[Rows]:
@@ -404,11 +404,11 @@ class _Dealer:
     def __init__(self, buckets: int, chance: np.random.Generator) -> None:
         self._buckets, self._chance = buckets, chance
         self._left = np.empty(0, np.uint32)
-        self.taken = 0
+        self.dealt = 0
 
     def take(self, count: int) -> Numbers:
         """Return the next ``count`` numbers of buckets."""
-        self.taken += count
+        self.dealt += count
         rounds = range(-(-(count - len(self._left)) // self._buckets))
         parts = [self._left, *(self._chance.permutation(self._buckets).astype(np.uint32) for _ in rounds)]
         whole = np.concatenate(parts)
@@ -445,12 +445,12 @@ class Heaps:
 
     def __init__(self, left: Unfinished, buckets: Sequence[range], kind: np.dtype[Any]) -> None:
         self._folder, self.kind = left.folder, kind
-        count, self._each = len(buckets), len(buckets[0])
+        count, self._buckets_per_heap = len(buckets), len(buckets[0])
         self.samples, self.labels = 0, dict[int, int]()
         self._lengths, self._hashes = [0] * count, [hashlib.sha256() for _ in range(count)]
         self._noted = [""] * count
         noted: Any = left.goes_on and read_note(left.folder / HEAPS)
-        same = noted and (noted["each"], len(noted["lengths"])) == (self._each, count)
+        same = noted and (noted["each"], len(noted["lengths"])) == (self._buckets_per_heap, count)
         if not same or not self._take_over(noted):
             (left.folder / HEAPS).unlink(missing_ok=True)
             for path in left.folder.glob("heap-*"):
@@ -468,7 +468,7 @@ class Heaps:
                         digests[heap].update(data)
                         length -= len(data)
                     file.truncate(lengths[heap])
-            if [each.hexdigest() for each in digests] != hashes:
+            if [digest.hexdigest() for digest in digests] != hashes:
                 return False
             self._hashes = digests
         self._lengths, self._noted = lengths, hashes
@@ -498,9 +498,9 @@ class Heaps:
         for heap in range(len(self._lengths)):
             with contextlib.suppress(FileNotFoundError), open(self._path(heap), "rb") as file:
                 os.fsync(file.fileno())
-        self._noted = [each.hexdigest() for each in self._hashes]
+        self._noted = [digest.hexdigest() for digest in self._hashes]
         self.samples, self.labels = samples, dict(labels)
-        facts = {"samples": samples, "whole": whole, "each": self._each, "labels": list(labels.items())}
+        facts = {"samples": samples, "whole": whole, "each": self._buckets_per_heap, "labels": list(labels.items())}
         write_note(self._folder / HEAPS, facts | {"lengths": self._lengths, "hashes": self._noted})
 
     def length(self, heap: int) -> int:
@@ -537,15 +537,15 @@ class PartitionedSource:
     order of their ids.
 
     Args:
-        place: Place of the data set.
+        location: Location of the data set.
 
     Raises:
         DatasetError: There is no data set.
     """
 
-    def __init__(self, place: DataPlace) -> None:
-        self._place = place
-        self.manifest = place.manifest()
+    def __init__(self, location: DataLocation) -> None:
+        self._location = location
+        self.manifest = location.manifest()
         self.columns = dict(self.manifest.columns)
         self.samples = self.manifest.samples
         self.classes: Sequence[str] = self.manifest.classes
@@ -555,7 +555,7 @@ class PartitionedSource:
         for file in self.manifest.files:
             if file.first + file.samples <= first:
                 continue
-            arrays = self._place.mapped(file, self.columns)
+            arrays = self._location.mapped(file, self.columns)
             for start in range(max(first - file.first, 0), file.samples, at_once):
                 rows = np.empty(min(at_once, file.samples - start), row_type(self.columns))
                 for name, array in arrays.items():
@@ -568,22 +568,22 @@ class PartitionedSource:
 
 
 def repartition(
-    place: DataPlace,
+    location: DataLocation,
     source: PartitionedSource,
     sizes: Sequence[int],
     *,
     memory: int = 10**9,
-    moved: Callable[[str, int, int], None] = lambda what, done, of: None,
-    say: Callable[[str, str], None] = lambda what, text: None,
+    moved: Callable[[str, int, int], None] = lambda action, done, of: None,
+    say: Callable[[str, str], None] = lambda label, text: None,
 ) -> Manifest:
     """Write the samples of a data set into files of other sizes, in the order of their ids, as its next version.
 
     Readers of the previous version are not disturbed: its files stay until the next version is made, or until
-    ``DataPlace.retire`` is called.
+    ``DataLocation.retire`` is called.
 
     Args:
-        place: Place of the data set.
-        source: The data set at this place, as a source.
+        location: Location of the data set.
+        source: The data set at this location, as a source.
         sizes: Number of samples of each file.
         memory: Bytes of memory to use.
         moved: Receives the present step, the finished samples and all samples.
@@ -594,6 +594,8 @@ def repartition(
         DatasetError: A file is damaged, or there is another writer. In this case the present version stays.
     """
     if list(sizes) == source.manifest.sizes.tolist():
-        raise ConfigError(f"{place} has {len(sizes):,} files of these sizes already", hint="name other sizes")
-    before, state = source.manifest, source.manifest.content
-    return split(source, place, sizes, shuffle=False, memory=memory, state=state, moved=moved, say=say, after=before)
+        raise ConfigError(f"{location} has {len(sizes):,} files of these sizes already", hint="name other sizes")
+    previous, state = source.manifest, source.manifest.content
+    return split(
+        source, location, sizes, shuffle=False, memory=memory, state=state, moved=moved, say=say, after=previous
+    )

@@ -56,29 +56,29 @@ def shares(manifest: Manifest, hosts: int, copies: int) -> list[list[int]]:
     return [sorted(set().union(*(read[(host + n) % hosts] for n in range(copies)))) for host in range(hosts)]
 
 
-def laid_out(place: Folder, hosts: int) -> Manifest:
+def laid_out(folder: Folder, hosts: int) -> Manifest:
     """Return the manifest of a data set that is spread over this number of machines. If it changes, it becomes a new
     version.
 
     Raises:
-        DatasetError: The place cannot be written.
+        DatasetError: The location cannot be written.
     """
-    found = place.manifest()
-    if found.hosts == hosts:
-        return found
-    with place.writing(after=found.version):
-        new = replace(found, version=found.version + 1, hosts=hosts, origin=found.identity)
-        place.commit(new)
+    current = folder.manifest()
+    if current.hosts == hosts:
+        return current
+    with folder.writing(after=current.version):
+        new = replace(current, version=current.version + 1, hosts=hosts, origin=current.identity)
+        folder.commit(new)
     return new
 
 
 async def send(
-    place: Folder, workers: Sequence[Any], copies: int, moved: Moved = lambda what, done, of: None
+    folder: Folder, workers: Sequence[Any], copies: int, moved: Moved = lambda action, done, of: None
 ) -> list[int]:
     """Send each machine its files of a data set, to a folder with the same path.
 
     Args:
-        place: Folder with the whole data set, on this machine.
+        folder: Folder with the whole data set, on this machine.
         workers: A connected worker on each machine. The order of the workers decides which files each machine gets.
         copies: Number of machines that get each file.
         moved: Receives the present step, the sent bytes and all bytes.
@@ -90,31 +90,31 @@ async def send(
         ConfigError: ``shares`` cannot spread the files.
         DatasetError: A file here is damaged, or a machine cannot store one.
     """
-    share = shares(place.manifest(), len(workers), copies)
-    found = laid_out(place, len(workers))
-    path, files = str(place.path.absolute()), found.files
-    wanted = [[(files[n].name, files[n].nbytes, files[n].sha256) for n in mine] for mine in share]
-    both = zip(workers, wanted, strict=True)
-    names = await asyncio.gather(*(worker.run_method(lacking, path, mine) for worker, mine in both))
+    share = shares(folder.manifest(), len(workers), copies)
+    layout = laid_out(folder, len(workers))
+    path, files = str(folder.path.absolute()), layout.files
+    entries = [[(files[n].name, files[n].nbytes, files[n].sha256) for n in numbers] for numbers in share]
+    both = zip(workers, entries, strict=True)
+    names = await asyncio.gather(*(worker.run_method(lacking, path, listing) for worker, listing in both))
     by_name = {file.name: file for file in files}
     total, done = sum(by_name[name].nbytes for lacked in names for name in lacked), 0
 
     async def bring(worker: Any, lacked: list[str]) -> int:
         nonlocal done
         for name in lacked:
-            async for begin, piece in _pieces(place, by_name[name]):
+            async for begin, piece in _pieces(folder, by_name[name]):
                 await worker.run_method(take, path, name, begin, piece)
                 done += len(piece)
                 moved("sending", done, total)
             await worker.run_method(keep, path, name, by_name[name].sha256)
-        await worker.run_method(end, path, found.spelled())
+        await worker.run_method(end, path, layout.spelled())
         return len(lacked)
 
-    return list(await asyncio.gather(*(bring(*one) for one in zip(workers, names, strict=True))))
+    return list(await asyncio.gather(*(bring(*pair) for pair in zip(workers, names, strict=True))))
 
 
-async def _pieces(place: Folder, file: PartitionFile) -> Any:
-    path = place.path / file.name
+async def _pieces(folder: Folder, file: PartitionFile) -> Any:
+    path = folder.path / file.name
     with explained(path, "read"):
         for begin in range(0, file.nbytes, PIECE_BYTES):
             count = min(PIECE_BYTES, file.nbytes - begin)
@@ -179,12 +179,12 @@ def end(path: str, spelled: bytes) -> None:
     """
     folder = Folder(path)
     with explained(folder, "write to"):
-        new, kept = manifest.read(spelled, f"{path}/{manifest.NAME}"), set()
+        new, present = manifest.read(spelled, f"{path}/{manifest.NAME}"), set()
         if (folder.path / manifest.NAME).is_file():
-            kept = {file.name.partition("/")[0] for file in folder.manifest().files}
+            present = {file.name.partition("/")[0] for file in folder.manifest().files}
         folder.put(new)
         for old in folder.path.glob("v[0-9][0-9][0-9][0-9]*"):
-            if old.name not in kept | {file.name.partition("/")[0] for file in new.files}:
+            if old.name not in present | {file.name.partition("/")[0] for file in new.files}:
                 shutil.rmtree(old)
 
 

@@ -117,7 +117,7 @@ class Store:
         """
         limit = STALL_S * (1 + nbytes / STALL_BYTES)
         path = self._path(name)
-        return bytes(self._tried(f"read {self._said(name)}", lambda: self._done("cat_file", limit, path)))
+        return bytes(self._tried(f"read {self._full_name(name)}", lambda: self._done("cat_file", limit, path)))
 
     @property
     def is_s3(self) -> bool:
@@ -152,13 +152,13 @@ class Store:
                 raise ConnectionError(f"{len(data):,} of {end - begin:,} bytes came")
             if len(data) > end - begin:
                 raise DatasetError(
-                    f"{self._said(name)} cannot be read in parts: the server ignores ranges of bytes",
+                    f"{self._full_name(name)} cannot be read in parts: the server ignores ranges of bytes",
                     hint="use a server that supports ranges, or copy the files to a folder",
                 )
             return data
 
         try:
-            return self._tried(f"read {self._said(name)}", once)
+            return self._tried(f"read {self._full_name(name)}", once)
         except DatasetError as error:
             if etag and _is_refused_condition(error):
                 raise Changed(name) from None
@@ -182,7 +182,7 @@ class Store:
         path = f"{self._root}/{pattern}"
         try:
             infos = self._tried(
-                f"list {self._said(pattern)}", lambda: self._done("glob", 20 * STALL_S, path, detail=True)
+                f"list {self._full_name(pattern)}", lambda: self._done("glob", 20 * STALL_S, path, detail=True)
             )
         except Gone:
             return {}
@@ -198,7 +198,9 @@ class Store:
             DatasetError: The store cannot be asked.
         """
         path = self._path(name)
-        return dict(self._tried(f"read the state of {self._said(name)}", lambda: self._done("info", STALL_S, path)))
+        return dict(
+            self._tried(f"read the state of {self._full_name(name)}", lambda: self._done("info", STALL_S, path))
+        )
 
     def fetch(self, name: str, nbytes: int, target: Path) -> None:
         """Copy a whole file to a disk of this machine. Its bytes are not checked.
@@ -216,7 +218,7 @@ class Store:
         path = self._path(name)
 
         def once() -> None:
-            came = known().callbacks.Callback()  # counts the received bytes
+            came = load_fsspec().callbacks.Callback()  # counts the received bytes
             try:
                 self._done("get_file", STALL_S, path, str(target), came=came, most=nbytes, callback=came)
             except OSError as error:
@@ -227,7 +229,7 @@ class Store:
             if length > nbytes:
                 raise _Longer(f"it has more than {nbytes:,} bytes")
 
-        self._tried(f"read {self._said(name)}", once)
+        self._tried(f"read {self._full_name(name)}", once)
 
     def mark(self, name: str) -> str:
         """Return a mark of a file, such as an ETag, that changes when the file is written. It is empty if the file is
@@ -254,12 +256,12 @@ class Store:
         """
         limit = STALL_S * (1 + len(data) / STALL_BYTES)
         path = self._path(name)
-        self._made(path)
+        self._make_folder(path)
         more: dict[str, Any] = {"mode": "create"} if new else {}
         if over and self.is_s3:
             more = {"IfMatch": over, "chunksize": ONE_PUT}
         try:
-            self._tried(f"write {self._said(name)}", lambda: self._done("pipe_file", limit, path, data, **more))
+            self._tried(f"write {self._full_name(name)}", lambda: self._done("pipe_file", limit, path, data, **more))
         except DatasetError as error:
             if more and _is_refused_condition(error):
                 raise FileExistsError(name) from None
@@ -273,8 +275,8 @@ class Store:
         """
         limit = STALL_S * (1 + source.stat().st_size / STALL_BYTES)
         path = self._path(name)
-        self._made(path)
-        self._tried(f"write {self._said(name)}", lambda: self._done("put_file", limit, str(source), path))
+        self._make_folder(path)
+        self._tried(f"write {self._full_name(name)}", lambda: self._done("put_file", limit, str(source), path))
 
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted paths of the files and folders in a folder; empty if there is no such folder.
@@ -285,27 +287,29 @@ class Store:
         path = self._path(folder)
         try:
             paths = self._tried(
-                f"list {self._said(folder)}", lambda: self._done("ls", STALL_S, path, detail=False, refresh=True)
+                f"list {self._full_name(folder)}", lambda: self._done("ls", STALL_S, path, detail=False, refresh=True)
             )
         except Gone:
             return []
-        here = self._fs._strip_protocol(path)
-        below = [str(each).rstrip("/") for each in paths]
-        return sorted(f"{folder}/{each.rpartition('/')[2]}".lstrip("/") for each in below if each != here.rstrip("/"))
+        parent = self._fs._strip_protocol(path)
+        below = [str(entry).rstrip("/") for entry in paths]
+        return sorted(
+            f"{folder}/{entry.rpartition('/')[2]}".lstrip("/") for entry in below if entry != parent.rstrip("/")
+        )
 
     def remove(self, folder: str) -> None:
         """Remove a file, or a folder with its content. A missing file is not an error."""
         path = self._path(folder)
         with contextlib.suppress(Gone):
-            self._tried(f"remove {self._said(folder)}", lambda: self._fs.rm(path, recursive=True))
+            self._tried(f"remove {self._full_name(folder)}", lambda: self._fs.rm(path, recursive=True))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}".rstrip("/") if name else self._root
 
-    def _said(self, name: str) -> str:
+    def _full_name(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
 
-    def _made(self, path: str) -> None:
+    def _make_folder(self, path: str) -> None:
         """Create the folder for a file in the store, before it is written.
 
         Buckets have no folders. Their drivers would make a bucket, which may be a misspelt one, so they are skipped.
@@ -330,8 +334,8 @@ class Store:
 
         def tell(state: Any) -> None:
             nonlocal was_logged
-            why = _reason(state.outcome.exception())
-            log.log(logging.DEBUG if was_logged else logging.WARNING, "cannot %s: %s; tried again", doing, why)
+            reason = _reason(state.outcome.exception())
+            log.log(logging.DEBUG if was_logged else logging.WARNING, "cannot %s: %s; tried again", doing, reason)
             was_logged = True
 
         try:
@@ -347,8 +351,8 @@ class Store:
             raise
         except FileNotFoundError as error:
             if "bucket does not exist" in str(error):
-                said = f"cannot {doing}: {_reason(error)}"
-                raise DatasetError(said, hint="make the bucket, or name another") from error
+                message = f"cannot {doing}: {_reason(error)}"
+                raise DatasetError(message, hint="make the bucket, or name another") from error
             raise Gone from error
         except Exception as error:
             raise DatasetError(f"cannot {doing}: {_reason(error)}", hint=_hint(error)) from error
@@ -434,7 +438,7 @@ def _reason(error: BaseException | None) -> str:
 def _hint(error: BaseException) -> str:
     text = f"{type(error).__name__} {error}"
     if any(
-        said in text.lower() for said in ("timetooskewed", "time too skewed", "difference between the request time")
+        phrase in text.lower() for phrase in ("timetooskewed", "time too skewed", "difference between the request time")
     ):
         return "set this machine's clock"
     if isinstance(error, PermissionError) or "Credential" in text or getattr(error, "status", 0) in (401, 403):
@@ -475,7 +479,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 @functools.cache
-def known() -> Any:
+def load_fsspec() -> Any:
     """Return the package fsspec.
 
     Raises:
@@ -500,7 +504,7 @@ def opened(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any, str]
         ConfigError: The URL is invalid.
         DatasetError: There is no driver, or it cannot start.
     """
-    fsspec = known()
+    fsspec = load_fsspec()
     if scheme not in fsspec.available_protocols():
         hint = "use s3://, gs://, abfs://, https:// or a folder"
         raise DatasetError(f"no driver is known for {scheme}://", hint=hint)
@@ -508,9 +512,9 @@ def opened(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any, str]
         # Always list the present state, and do not share the file system with other stores.
         fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
     except ImportError:
-        wanted = DRIVERS.get(scheme, f"the driver of fsspec for {scheme}")
-        said = f"{scheme}:// needs {wanted}, which is not installed here"
-        raise DatasetError(said, hint=f"pip install {wanted}") from None
+        driver = DRIVERS.get(scheme, f"the driver of fsspec for {scheme}")
+        message = f"{scheme}:// needs {driver}, which is not installed here"
+        raise DatasetError(message, hint=f"pip install {driver}") from None
     except ValueError as error:
         raise ConfigError(f"{url} cannot be used ({error})", hint="write it as s3://bucket/folder") from None
     except Exception as error:  # for example from hdfs, if Java is not installed

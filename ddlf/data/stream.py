@@ -113,9 +113,9 @@ class SampleStream:
             isinstance(rule, Global) or (data.in_order and not isinstance(rule, Unshuffled))
         )
         if not data.on_disk and (need := data.manifest.nbytes if self._whole else window) > self._room:
-            what = "all of it" if self._whole else "its largest part" if files == 1 else f"{files} of its parts"
+            amount = "all of it" if self._whole else "its largest part" if files == 1 else f"{files} of its parts"
             raise ConfigError(
-                f"{data} is read with shuffle={str(rule)!r}. Then {what} has to fit into half of data_memory: "
+                f"{data} is read with shuffle={str(rule)!r}. Then {amount} has to fit into half of data_memory: "
                 f"{size(need)} in {size(self._room)}",
                 hint="increase data_memory, make smaller parts, use shuffle='none', or make partition files: ddlf data split",
             )
@@ -196,16 +196,16 @@ class SampleStream:
         if self._whole:
             numbers = list(range(len(self._sizes)))
         sizes = [file.nbytes for file in self._data.manifest.files]
-        left, kept = self._room - sum(sizes[number] for number in numbers), list[int]()
+        left, retained = self._room - sum(sizes[number] for number in numbers), list[int]()
         for number in reversed(self._open):
             if number not in numbers:
                 left -= sizes[number]
                 if left < 0 or not (self._loads and self._data.on_disk):
                     break
-                kept.append(number)
+                retained.append(number)
         open_already = [number for number in numbers if number in self._open]
         # Free dropped files before reading the next ones; both together would need twice the memory.
-        self._open = {number: self._open[number] for number in (*reversed(kept), *open_already)}
+        self._open = {number: self._open[number] for number in (*reversed(retained), *open_already)}
         missing = [number for number in numbers if number not in self._open]
         self._loading = True
         try:
@@ -259,7 +259,7 @@ class SampleStream:
         for number in np.unique(files).tolist():
             where = np.flatnonzero(files == number)
             chosen, where = rows[where], where + filled
-            for name, array in self._data.taken(number, self._open[number], chosen).items():
+            for name, array in self._data.training_rows(number, self._open[number], chosen).items():
                 whole[name][where] = array
 
 

@@ -53,7 +53,7 @@ class Table:
                     hint="correct this line",
                 )
             self.samples += 1
-            wide = wide or any(self._is_wide(text, number) for place, text in enumerate(line) if place != self._label)
+            wide = wide or any(self._is_wide(text, number) for column, text in enumerate(line) if column != self._label)
             if self._label is not None:
                 text = line[self._label]
                 if not text.strip():  # one empty label would turn all labels into texts

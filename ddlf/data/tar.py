@@ -99,8 +99,8 @@ def _named(member: tarfile.TarInfo, file: Path) -> tuple[str, str]:
     """Return the stem and the ending of a file in a tar file. Refuse members that are not plain files."""
     path = PurePosixPath(member.name)
     if not member.isreg():
-        what = "a link" if member.issym() or member.islnk() else "not a plain file"
-        raise DatasetError(f"{member.name} of {file} is {what}", hint="put only plain files into the tar file")
+        kind = "a link" if member.issym() or member.islnk() else "not a plain file"
+        raise DatasetError(f"{member.name} of {file} is {kind}", hint="put only plain files into the tar file")
     if path.is_absolute() or ".." in path.parts:
         raise DatasetError(f"{file} names {member.name}, outside of it", hint="make it again with relative names")
     if member.size > MAX_FILE_BYTES:

@@ -12,8 +12,8 @@ def tree_map(function: Callable[[Any], Any], data: Any) -> Any:
     if isinstance(data, dict):
         return {key: tree_map(function, value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        made = [tree_map(function, value) for value in data]
-        return type(data)(*made) if hasattr(data, "_fields") else type(data)(made)
+        children = [tree_map(function, value) for value in data]
+        return type(data)(*children) if hasattr(data, "_fields") else type(data)(children)
     return function(data)
 
 
@@ -77,6 +77,6 @@ def tuples(data: Any) -> Any:
     if isinstance(data, dict):
         return {key: tuples(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        made = [tuples(value) for value in data]
-        return type(data)(*made) if hasattr(data, "_fields") else tuple(made)
+        children = [tuples(value) for value in data]
+        return type(data)(*children) if hasattr(data, "_fields") else tuple(children)
     return data

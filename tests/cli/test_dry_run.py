@@ -203,7 +203,7 @@ async def test_run_names_workers_that_lack_requirements(folder, monkeypatch, nam
     monkeypatch.setattr("ddlf.worker.machine.about", lambda folders, needs: {"unmet": answers.pop(0)})
     daemons, said = [DaemonWithoutProcesses(TOKEN) for _ in range(2)], []
     async with Cluster(["127.0.0.1"] * 2, [daemon.port for daemon in daemons], token_file="token") as cluster:
-        await check_needs(cluster, target, said.append, here=False)
+        await check_needs(cluster, target, said.append, local=False)
         (line,) = said
         assert line.startswith("missing   worker ")
         assert line.endswith(" lacks requirements of the script: pandas>=2 (not installed)")
@@ -211,7 +211,7 @@ async def test_run_names_workers_that_lack_requirements(folder, monkeypatch, nam
         with pytest.raises(
             VersionError, match=r"worker 1 .* lacks .*; worker 2 .* lacks .*; install it, or leave it out"
         ):
-            await check_needs(cluster, target, said.append, here=False)
+            await check_needs(cluster, target, said.append, local=False)
     for daemon in daemons:
         await daemon.end()
 

@@ -16,7 +16,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from ddlf.cli.bench import Way, slow, slow_pairs
-from ddlf.cli.doctor import taken
+from ddlf.cli.doctor import leased
 from ddlf.cli.main import all_commands, main, parse
 from ddlf.cli.workers import part_of_model, weights_held
 from ddlf.cluster.cluster import Cluster
@@ -463,7 +463,7 @@ async def test_bench_error_about_used_workers_names_no_foreign_option(monkeypatc
     workers = [SimpleNamespace(id=number, connect=connect, close=AsyncMock()) for number in (1, 2)]
     monkeypatch.setattr("ddlf.cli.doctor.named_cluster", lambda options: SimpleNamespace(workers=workers))
     with pytest.raises(LeaseError, match="leased by ann@pc; try again when that run is over"):
-        async with taken(SimpleNamespace(timeout=5), [1, 2]):
+        async with leased(SimpleNamespace(timeout=5), [1, 2]):
             pytest.fail("it is somebody else's")
 
 

@@ -63,7 +63,14 @@ def test_the_result_is_printed_in_lines():
         "agrees    App, with one slot, over 1 batch of 8 samples: equal to rounding (at most 3.0e-08 apart) to plain Keras"
     ]
     differs = Differs(
-        batch=5, tensor="dense/kernel", place=(1, 2), expected=0.25, found=-1.0, tensors=3, most=2.5, cause="a reason"
+        batch=5,
+        tensor="dense/kernel",
+        element=(1, 2),
+        expected=0.25,
+        actual=-1.0,
+        tensors=3,
+        most=2.5,
+        cause="a reason",
     )
     assert lines("App", Compared(**facts, same_bits=False, most=9.0, differs=differs)) == [
         "differs   App, with one slot, from batch 5 on, of 20 batches of 32 samples",

@@ -11,7 +11,7 @@ import pytest
 from ddlf.data.data_set import DataSet
 from ddlf.data.export import damage
 from ddlf.data.location import Folder
-from ddlf.data.remote_folder import open_place
+from ddlf.data.remote_folder import open_location
 from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, sizes_of, split
 from ddlf.errors import ConfigError, DatasetError
@@ -23,7 +23,7 @@ X, Y = np.random.default_rng(0).random((600, 5), np.float32), np.arange(600) % 7
 def location(request, tmp_path, monkeypatch):
     monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
     np.savez(tmp_path / "a.npz", x=X, y=Y)
-    location = open_place(str(tmp_path / "place") if request.param == "folder" else f"memory://{tmp_path.name}")
+    location = open_location(str(tmp_path / "place") if request.param == "folder" else f"memory://{tmp_path.name}")
     split(open_source(tmp_path / "a.npz"), location, sizes_of(600, 1, files=3))
     return location
 
@@ -47,7 +47,7 @@ def test_repartition_keeps_ids_of_samples(location):
 
 
 def test_previous_version_stays_until_next_or_removal(location):
-    first, reader = location.manifest(), open_place(str(location))
+    first, reader = location.manifest(), open_location(str(location))
     repartition(location, PartitionedSource(location), sizes_of(600, 1, files=5))
     assert len(reader.load(first.files[0], first.columns)["x"]) == 200
     second = location.manifest()
@@ -126,11 +126,11 @@ import json, os, sys
 import numpy as np
 from tests.dying import dies_after
 from ddlf.data import split
-from ddlf.data.remote_folder import open_place
+from ddlf.data.remote_folder import open_location
 from ddlf.data.split import PartitionedSource, repartition
 from ddlf.data.export import damage
 
-location = open_place(sys.argv[1])
+location = open_location(sys.argv[1])
 
 NAMES = ("fsync", "rename", "mkdir", "open", "fstat", "scandir", "unlink")
 
@@ -147,7 +147,7 @@ for moment in range(50):
     sys.stdout.flush()
     if not (child := os.fork()):
         dies_after(moment, NAMES)
-        repartition(open_place(sys.argv[1]), PartitionedSource(location), split.sizes_of(600, 1, files=files))
+        repartition(open_location(sys.argv[1]), PartitionedSource(location), split.sizes_of(600, 1, files=files))
         os._exit(0)
     exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     after_version = location.manifest()

@@ -12,7 +12,7 @@ from ddlf.data.app_data import check_data
 from ddlf.data.data_set import DataSet, Description
 from ddlf.data.generators import Generated
 from ddlf.data.location import Folder
-from ddlf.data.remote_folder import open_place
+from ddlf.data.remote_folder import open_location
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.errors import ConfigError, DatasetError
@@ -52,7 +52,7 @@ def test_damaged_file_and_missing_column_are_named(location):
 
 @pytest.mark.parametrize("way", ["load", "mapped"])
 def test_file_is_checked_before_its_samples_are_used(location, way):
-    reading = open_place(location)
+    reading = open_location(location)
     manifest = reading.manifest()
     read = getattr(reading, way)
     parts = [read(file, manifest.columns) for file in manifest.files]

@@ -129,7 +129,7 @@ def test_split_makes_every_order_equally_likely(tmp_path):
     rows = np.arange(4)
     for seed in range(1200):
         buckets = Buckets(4, 2, 100, seed)
-        order = np.concatenate(list(buckets.shuffled(0, *buckets.held([rows], rows.dtype))))
+        order = np.concatenate(list(buckets.shuffled(0, *buckets.read_all([rows], rows.dtype))))
         counts[orders.setdefault(tuple(order.tolist()), len(orders))] += 1
     assert sum((count - 50) ** 2 / 50 for count in counts.values()) < 73
 

@@ -78,11 +78,11 @@ async def test_send_copies_each_file_once(location, tmp_path):
     assert spread_data.manifest.hosts == 4
     assert spread_data.manifest.version == 2
     assert spread_data.manifest.identity == location.manifest(1).content
-    assert all(spread_data.here())
+    assert all(spread_data.availability())
     for machine, share in zip(targets, spread.shares(spread_data.manifest, 4, 2), strict=True):
         local = DataSet(machine.folder)
         assert local.manifest == spread_data.manifest
-        assert [number for number, is_here in enumerate(local.here()) if is_here] == share
+        assert [number for number, is_here in enumerate(local.availability()) if is_here] == share
         assert all(np.array_equal(local.load(number)["x"], spread_data.load(number)["x"]) for number in share)
         missing = [str(error) for error in damage(Folder(machine.folder), local.manifest)]
         assert len(missing) == 6

@@ -17,7 +17,7 @@ from ddlf.data import store
 from ddlf.data.cache import CAP, Cache
 from ddlf.data.export import damage, export
 from ddlf.data.location import LOCK, Folder
-from ddlf.data.remote_folder import RemoteFolder, open_place
+from ddlf.data.remote_folder import RemoteFolder, open_location
 from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, split
 from ddlf.data.stream import SampleStream
@@ -67,7 +67,7 @@ def read(location):
 
 
 def test_store_has_same_data_set_as_folder(source, url, tmp_path):
-    local, remote = Folder(tmp_path / "place"), open_place(url)
+    local, remote = Folder(tmp_path / "place"), open_location(url)
     assert split(source, local, [7, 7, 6]) == split(source, remote, [7, 7, 6])
     assert local.manifest() == remote.manifest()
     assert all(np.array_equal(array, read(remote)[name]) for name, array in read(local).items())
@@ -84,10 +84,10 @@ def test_store_has_same_data_set_as_folder(source, url, tmp_path):
 
 
 def test_file_url_is_a_folder(source, tmp_path):
-    split(source, open_place(f"file://{tmp_path}/a%20place"), [20], shuffle=False)
+    split(source, open_location(f"file://{tmp_path}/a%20place"), [20], shuffle=False)
     assert np.array_equal(read(Folder(tmp_path / "a place"))["x"], X)
     with pytest.raises(ConfigError, match="a folder of another machine"):
-        open_place("file://nas/data")
+        open_location("file://nas/data")
 
 
 def test_interrupted_write_to_store_leaves_nothing(source, url):
@@ -99,21 +99,21 @@ def test_interrupted_write_to_store_leaves_nothing(source, url):
             raise Torn
 
     with pytest.raises(Torn):
-        split(source, open_place(url), [5] * 4, moved=tear)
+        split(source, open_location(url), [5] * 4, moved=tear)
     with pytest.raises(DatasetError, match="no data set"):
-        open_place(url).manifest()
-    with open_place(url).writing(), pytest.raises(DatasetError, match=r"writes to memory://bucket/data; wait"):
-        split(source, open_place(url), [20])
-    split(source, open_place(url), [20])
+        open_location(url).manifest()
+    with open_location(url).writing(), pytest.raises(DatasetError, match=r"writes to memory://bucket/data; wait"):
+        split(source, open_location(url), [20])
+    split(source, open_location(url), [20])
     fsspec.filesystem("memory").pipe("memory://bucket/other/file", b"1")
     with pytest.raises(DatasetError, match="not empty"):
-        split(source, open_place("memory://bucket/other"), [20])
+        split(source, open_location("memory://bucket/other"), [20])
 
 
 @pytest.mark.parametrize("way", ["load", "mapped"])
 def test_file_is_fetched_once_unless_cached_copy_is_damaged(served, tmp_path, way):
     for _ in range(2):
-        for location in (open_place(served.url), open_place(served.url)):
+        for location in (open_location(served.url), open_location(served.url)):
             manifest = location.manifest()
             for file in manifest.files:
                 assert len(getattr(location, way)(file, manifest.columns)["x"]) == 5
@@ -121,7 +121,7 @@ def test_file_is_fetched_once_unless_cached_copy_is_damaged(served, tmp_path, wa
     assert [served.served[name] for name in names] == [1] * 4
     copy = tmp_path / "cache" / manifest.files[0].sha256
     copy.write_bytes(bytes(len(copy.read_bytes())))
-    reading = open_place(served.url)
+    reading = open_location(served.url)
     assert np.array_equal(
         getattr(reading, way)(manifest.files[0], manifest.columns)["x"],
         location.load(manifest.files[0], manifest.columns)["x"],
@@ -132,12 +132,12 @@ def test_file_is_fetched_once_unless_cached_copy_is_damaged(served, tmp_path, wa
 def test_failing_store_is_retried_until_bytes_are_right(served, monkeypatch, caplog):
     monkeypatch.setattr(store, "STALL_S", 0.2)
     monkeypatch.setattr(store, "FIRST_PAUSE_S", 0.001)
-    expected = read(open_place(served.url))
+    expected = read(open_location(served.url))
     served.fail(error=0.15, throttle=0.15, cut=0.15, stall=0.05)
     for cap in ("0", "1MB"):
         monkeypatch.setenv(CAP, cap)
         for _ in range(4):
-            columns = read(open_place(served.url))
+            columns = read(open_location(served.url))
             assert all(np.array_equal(array, columns[name]) for name, array in expected.items())
     assert sum(served.failed.values()) > 3
     lines = [record.message for record in caplog.records if "tried again" in record.message]
@@ -146,7 +146,7 @@ def test_failing_store_is_retried_until_bytes_are_right(served, monkeypatch, cap
 
 def test_failing_store_is_reported_in_one_sentence(served, impatient, monkeypatch):
     monkeypatch.setenv(CAP, "0")
-    location = open_place(served.url)
+    location = open_location(served.url)
     manifest = location.manifest()
     for kind, message in {
         "throttle": "the store answered 503",
@@ -170,7 +170,7 @@ def test_failing_store_is_reported_in_one_sentence(served, impatient, monkeypatc
 def test_file_of_wrong_size_is_named_without_retries(served, tmp_path, monkeypatch):
     for cap in ("0", "1MB"):
         monkeypatch.setenv(CAP, cap)
-        location = open_place(served.url)
+        location = open_location(served.url)
         manifest = location.manifest()
         path = tmp_path / "place" / manifest.files[0].name
         content = path.read_bytes()
@@ -184,7 +184,7 @@ def test_file_of_wrong_size_is_named_without_retries(served, tmp_path, monkeypat
 
 
 def test_closed_place_ends_waiting_threads(served, monkeypatch):
-    location = open_place(served.url)
+    location = open_location(served.url)
     manifest = location.manifest()
     served.fail(throttle=1.0)
     errors = []
@@ -221,7 +221,7 @@ def test_closing_stream_does_not_wait_for_store(served, fault):
 
 
 def test_interrupt_ends_check_of_stalled_store(served, monkeypatch):
-    location = open_place(served.url)
+    location = open_location(served.url)
     manifest, usual_check = location.manifest(), location.check
     served.fail(stall=1.0)
 
@@ -249,7 +249,7 @@ def test_workers_of_one_machine_fetch_each_file_once(served, tmp_path):
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(fetch, range(4))) == [[5] * 4] * 4
-    assert [served.served[file.name] for file in open_place(served.url).manifest().files] == [1] * 4
+    assert [served.served[file.name] for file in open_location(served.url).manifest().files] == [1] * 4
 
 
 def test_cache_keeps_cap_and_drops_least_recently_used(tmp_path):
@@ -272,7 +272,7 @@ def test_cache_keeps_cap_and_drops_least_recently_used(tmp_path):
 
 
 def test_cache_keeps_part_of_larger_data_set(served, tmp_path, caplog):
-    stored = open_place(served.url).manifest()
+    stored = open_location(served.url).manifest()
     chance = np.random.default_rng(0)
     for way, cached_files in (("load", 2), ("mapped", None)):
         folder = tmp_path / way
@@ -290,7 +290,7 @@ def test_cache_keeps_part_of_larger_data_set(served, tmp_path, caplog):
 
 
 def test_cache_drops_other_data_sets_and_keeps_smaller_cap(served, tmp_path):
-    folder, location = tmp_path / "c", open_place(served.url)
+    folder, location = tmp_path / "c", open_location(served.url)
     manifest = location.manifest()
     file_nbytes = manifest.files[0].nbytes
     cache = Cache(folder, 3 * file_nbytes)
@@ -373,7 +373,7 @@ def test_second_writer_of_next_version_is_refused(source, url, tmp_path, moment)
 
 
 def test_cache_without_room_warns_once(served, tmp_path, monkeypatch, caplog):
-    expected = read(open_place(served.url))
+    expected = read(open_location(served.url))
     monkeypatch.setattr("ddlf.data.cache.shutil.disk_usage", lambda path: _Usage)
     caplog.clear()
     location = RemoteFolder(served.url, Cache(tmp_path / "none"))
@@ -393,7 +393,7 @@ def test_cache_without_room_warns_once(served, tmp_path, monkeypatch, caplog):
 
 def test_disabled_cache_is_not_reported(served, monkeypatch, caplog):
     monkeypatch.setenv(CAP, "0")
-    read(open_place(served.url))
+    read(open_location(served.url))
     assert not caplog.records
 
 
@@ -413,7 +413,7 @@ class _Usage:
 )
 def test_unusable_url_is_refused_without_its_secret(location, error, message):
     with pytest.raises(error, match=message) as raised:
-        open_place(location)
+        open_location(location)
     assert "secret" not in str(raised.value)
 
 
@@ -426,7 +426,7 @@ def test_failing_driver_is_reported_in_one_sentence(monkeypatch):
         DatasetError,
         match=r"hdfs:// cannot be used: Unable to load libjvm; install the programs that its driver needs$",
     ):
-        open_place("hdfs://host/data")
+        open_location("hdfs://host/data")
 
 
 def test_forbidden_without_reason_mentions_clock():
@@ -436,10 +436,10 @@ def test_forbidden_without_reason_mentions_clock():
 
 def test_web_server_is_read_only(served, source):
     with pytest.raises(DatasetError, match=r"cannot write .*read-only"):
-        split(source, open_place(served.url + "/new"), [20])
+        split(source, open_location(served.url + "/new"), [20])
 
 
 def test_invalid_cache_size_is_refused(monkeypatch):
     monkeypatch.setenv(CAP, "lots")
     with pytest.raises(ConfigError, match="DDLF_CACHE_SIZE is 'lots'"):
-        open_place("memory://bucket/data")
+        open_location("memory://bucket/data")

@@ -10,7 +10,7 @@ import pytest
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
 from ddlf.data.location import Folder
-from ddlf.data.remote_folder import open_place
+from ddlf.data.remote_folder import open_location
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.data.stream import AHEAD, SampleStream, StreamClosed
@@ -195,7 +195,7 @@ def test_too_large_store_files_are_refused_with_usable_size(tmp_path, monkeypatc
     monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     url = f"memory://{tmp_path.name}"
-    split(open_source(tmp_path / "a.npz"), open_place(url), SIZES, shuffle=False)
+    split(open_source(tmp_path / "a.npz"), open_location(url), SIZES, shuffle=False)
     (portion,) = portions(SIZES, [N], "window:3", seed=0, epoch=0)
     assert sum(len(chunk["y"]) for chunk in SampleStream(ddlf.data.open(url), portion, 8, 8000)) == N
     monkeypatch.setenv("DDLF_CACHE_SIZE", "0")

@@ -12,7 +12,7 @@ import pytest
 from ddlf.data import split as splitting
 from ddlf.data.export import damage
 from ddlf.data.location import LOCK, WORK, Folder
-from ddlf.data.remote_folder import open_place
+from ddlf.data.remote_folder import open_location
 from ddlf.data.sources import open_source, state_of
 from ddlf.data.split import sizes_of, split
 from ddlf.errors import DatasetError
@@ -65,7 +65,7 @@ class SplitCall:
         with contextlib.suppress(Torn, broken):
             self.manifest = split(
                 opened,
-                open_place(location),
+                open_location(location),
                 sizes_of(opened.samples, 1, files=files),
                 **{"memory": LITTLE} | more,
                 state=state_of(source, options),
@@ -80,10 +80,10 @@ def test_interrupted_split_continues_with_same_bytes(source, location, tmp_path,
     uninterrupted = SplitCall(source, tmp_path / "whole", **options)
     first = SplitCall(source, location, phase=phase, behind=300, **options)
     with pytest.raises(DatasetError, match=r"unfinished|no data set|no folder"):
-        open_place(location).manifest()
+        open_location(location).manifest()
     second = SplitCall(source, location, **options)
     assert second.manifest == uninterrupted.manifest
-    assert not list(damage(open_place(location), second.manifest))
+    assert not list(damage(open_location(location), second.manifest))
     if phase == "writing":
         assert first.wrote == 3
         assert second.wrote == 3
@@ -115,7 +115,7 @@ def test_split_with_another_plan_restarts(source, location, tmp_path, changes, m
     second = SplitCall(source, location, **changes)
     assert second.messages == [f"anew: {message}"]
     assert second.manifest == SplitCall(source, tmp_path / "whole", **changes).manifest
-    assert not list(damage(open_place(location), second.manifest))
+    assert not list(damage(open_location(location), second.manifest))
 
 
 def test_written_source_has_another_state(source):

@@ -76,7 +76,7 @@ def read_into_arrays(app: App) -> bool:
     """
     data_sets = {part: data_set for part in PARTS if (data_set := place_of(app, part)) is not None}
     if "train" not in data_sets or any(
-        getattr(data_set, "endless", False) or not all(data_set.here()) or _size(data_set) > TAKEN_IN
+        getattr(data_set, "endless", False) or not all(data_set.availability()) or _size(data_set) > TAKEN_IN
         for data_set in data_sets.values()
     ):
         return False

@@ -56,7 +56,7 @@ def explained(options: argparse.Namespace) -> Explained:
     Raises:
         ConfigError: There is no such run, it was not predicted or was too short, or an option has no effect.
     """
-    from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, given, have
+    from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, given_options, have
     from ddlf.cli.runs import runs_folder
     from ddlf.extras.planner.explain import explain
     from ddlf.monitor.runs import folder, run_reader
@@ -71,7 +71,7 @@ def explained(options: argparse.Namespace) -> Explained:
     )
     if unused := [
         *([str(options.app)] * bool(options.app)),
-        *given(options, useless),
+        *given_options(options, useless),
         *["-p"] * bool(options.parameters),
     ]:
         raise ConfigError(

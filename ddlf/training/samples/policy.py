@@ -209,7 +209,9 @@ class PrivateData(CommonData):
                     f"{bad} of {name} are NaN or infinite, which would ruin the model of all workers",
                     hint="repair or leave out these samples in load_dataset",
                 )
-        evaluation_samples = {part: app_data.samples_of(app, part) for part in ("val", "test") if app_data.has(app, part)}
+        evaluation_samples = {
+            part: app_data.samples_of(app, part) for part in ("val", "test") if app_data.has(app, part)
+        }
         rows = tree_map(lambda array: np.zeros((0, *array.shape[1:]), array.dtype), app_data.batches(app, "train"))
         return {
             "fingerprint": _keyed(app_data.content(fingerprints)),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlf.data.app_data import batches, has, has_own_train, meant, place_of, rows
+from ddlf.data.app_data import batches, has, has_own_train, place_of, rows, suggestion
 from ddlf.data.data_set import DataSet
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
@@ -87,7 +87,7 @@ def ready_model(app: App) -> Any:
     lacks = getattr(app, "y_train", None) is None if data_set is None else not any(name[0] == "y" for name in data_set)
     if lacks and has(app, "train") and _needs_labels(model):
         raise AppError(
-            f"load_dataset set no self.y_train{meant(app, 'y_train')}"
+            f"load_dataset set no self.y_train{suggestion(app, 'y_train')}"
             if data_set is None
             else f"{data_set} has no column y",
             hint=f"the model {model.name!r} is compiled with a loss, which compares outputs with labels",
@@ -133,7 +133,7 @@ def first_rows(app: App, part: str) -> tuple[Any, ...]:
         return like  # type: ignore[no-any-return]
     if (data_set := place_of(app, part)) is None:
         return batches(app, part)
-    if not any(data_set.here()):
+    if not any(data_set.availability()):
         return _made_up_rows(app, part, data_set)
     return rows(app, part, data_set.head(SAMPLE_ROWS))
 

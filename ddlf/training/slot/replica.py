@@ -637,5 +637,5 @@ def load_data(
 def _files_here(app: App) -> bytes | None:
     """Return for each file of the training data, as one bit, whether it is on a local disk. None if all are."""
     data_set = place_of(app, "train")
-    on_disk = () if data_set is None else data_set.here()
+    on_disk = () if data_set is None else data_set.availability()
     return None if all(on_disk) else np.packbits(np.array(on_disk, np.bool_)).tobytes()
