@@ -174,13 +174,13 @@ async def trained(*arguments, **more):
 @pytest.fixture(scope="module")
 def undisturbed():
     """Return a function that trains a run with some settings once and caches it."""
-    found = {}
+    runs = {}
 
     async def of(settings):
         key = str(sorted(settings.items()))
-        if key not in found:
-            found[key] = await trained(settings)
-        return found[key]
+        if key not in runs:
+            runs[key] = await trained(settings)
+        return runs[key]
 
     return of
 
@@ -210,13 +210,13 @@ class TestEach:
     async def test_one_slot_equals_training_in_one_process(self, settings):
         settings = {**settings, "weights_codec": "float32"}
         run = await trained(settings, slots=1, arrivals=[1] * ROUNDS)
-        for got, wanted in zip(run.model.get_weights(), alone(run), strict=True):
-            assert np.array_equal(got, wanted)
+        for actual, expected in zip(run.model.get_weights(), alone(run), strict=True):
+            assert np.array_equal(actual, expected)
 
     async def test_with_a_rate_of_0_nothing_changes(self, settings):
         run = await trained(settings, learning_rate=0)
-        for got, wanted in zip(run.model.get_weights(), START.values(), strict=True):
-            assert np.array_equal(got, wanted)
+        for actual, expected in zip(run.model.get_weights(), START.values(), strict=True):
+            assert np.array_equal(actual, expected)
 
     async def test_lost_workers_change_no_bit(self, settings, undisturbed, tmp_path):
         # State that does not return with an update is lost with its worker, unless a checkpoint has it.
@@ -262,16 +262,19 @@ async def test_asynchronous_run_of_several_slots_resumes_at_any_commit(name, tmp
 async def resumed_at_any_commit(settings, tmp_path, commits):
     """Yield a run and, for each commit except the last, a run resumed from this commit. All ledgers are exact."""
     folder = tmp_path / "whole"
-    whole = await trained(settings, checkpoint=folder, checkpoint_keep=100)
-    assert len(list(folder.glob("round-*"))) == len(whole.history) == commits
+    uninterrupted = await trained(settings, checkpoint=folder, checkpoint_keep=100)
+    assert len(list(folder.glob("round-*"))) == len(uninterrupted.history) == commits
     for number in range(1, commits):
-        source, there = folder / f"round-{number:06d}", tmp_path / f"from {number}"
-        yield whole, await trained(settings, done=number, resume=source, checkpoint=there, checkpoint_every=100)
+        source, new_folder = folder / f"round-{number:06d}", tmp_path / f"from {number}"
+        yield (
+            uninterrupted,
+            await trained(settings, done=number, resume=source, checkpoint=new_folder, checkpoint_every=100),
+        )
 
 
 def alone(run):
     """Return the weights after training one slot by hand: local rounds, codec, and rules of both kinds."""
-    weights, kept = list(START.values()), {}
+    weights, slot_state = list(START.values()), {}
     outer = OUTER.read(getattr(run, "outer", None) or "subtract")
     if isinstance(outer, Streaming):
         return alone_in_fragments(run, outer)
@@ -281,12 +284,12 @@ def alone(run):
     for number in range(ROUNDS):
         task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))
         begin = arrival.begin(state, weights, 0)
-        worker, control = run.cluster.workers[0], kept.get("control")
+        worker, control = run.cluster.workers[0], slot_state.get("control")
         task.local, task.control = str(LOCAL.read(run.local_rule)), control
-        update, momentum = worker.fit(task, begin, kept.get("momentum"))
+        update, momentum = worker.fit(task, begin, slot_state.get("momentum"))
         update, control = worker.model.corrected(task, begin, update, control)
-        encoded, residual, _ = send_update(run.codec, update, [not flag for flag in trains], kept.get("residual"))
-        kept = {"residual": residual, "control": control} | (
+        encoded, residual, _ = send_update(run.codec, update, [not flag for flag in trains], slot_state.get("residual"))
+        slot_state = {"residual": residual, "control": control} | (
             {"momentum": momentum} if run.optimizer_state != "fresh" else {}
         )
         arrived = Arrived(
@@ -304,14 +307,14 @@ def alone(run):
         changed, weights = arrival.arrive(state, weights, arrived)
         state = {**state, **changed}
         if run.batchnorm == "recalibrated":
-            for place, one in zip(moving(run.model), worker.measure(task, weights), strict=True):
-                weights[place] = np.asarray(weights[place] - (weights[place] - one))
+            for index, statistic in zip(moving(run.model), worker.measure(task, weights), strict=True):
+                weights[index] = np.asarray(weights[index] - (weights[index] - statistic))
     return weights
 
 
 def alone_in_fragments(run, rule):
     """Like ``alone``, but the slot keeps its values of fragments that a round does not exchange."""
-    weights, own, velocity = list(START.values()), list(START.values()), Nesterov().init(list(START.values()))
+    weights, local, velocity = list(START.values()), list(START.values()), Nesterov().init(list(START.values()))
     trains = [name not in FROZEN for name in START]
     fragments, momentum, residual = deal(weights, trains, rule.fragments), None, [None] * len(weights)
     travels = []
@@ -319,18 +322,18 @@ def alone_in_fragments(run, rule):
         task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))
         for i in travels:  # the fragments of the earlier round
             mixes = trains[i] and rule.alpha
-            own[i] = np.asarray(rule.alpha * own[i] + (1 - rule.alpha) * weights[i]) if mixes else weights[i]
+            local[i] = np.asarray(rule.alpha * local[i] + (1 - rule.alpha) * weights[i]) if mixes else weights[i]
         parts = fragments if number == ROUNDS - 1 else [fragments[number % rule.fragments]]
         travels = [i for i, trained in enumerate(trains) if not trained or any(i in part for part in parts)]
-        update, momentum = run.cluster.workers[0].fit(task, own, momentum)
-        behind = [update[i] + (weights[i] - own[i]) if is_float(own[i]) else update[i] for i in travels]
-        own = [np.asarray(w - g) if is_float(w) else w for w, g in zip(own, update, strict=True)]
+        update, momentum = run.cluster.workers[0].fit(task, local, momentum)
+        behind = [update[i] + (weights[i] - local[i]) if is_float(local[i]) else update[i] for i in travels]
+        local = [np.asarray(w - g) if is_float(w) else w for w, g in zip(local, update, strict=True)]
         owed = [residual[i] for i in travels]
-        encoded, left, _ = send_update(run.codec, behind, [not trains[i] for i in travels], owed)
+        encoded, residual_after, _ = send_update(run.codec, behind, [not trains[i] for i in travels], owed)
         sent = decode_update(encoded, [weights[i] for i in travels])
-        for place, i in enumerate(travels):
-            residual[i] = left[place]
-            (velocity[i],), (weights[i],) = Nesterov().update([velocity[i]], [weights[i]], [sent[place]], [trains[i]])
+        for index, i in enumerate(travels):
+            residual[i] = residual_after[index]
+            (velocity[i],), (weights[i],) = Nesterov().update([velocity[i]], [weights[i]], [sent[index]], [trains[i]])
     return weights
 
 

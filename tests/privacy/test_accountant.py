@@ -35,9 +35,9 @@ def epsilon_of(z, releases):
 
 @pytest.mark.parametrize(("z", "releases"), GOLDEN)
 def test_epsilon_equals_the_golden_table(z, releases):
-    found = epsilon({Noise(multiplier=z): releases}, 1e-5)
-    assert found == pytest.approx(GOLDEN[z, releases], abs=1e-3)
-    assert found == pytest.approx(epsilon_of(z, releases), abs=1e-6)
+    spent = epsilon({Noise(multiplier=z): releases}, 1e-5)
+    assert spent == pytest.approx(GOLDEN[z, releases], abs=1e-3)
+    assert spent == pytest.approx(epsilon_of(z, releases), abs=1e-6)
 
 
 def test_epsilon_equals_the_privacy_loss_distribution_without_sampling():
@@ -45,8 +45,8 @@ def test_epsilon_equals_the_privacy_loss_distribution_without_sampling():
 
     accountant = dp_accounting.pld.PLDAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(1.5), 3).compose(dp_accounting.GaussianDpEvent(0.8), 2)
-    found = epsilon({Noise(multiplier=1.5): 3, Noise(multiplier=0.8): 2}, 1e-5)
-    assert found == pytest.approx(accountant.get_epsilon(1e-5), abs=1e-3)
+    spent = epsilon({Noise(multiplier=1.5): 3, Noise(multiplier=0.8): 2}, 1e-5)
+    assert spent == pytest.approx(accountant.get_epsilon(1e-5), abs=1e-3)
 
 
 def test_epsilon_of_poisson_batches_is_smaller_and_equals_dp_accounting():
@@ -54,12 +54,12 @@ def test_epsilon_of_poisson_batches_is_smaller_and_equals_dp_accounting():
 
     step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
     expected = dp_accounting.pld.PLDAccountant().compose(step, 1000).get_epsilon(1e-5)
-    found = epsilon({Noise(multiplier=1.0, sampled=0.01): 1000}, 1e-5)
-    assert found == pytest.approx(expected, abs=1e-3)
-    assert found == pytest.approx(1.8282, abs=1e-3)
-    assert found < epsilon({ALL: 1000}, 1e-5) / 100
+    spent = epsilon({Noise(multiplier=1.0, sampled=0.01): 1000}, 1e-5)
+    assert spent == pytest.approx(expected, abs=1e-3)
+    assert spent == pytest.approx(1.8282, abs=1e-3)
+    assert spent < epsilon({ALL: 1000}, 1e-5) / 100
     mixed = epsilon({Noise(multiplier=1.0, sampled=0.01): 1000, ALL: 1}, 1e-5)
-    assert epsilon({ALL: 1}, 1e-5) < mixed < epsilon({ALL: 1}, 1e-5) + found
+    assert epsilon({ALL: 1}, 1e-5) < mixed < epsilon({ALL: 1}, 1e-5) + spent
 
 
 def test_epsilon_of_little_noise_on_poisson_batches_is_an_upper_bound_at_once():

@@ -24,16 +24,16 @@ FEW = 1_000
 def _same_noise(monkeypatch):
     """Give each test the same random bytes, because random audits refute a correct build in a few of a thousand cases."""
     monkeypatch.setattr(release, "gaussian", partial(gaussian, random=random.Random(7).randbytes))
-    made = np.random.default_rng(7)
-    monkeypatch.setattr("ddlf.privacy.audit.coins", lambda runs: made.random(runs) < 0.5)
+    generator = np.random.default_rng(7)
+    monkeypatch.setattr("ddlf.privacy.audit.coins", lambda runs: generator.random(runs) < 0.5)
 
 
 def test_audit_finds_at_most_the_stated_epsilon_and_at_least_half_of_it():
-    found = audit_mechanism(SERVER, runs=20_000)
-    assert found.stated == pytest.approx(4.3772, abs=1e-3)
-    assert found.stated / 2 <= found.as_gaussian <= found.stated
-    assert found.stated / 2 <= found.as_any <= found.stated
-    assert not found.is_refuted
+    result = audit_mechanism(SERVER, runs=20_000)
+    assert result.stated == pytest.approx(4.3772, abs=1e-3)
+    assert result.stated / 2 <= result.as_gaussian <= result.stated
+    assert result.stated / 2 <= result.as_any <= result.stated
+    assert not result.is_refuted
 
 
 @pytest.mark.parametrize("mechanism", [SERVER, NOBODY])
@@ -41,21 +41,21 @@ def test_audit_finds_half_of_the_noise(mechanism, monkeypatch):
     correct = release.gaussian_like
     assert not audit_mechanism(mechanism, runs=FEW).is_refuted
     monkeypatch.setattr(release, "gaussian_like", lambda tensor, std: correct(tensor, std / 2))
-    found = audit_mechanism(mechanism, runs=FEW)
-    assert found.is_refuted
-    assert found.as_gaussian > 1.5 * found.stated
+    result = audit_mechanism(mechanism, runs=FEW)
+    assert result.is_refuted
+    assert result.as_gaussian > 1.5 * result.stated
 
 
 @pytest.mark.parametrize("mechanism", [SERVER, NOBODY])
 def test_audit_finds_a_build_that_clips_each_tensor_alone(mechanism, monkeypatch):
-    monkeypatch.setattr(release, "clipped", lambda update, clip: [clipped([one], clip)[0] for one in update])
+    monkeypatch.setattr(release, "clipped", lambda update, clip: [clipped([tensor], clip)[0] for tensor in update])
     assert audit_mechanism(mechanism, runs=FEW).is_refuted
 
 
 def test_audit_of_rounds_finds_half_of_the_noise(monkeypatch):
     plan = Plan(way="rounds", merge="mean", clip=2.0, noise=1.0, quorum=3)
-    found = audit_rounds(plan, runs=4 * FEW)
-    assert 0.5 * found.stated < found.as_gaussian <= found.stated
+    result = audit_rounds(plan, runs=4 * FEW)
+    assert 0.5 * result.stated < result.as_gaussian <= result.stated
     correct = release.gaussian_like
     monkeypatch.setattr(release, "gaussian_like", lambda tensor, std: correct(tensor, std / 2))
     assert audit_rounds(plan, runs=FEW).is_refuted
@@ -65,13 +65,13 @@ class ClipsLate(Release):
     """Adds noise first, and clips the noised sum."""
 
     def _take(self, slot, update, count):
-        for total, one in zip(self._sums.values(), update, strict=True):
-            total += one
+        for total, tensor in zip(self._sums.values(), update, strict=True):
+            total += tensor
         self.count += 1
 
     def result(self):
-        noised = [one * self.mechanism.divisor for one in super().result()]
-        return [one / self.mechanism.divisor for one in clipped(noised, self.mechanism.clip)]
+        noised = [tensor * self.mechanism.divisor for tensor in super().result()]
+        return [tensor / self.mechanism.divisor for tensor in clipped(noised, self.mechanism.clip)]
 
 
 def test_audit_finds_a_build_that_clips_after_the_noise(monkeypatch):
@@ -87,39 +87,39 @@ def test_audit_finds_a_tensor_without_noise(monkeypatch):
 
 def test_audit_of_gaussian_noise_equals_the_formula():
     """An adversary who guesses at the middle is right with Phi(mu / 2), and this mu has the stated epsilon."""
-    made = np.random.default_rng(3)
-    found = audit(lambda is_in: made.normal(size=1) + is_in, Noise(multiplier=1.0), runs=60_000)
-    assert 0.9 * found.stated < found.as_gaussian <= found.stated
+    generator = np.random.default_rng(3)
+    result = audit(lambda is_in: generator.normal(size=1) + is_in, Noise(multiplier=1.0), runs=60_000)
+    assert 0.9 * result.stated < result.as_gaussian <= result.stated
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-2])
 def test_bound_for_any_noise_holds_for_the_release_that_reveals_most(delta):
     """It reveals the input with probability delta. Otherwise it is right with e^2 / (1 + e^2) (Kairouz et al. 2015)."""
-    made = np.random.default_rng(5)
+    generator = np.random.default_rng(5)
     right = np.exp(2.0) / (1 + np.exp(2.0))
 
     def draw(is_in):
-        tells_all = made.random() < delta
+        tells_all = generator.random() < delta
         side = 1.0 if is_in else -1.0
-        return np.array([3.0 * side if tells_all else side * (1.0 if made.random() < right else -1.0)])
+        return np.array([3.0 * side if tells_all else side * (1.0 if generator.random() < right else -1.0)])
 
-    found = audit(draw, Noise(multiplier=1.0), runs=20_000, delta=delta)
-    assert 1.7 < found.as_any <= 2.0
+    result = audit(draw, Noise(multiplier=1.0), runs=20_000, delta=delta)
+    assert 1.7 < result.as_any <= 2.0
 
 
 def test_audit_finds_nothing_in_a_release_without_the_update():
-    made = np.random.default_rng(4)
-    found = audit(lambda is_in: made.normal(size=3), Noise(multiplier=1.0), runs=FEW)
-    assert found.as_gaussian < 0.3
-    assert found.as_any < 0.3
+    generator = np.random.default_rng(4)
+    result = audit(lambda is_in: generator.normal(size=3), Noise(multiplier=1.0), runs=FEW)
+    assert result.as_gaussian < 0.3
+    assert result.as_any < 0.3
 
 
 def test_audited_release_equals_clipped_updates_without_noise(monkeypatch):
     monkeypatch.setattr(release, "gaussian_like", lambda tensor, std: np.zeros(tensor.shape))
     canary = Canary(2.0)
-    made = released(SERVER, [canary.update, canary.zeros])
-    assert [one.shape for one in made] == list(SHAPES)
-    assert canary.seen_in(made).sum() == pytest.approx(2.0 / 3, rel=1e-6)
+    noiseless = released(SERVER, [canary.update, canary.zeros])
+    assert [array.shape for array in noiseless] == list(SHAPES)
+    assert canary.seen_in(noiseless).sum() == pytest.approx(2.0 / 3, rel=1e-6)
 
 
 def test_audit_refuses_too_few_runs_and_an_impossible_delta():

@@ -103,7 +103,7 @@ def test_a_choice_without_a_contradiction_is_accepted(choice):
 
 
 def test_the_page_has_each_row_of_its_place():
-    rows = [row for place in ("peers", "runs", "workers") for row in page_rows(place)]
+    rows = [row for section in ("peers", "runs", "workers") for row in page_rows(section)]
     assert len(rows) == len(TABLE)
     assert all(row.why in line and row.hint in line for row, line in zip(TABLE, rows, strict=True))
     assert any(line.startswith("- **noise with the merge median**: ") for line in rows)

@@ -10,7 +10,7 @@ from ddlf.privacy.poisson import PoissonBatches
 def test_each_sample_enters_a_batch_by_its_own_coin():
     batches = PoissonBatches(samples=1000, batch_size=100)
     draws = [batches.draw() for _ in range(300)]
-    sizes = [len(one) for one in draws]
+    sizes = [len(batch) for batch in draws]
     assert np.mean(sizes) == pytest.approx(100, abs=3)  # 5 standard errors: sqrt(90 / 300) is 0.55
     assert np.var(sizes) == pytest.approx(90, rel=0.45)  # the variance of a binomial distribution
     counts = np.bincount(np.concatenate(draws).astype(int), minlength=1000)

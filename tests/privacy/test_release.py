@@ -19,10 +19,12 @@ TRAINED = (True, True, True, False)
 
 
 def an_update(seed, scale=1.0):
-    made = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     return [
-        (scale * made.normal(size=one.shape)).astype(one.dtype) if is_float(one) else made.integers(0, 9, one.shape)
-        for one in LIKE
+        (scale * generator.normal(size=tensor.shape)).astype(tensor.dtype)
+        if is_float(tensor)
+        else generator.integers(0, 9, tensor.shape)
+        for tensor in LIKE
     ]
 
 
@@ -50,26 +52,30 @@ def test_the_noise_of_a_release_has_the_stated_deviation():
     like = [np.zeros(100_000, np.float32)] * 2
     release = mechanism.start(1, like)
     release.add(0, like, 1)
-    found = release.result()
-    assert found[0].dtype == np.float32
-    assert found[0].std() == pytest.approx(4.0 * 0.5 / 10, rel=0.01)
-    assert is_normal(*[noise / 0.2 for noise in found])
+    noises = release.result()
+    assert noises[0].dtype == np.float32
+    assert noises[0].std() == pytest.approx(4.0 * 0.5 / 10, rel=0.01)
+    assert is_normal(*[noise / 0.2 for noise in noises])
 
 
 def test_noise_differs_between_tensors_and_between_releases():
     mechanism = Mechanism(clip=1.0, noise=1.0, divisor=1)
     like = [np.zeros(1000), np.zeros(1000)]
-    found = []
+    noises = []
     for _ in range(2):  # seeds have no influence
         np.random.seed(0)
         random.seed(0)
         release = mechanism.start(1, like)
         release.add(0, like, 1)
-        found += release.result()
-    peers = [one for _ in range(2) for one in Mechanism(clip=1.0, noise=1.0, divisor=1, trust="nobody").protected(like)]
-    for a, one in enumerate(found + peers):
-        for other in (found + peers)[:a]:
-            assert abs(np.corrcoef(one, other)[0, 1]) < 0.2  # 6 standard deviations
+        noises += release.result()
+    peers = [
+        noise_a
+        for _ in range(2)
+        for noise_a in Mechanism(clip=1.0, noise=1.0, divisor=1, trust="nobody").protected(like)
+    ]
+    for a, noise_a in enumerate(noises + peers):
+        for noise_b in (noises + peers)[:a]:
+            assert abs(np.corrcoef(noise_a, noise_b)[0, 1]) < 0.2  # 6 standard deviations
 
 
 def test_a_release_returns_the_same_noise_again():
@@ -86,8 +92,8 @@ def test_shares_of_8_peers_with_2_lost_leave_at_least_the_stated_noise():
         release = mechanism.start(8 - lost, like)
         for slot, post in enumerate(posts[lost:]):
             release.add(slot, post, 1)
-        [found] = release.result()
-        assert found.std() * 8 == pytest.approx(2.0 * 1.5 * more, rel=0.01)
+        [noise] = release.result()
+        assert noise.std() * 8 == pytest.approx(2.0 * 1.5 * more, rel=0.01)
     assert posts[0][0].std() == pytest.approx(mechanism.noise_of_one * 2.0, rel=0.01)
 
 
@@ -103,19 +109,19 @@ def test_a_release_of_fewer_shares_than_stated_is_refused():
 
 def test_an_update_is_clipped_over_all_tensors_together():
     update = an_update(1, 10.0)
-    of = [update[0], update[1]]
-    norm = math.sqrt(sum(float(value) ** 2 for one in of for value in one.ravel()))
-    assert norm_of(of) == pytest.approx(norm, rel=1e-12)
-    for one, found in zip(of, clipped(of, 2.0), strict=True):
-        np.testing.assert_allclose(found, one.astype(float) * (2.0 / norm), rtol=1e-12)
-    assert norm_of(clipped(of, 2.0)) == pytest.approx(2.0, rel=1e-12)
+    tensors = [update[0], update[1]]
+    norm = math.sqrt(sum(float(value) ** 2 for tensor in tensors for value in tensor.ravel()))
+    assert norm_of(tensors) == pytest.approx(norm, rel=1e-12)
+    for tensor, clipped_tensor in zip(tensors, clipped(tensors, 2.0), strict=True):
+        np.testing.assert_allclose(clipped_tensor, tensor.astype(float) * (2.0 / norm), rtol=1e-12)
+    assert norm_of(clipped(tensors, 2.0)) == pytest.approx(2.0, rel=1e-12)
 
 
 def test_updates_that_are_short_or_zero_stay_as_they_are():
     for scale in (0.0, 1e-30, 0.1):
-        of = an_update(2, scale)[:2]
-        for one, found in zip(of, clipped(of, 10.0), strict=True):
-            np.testing.assert_array_equal(found, one)
+        tensors = an_update(2, scale)[:2]
+        for tensor, clipped_tensor in zip(tensors, clipped(tensors, 10.0), strict=True):
+            np.testing.assert_array_equal(clipped_tensor, tensor)
 
 
 def test_a_release_is_the_clipped_sum_over_the_fixed_divisor():
@@ -125,13 +131,13 @@ def test_a_release_is_the_clipped_sum_over_the_fixed_divisor():
     for slot, update in enumerate(updates):
         release.add(slot, update, 1 + 100 * slot)  # the number of samples does not count
     release.leave_out(3)
-    found = release.result()
-    for place in (0, 1):
+    result = release.result()
+    for index in (0, 1):
         factors = [min(1, 0.7 / norm_of(update[:2])) for update in updates]
-        wanted = sum(factor * update[place] for factor, update in zip(factors, updates, strict=True)) / 5
-        np.testing.assert_allclose(found[place], wanted, atol=1e-7)
-    assert not found[2].any()  # integers
-    assert not found[3].any()  # not trained, such as the statistics of BatchNorm
+        expected = sum(factor * update[index] for factor, update in zip(factors, updates, strict=True)) / 5
+        np.testing.assert_allclose(result[index], expected, atol=1e-7)
+    assert not result[2].any()  # integers
+    assert not result[3].any()  # not trained, such as the statistics of BatchNorm
 
 
 def test_untrained_weights_are_not_part_of_an_update():
@@ -139,7 +145,7 @@ def test_untrained_weights_are_not_part_of_an_update():
     sent = mechanism.protected(an_update(3), TRAINED)
     assert not sent[2].any()
     assert not sent[3].any()
-    assert [one.dtype for one in sent] == [one.dtype for one in LIKE]
+    assert [tensor.dtype for tensor in sent] == [tensor.dtype for tensor in LIKE]
     assert released(LIKE, TRAINED) == [0, 1]
     assert released(LIKE) == [0, 1, 3]
 
@@ -209,10 +215,10 @@ def test_noise_follows_box_and_muller_from_the_bytes():
     """The formula is applied value by value. The test of the browser's engine uses the same bytes."""
     numbers = [0, 2**64 - 1, 1 << 63, 12345 << 40, 1 << 11, 1 << 62]  # three lengths, three angles
     data = struct.pack("<6Q", *numbers)
-    found = gaussian(5, 2.0, lambda count: data[:count])
+    noise = gaussian(5, 2.0, lambda count: data[:count])
     units = [(number >> 11) * 2.0**-53 for number in numbers]
     radii = [2.0 * math.sqrt(-2 * math.log(unit + 2.0**-53)) for unit in units[:3]]
     angles = [2 * math.pi * unit for unit in units[3:]]
-    wanted = [r * math.cos(a) for r, a in zip(radii, angles, strict=True)]
-    wanted += [r * math.sin(a) for r, a in zip(radii, angles, strict=True)]
-    np.testing.assert_allclose(found, wanted[:5], rtol=1e-12, atol=1e-12)
+    expected = [r * math.cos(a) for r, a in zip(radii, angles, strict=True)]
+    expected += [r * math.sin(a) for r, a in zip(radii, angles, strict=True)]
+    np.testing.assert_allclose(noise, expected[:5], rtol=1e-12, atol=1e-12)

@@ -33,7 +33,7 @@ def shares_of(count, least=3, identities=None):
     """Return members that have exchanged their keys."""
     identities = identities or [Identity() for _ in range(count)]
     shares = [Share(RUN, ATTEMPT, number + 1, identity, least) for number, identity in enumerate(identities)]
-    codes = {share.meet([one.offer for one in shares]) for share in shares}
+    codes = {share.meet([member.offer for member in shares]) for share in shares}
     assert len(codes) == 1
     return shares
 
@@ -74,14 +74,16 @@ def test_mask_is_aes_256_in_counter_mode_across_its_blocks():
 @pytest.mark.parametrize("lost", [(), (3,), (1, 8)])
 def test_sum_of_eight_members_is_exact_mod_2_to_the_32(lost):
     shares = shares_of(8)
-    given = {number: numbers(number) for number in range(1, 9)}
-    vectors = {share.offer.member: share.masked(given[share.offer.member]).tobytes() for share in shares}
-    named = [number for number in given if number not in lost]
-    left = [share for share in shares if share.offer.member in named]
-    signatures = {share.offer.member: share.sign(named) for share in left}
-    answers = {share.offer.member: share.answer(signatures) for share in left}
+    numbers_of_members = {number: numbers(number) for number in range(1, 9)}
+    vectors = {share.offer.member: share.masked(numbers_of_members[share.offer.member]).tobytes() for share in shares}
+    named = [number for number in numbers_of_members if number not in lost]
+    survivors = [share for share in shares if share.offer.member in named]
+    signatures = {share.offer.member: share.sign(named) for share in survivors}
+    answers = {share.offer.member: share.answer(signatures) for share in survivors}
     total = unmasked({number: vectors[number] for number in named}, answers)
-    np.testing.assert_array_equal(total, np.sum([given[number] for number in named], axis=0, dtype=np.uint32))
+    np.testing.assert_array_equal(
+        total, np.sum([numbers_of_members[number] for number in named], axis=0, dtype=np.uint32)
+    )
     for number, answer in answers.items():  # a member's seed and all its pair secrets are never revealed together
         assert set(answer.secrets) == set(lost)
         assert number not in answer.secrets
@@ -107,9 +109,9 @@ def test_masked_vectors_are_uniform_and_tell_nothing_about_the_update(monkeypatc
 
 def test_member_gets_fresh_keys_for_each_sum():
     identity = Identity()
-    one, other = (Share(RUN, attempt, 1, identity, 3) for attempt in ("a", "b"))
-    assert one.offer.key != other.offer.key
-    assert one.offer.identity == other.offer.identity
+    first, second = (Share(RUN, attempt, 1, identity, 3) for attempt in ("a", "b"))
+    assert first.offer.key != second.offer.key
+    assert first.offer.identity == second.offer.identity
 
 
 def test_vector_is_masked_once_only():
@@ -126,30 +128,30 @@ def test_server_that_names_two_lists_of_survivors_gets_no_mask():
     shares = shares_of(5)
     for share in shares:
         share.masked(numbers(0))
-    one, other = [1, 2, 3, 4], [1, 2, 3, 5]
-    signatures = {number: shares[number - 1].sign(one) for number in (1, 4)}
-    signatures |= {number: shares[number - 1].sign(other) for number in (2, 3, 5)}
+    first, second = [1, 2, 3, 4], [1, 2, 3, 5]
+    signatures = {number: shares[number - 1].sign(first) for number in (1, 4)}
+    signatures |= {number: shares[number - 1].sign(second) for number in (2, 3, 5)}
     for share in shares:
         with pytest.raises(ProtocolError, match="has not signed the list"):
             share.answer(signatures)
     with pytest.raises(ProtocolError, match="names two lists of survivors"):
-        shares[0].sign(other)
+        shares[0].sign(second)
 
 
 def test_signature_of_a_list_holds_for_its_keys_only():
     """If the server shows each member other keys, signatures of other members do not match."""
     identities = [Identity() for _ in range(3)]
-    one, other = shares_of(3, identities=identities), shares_of(3, identities=identities)
-    for share in (*one, *other):
+    first, second = shares_of(3, identities=identities), shares_of(3, identities=identities)
+    for share in (*first, *second):
         share.masked(numbers(0))
-    signatures = {share.offer.member: share.sign([1, 2, 3]) for share in other}
-    signatures[1] = one[0].sign([1, 2, 3])
+    signatures = {share.offer.member: share.sign([1, 2, 3]) for share in second}
+    signatures[1] = first[0].sign([1, 2, 3])
     with pytest.raises(ProtocolError, match="peer 2 has not signed"):
-        one[0].answer(signatures)
+        first[0].answer(signatures)
 
 
 @pytest.mark.parametrize(
-    ("named", "why"),
+    ("named", "message"),
     [
         ([1, 2], "needs 3 survivors"),
         ([1, 2, 3, 9], "peer 9 as a survivor, and the sum has no"),
@@ -158,10 +160,10 @@ def test_signature_of_a_list_holds_for_its_keys_only():
         ([], "counts as lost"),
     ],
 )
-def test_member_refuses_a_list_of_survivors(named, why):
+def test_member_refuses_a_list_of_survivors(named, message):
     share = shares_of(4)[0]
     share.masked(numbers(0))
-    with pytest.raises(ProtocolError, match=why):
+    with pytest.raises(ProtocolError, match=message):
         share.sign(named)
     with pytest.raises(ProtocolError, match="no survivors"):
         share.answer({})
@@ -174,16 +176,16 @@ def offers_of(count):
 
 @pytest.mark.parametrize("secret", KNOWN_SECRETS)
 def test_member_refuses_a_key_whose_secret_is_known(secret):
-    mine, offers = offers_of(3)
+    own_share, offers = offers_of(3)
     identity = Identity()
     bad = Share(RUN, ATTEMPT, 3, identity, 3)
     offers[2] = replace(bad.offer, key=secret, signature=identity.sign(secure_sum.key_text(RUN, ATTEMPT, 3, secret)))
     with pytest.raises(ProtocolError, match="on no curve"):
-        mine.meet(offers)
+        own_share.meet(offers)
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("changed", "message"),
     [
         (lambda all: [*all[:2], replace(all[1], member=3)], "the same key"),
         (lambda all: [*all, all[2]], "names a member of a sum twice"),
@@ -197,20 +199,20 @@ def test_member_refuses_a_key_whose_secret_is_known(secret):
         (lambda all: [replace(all[0], member=number) for number in range(MOST + 1)], "has 3 to 50 members"),
     ],
 )
-def test_member_refuses_keys(changed, why):
-    mine, offers = offers_of(4 if "another" in why and changed is not None else 3)
-    with pytest.raises(ProtocolError, match=why):
-        mine.meet(changed(offers))
-    assert not mine.offers
+def test_member_refuses_keys(changed, message):
+    own_share, offers = offers_of(4 if "another" in message and changed is not None else 3)
+    with pytest.raises(ProtocolError, match=message):
+        own_share.meet(changed(offers))
+    assert not own_share.offers
     with pytest.raises(ProtocolError, match="used once, and after"):
-        mine.masked(numbers(0))
+        own_share.masked(numbers(0))
 
 
 def test_keys_of_another_sum_are_refused():
-    mine, offers = offers_of(3)
+    own_share, offers = offers_of(3)
     offers[2] = Share(RUN, "another", 3, Identity(), 3).offer
     with pytest.raises(ProtocolError, match="peer 3 is not signed"):
-        mine.meet(offers)
+        own_share.meet(offers)
 
 
 def test_code_shows_a_server_that_puts_itself_in_between():
@@ -228,7 +230,7 @@ def test_code_shows_a_server_that_puts_itself_in_between():
 def test_fixed_point_sum_differs_by_half_a_step_for_each_member():
     point, random = FixedPoint(2.0), np.random.default_rng(3)
     values = random.uniform(-2, 2, (MOST, 10_000))
-    total = np.sum([point.numbers(one) for one in values], axis=0, dtype=np.uint32)
+    total = np.sum([point.numbers(row) for row in values], axis=0, dtype=np.uint32)
     error = np.abs(point.values(total, MOST) - values.sum(0))
     assert error.max() <= MOST * 2.0 / LEVELS / 2
     ends = np.full(7, -2.0)
@@ -238,8 +240,8 @@ def test_fixed_point_sum_differs_by_half_a_step_for_each_member():
 
 def test_fixed_point_rounds_to_even_and_weighs():
     step = 8.0 / LEVELS
-    found = FixedPoint(8.0).numbers(np.array([0.5, 1.5, 2.5, -0.5, -1.5]) * step)
-    assert found.view(np.int32).tolist() == [0, 2, 2, 0, -2]
+    rounded = FixedPoint(8.0).numbers(np.array([0.5, 1.5, 2.5, -0.5, -1.5]) * step)
+    assert rounded.view(np.int32).tolist() == [0, 2, 2, 0, -2]
     assert FixedPoint(8.0).numbers(np.array([4.0]), 0.5).tolist() == [LEVELS // 4]
 
 

@@ -142,7 +142,7 @@ def test_each_cell_of_each_column_names_tests_that_exist():
     assert tuple(column for column, _ in EVIDENCE) == COLUMNS
     for column, behind in EVIDENCE:
         assert set(behind) == set(column.cells)
-        for name in {one for tests in behind.values() for one in tests}:
+        for name in {test_name for tests in behind.values() for test_name in tests}:
             file, _, test = name.partition("::")
             body = ast.parse((ROOT / "tests" / file).read_text()).body
             assert test in {getattr(node, "name", "") for node in body}, name
@@ -157,7 +157,10 @@ def test_the_tables_in_the_docs_have_each_cell(member):
     assert head == ["party", *(column.name for column in columns)]
     for party, row in zip(columns[0].cells, rows, strict=True):
         cells = [column.cells[party] for column in columns]
-        assert row == [columns[0].name_of(party), *(f"{one.updates.value} / {one.samples.value}" for one in cells)]
+        assert row == [
+            columns[0].name_of(party),
+            *(f"{entry.updates.value} / {entry.samples.value}" for entry in cells),
+        ]
 
 
 @pytest.mark.parametrize(("plan", "column"), PLANS)
@@ -179,13 +182,13 @@ def test_the_page_of_a_peer_shows_the_column_of_its_plan(plan, column):
 def test_screens_warn_of_a_merge_rule_only_where_it_is_used(merge, has):
     """Earlier, all rounds warned of krum and median."""
     sentences = [
-        visible.of(one).remaining(one)
-        for one in (Choice(place="peers", merge=merge), Choice(place="workers", merge=merge))
+        visible.of(choice).remaining(choice)
+        for choice in (Choice(place="peers", merge=merge), Choice(place="workers", merge=merge))
     ]
     sentences.append(seen_by(Plan(way="rounds", merge=merge, quorum=5))["remains"].split(". "))
-    for one in sentences:
-        assert [text for text in one if "The merge" in text] == [text for text in one if has and has in text]
-        assert any("The merge" in text for text in one) == bool(has)
+    for choice in sentences:
+        assert [text for text in choice if "The merge" in text] == [text for text in choice if has and has in text]
+        assert any("The merge" in text for text in choice) == bool(has)
 
 
 def test_the_page_says_that_lent_samples_are_the_servers():

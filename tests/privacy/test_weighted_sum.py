@@ -29,11 +29,13 @@ def test_mean_of_masked_numbers_is_the_mean_by_samples():
     signatures = {number: members[number - 1].sign(named) for number in named}
     answers: dict[int, Answer] = {number: members[number - 1].answer(signatures) for number in named}
     mean = mean_of(unmasked(vectors, answers), len(weights), sum(weights), updates()[0], LIMIT)
-    wanted = [np.average(np.array(each, float), axis=0, weights=SAMPLES) for each in zip(*updates(), strict=True)]
+    expected = [
+        np.average(np.array(tensors, float), axis=0, weights=SAMPLES) for tensors in zip(*updates(), strict=True)
+    ]
     bound = len(SAMPLES) * LIMIT / LEVELS / 2 / sum(weights) + LIMIT * np.finfo("float32").eps
-    for one, right, shape in zip(mean, wanted, SHAPES, strict=True):
-        assert (one.shape, one.dtype) == (shape, np.float32)
-        assert np.abs(one - right).max() <= bound
+    for tensor, right, shape in zip(mean, expected, SHAPES, strict=True):
+        assert (tensor.shape, tensor.dtype) == (shape, np.float32)
+        assert np.abs(tensor - right).max() <= bound
 
 
 def test_values_beyond_the_limit_and_impossible_sums_are_refused():

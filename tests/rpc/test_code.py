@@ -266,9 +266,9 @@ UNSENDABLE = {
 }
 
 
-@pytest.mark.parametrize("what", UNSENDABLE)
-def test_an_object_that_cannot_be_sent_is_named_with_its_path(what):
-    make, path = UNSENDABLE[what]
+@pytest.mark.parametrize("case", UNSENDABLE)
+def test_an_object_that_cannot_be_sent_is_named_with_its_path(case):
+    make, path = UNSENDABLE[case]
     with pytest.raises(NotPicklable) as caught:
         pickle_object(make())
     assert path in str(caught.value)
@@ -311,10 +311,10 @@ def test_corrupt_code_is_refused(data):
 
 
 def test_code_that_needs_a_missing_module_names_it():
-    gone = __name__.replace("test_code", "test_gone")
-    data = pickle.dumps(Model).replace(__name__.encode(), gone.encode())
+    missing = __name__.replace("test_code", "test_gone")
+    data = pickle.dumps(Model).replace(__name__.encode(), missing.encode())
     advice = "install tests on the worker, or keep it below the script's folder, so that it is sent to workers"
-    with pytest.raises(NotPicklable, match=rf"No module named '{gone}'\); {advice}$"):
+    with pytest.raises(NotPicklable, match=rf"No module named '{missing}'\); {advice}$"):
         unpickle(data)
 
 
@@ -374,18 +374,18 @@ def run_python(source: Path, folder: Path, **more) -> bytes:
 
 
 def test_modules_beside_the_script_travel_by_value(tmp_path):
-    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
-    (mine / "package").mkdir(parents=True)
-    theirs.mkdir()
-    (mine / "script.py").write_text(SENDER)
-    (mine / "neighbour.py").write_text(
+    sender, receiver = tmp_path / "mine", tmp_path / "theirs"
+    (sender / "package").mkdir(parents=True)
+    receiver.mkdir()
+    (sender / "script.py").write_text(SENDER)
+    (sender / "neighbour.py").write_text(
         "FACTOR = 3\ndef scale(x):\n    return FACTOR * x\nclass Layer:\n    size = 1000\n"
     )
-    (mine / "package" / "__init__.py").write_text("")
-    (mine / "package" / "part.py").write_text("def shift(x):\n    return x + 5\n")
-    (theirs / "receive.py").write_text(RECEIVER)
-    sent = run_python(mine / "script.py", mine)
-    assert run_python(theirs / "receive.py", theirs, input=sent).decode().split() == ["1045", "1000", "3", "False"]
+    (sender / "package" / "__init__.py").write_text("")
+    (sender / "package" / "part.py").write_text("def shift(x):\n    return x + 5\n")
+    (receiver / "receive.py").write_text(RECEIVER)
+    sent = run_python(sender / "script.py", sender)
+    assert run_python(receiver / "receive.py", receiver, input=sent).decode().split() == ["1045", "1000", "3", "False"]
 
 
 CACHED = """
@@ -410,14 +410,14 @@ print(*method(30), fib(30), double(4), method.__globals__["fib"].cache_info().mi
 
 
 def test_functions_with_a_cache_travel_by_value(tmp_path):
-    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
-    mine.mkdir()
-    theirs.mkdir()
-    (mine / "script.py").write_text(CACHED)
-    (mine / "neighbour.py").write_text("import functools\n@functools.cache\ndef double(x):\n    return 2 * x\n")
-    (theirs / "receive.py").write_text(CACHED_RECEIVER)
-    sent = run_python(mine / "script.py", mine)
-    answer = run_python(theirs / "receive.py", theirs, input=sent).decode().split()
+    sender, receiver = tmp_path / "mine", tmp_path / "theirs"
+    sender.mkdir()
+    receiver.mkdir()
+    (sender / "script.py").write_text(CACHED)
+    (sender / "neighbour.py").write_text("import functools\n@functools.cache\ndef double(x):\n    return 2 * x\n")
+    (receiver / "receive.py").write_text(CACHED_RECEIVER)
+    sent = run_python(sender / "script.py", sender)
+    answer = run_python(receiver / "receive.py", receiver, input=sent).decode().split()
     assert answer == ["832040", "60", "7", "__main__", "832040", "8", "31"]
 
 

@@ -166,11 +166,11 @@ async def test_an_array_is_not_copied_to_be_sent():
 
 
 async def test_an_array_is_received_into_the_memory_that_it_keeps():
-    made = []
+    allocated = []
 
     def allocate(size):
-        made.append(np.empty(size, np.uint8))
-        return made[-1]
+        allocated.append(np.empty(size, np.uint8))
+        return allocated[-1]
 
     left, right = socket_pair()
     sender, receiver = End(left), End(right, allocate=allocate)
@@ -178,8 +178,8 @@ async def test_an_array_is_received_into_the_memory_that_it_keeps():
     await sender.post(2, 1, "", dumps({"w": array, "small": np.arange(3)}))
     (frame,) = await receiver.receive(1)
     value = loads(frame.buffers)
-    assert [len(memory) for memory in made] == [array.nbytes]
-    assert np.shares_memory(value["w"], made[0])
+    assert [len(memory) for memory in allocated] == [array.nbytes]
+    assert np.shares_memory(value["w"], allocated[0])
     np.testing.assert_array_equal(value["w"], array)
     sender.connection.close()
     receiver.connection.close()
@@ -539,13 +539,13 @@ async def test_memory_of_an_ended_connection_is_freed_without_garbage_collection
     left, right = ends
     left.connection.send(1, 1, "run", [b"x" * 40_000])
     await right.receive(1)
-    gone = [weakref.ref(thing) for thing in (right.connection, right.connection._decoder)]
+    references = [weakref.ref(referent) for referent in (right.connection, right.connection._decoder)]
     gc.collect()
     gc.disable()
     try:
         right.connection.close()
         right.connection = left.connection  # the last reference is gone
-        assert [reference() for reference in gone] == [None, None]
+        assert [reference() for reference in references] == [None, None]
     finally:
         gc.enable()
 
@@ -645,10 +645,12 @@ async def test_memory_for_receiving_is_counted_and_released(raw, monkeypatch):
 
 async def test_a_message_above_the_memory_for_receiving_ends_its_connection(monkeypatch):
     monkeypatch.setattr("ddlf.rpc.connection.RECEIVING", Budget(10 * MIB))
-    made = []
-    (first, one), (second, two) = socket_pair(), socket_pair()
+    sizes = []
+    (first, first_end), (second, second_end) = socket_pair(), socket_pair()
     with first, second:
-        ends = [End(sock, allocate=lambda size: made.append(size) or bytearray(size)) for sock in (one, two)]
+        ends = [
+            End(sock, allocate=lambda size: sizes.append(size) or bytearray(size)) for sock in (first_end, second_end)
+        ]
         for sock, end in zip((first, second), ends, strict=True):
             sock.send(message(b"x" * 6 * MIB)[:100_000])
             await settle()
@@ -659,5 +661,5 @@ async def test_a_message_above_the_memory_for_receiving_ends_its_connection(monk
             "send less at once"
         )
         assert not ends[0].connection.closed
-        assert made == [6 * MIB]
+        assert sizes == [6 * MIB]
         ends[0].connection.close()

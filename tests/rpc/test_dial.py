@@ -106,8 +106,8 @@ async def test_dialling_reads_no_byte_after_the_handshake():
 
 
 async def test_an_error_without_a_listener_says_how_to_start_a_worker():
-    with listening_socket("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
+    with listening_socket("127.0.0.1", 0) as listening_sock:
+        port = listening_sock.getsockname()[1]
     with pytest.raises(ConnectError) as caught:
         await call(port)
     assert str(caught.value) == (
@@ -262,14 +262,14 @@ async def test_a_worker_of_another_version_is_an_error_that_names_both():
 
 
 async def test_a_failed_call_leaves_no_socket_behind(monkeypatch):
-    made = []
+    socks = []
     opened = asyncio.Event()
     original = dial_module.open_socket
 
     async def remember(host, port):
-        made.append(await original(host, port))
+        socks.append(await original(host, port))
         opened.set()
-        return made[-1]
+        return socks[-1]
 
     monkeypatch.setattr(dial_module, "open_socket", remember)
     await refusal(says(bytes(200)))
@@ -280,13 +280,13 @@ async def test_a_failed_call_leaves_no_socket_behind(monkeypatch):
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
-    assert [sock.fileno() for sock in made] == [-1, -1]
+    assert [sock.fileno() for sock in socks] == [-1, -1]
 
 
 async def test_the_next_address_of_a_name_is_tried_when_one_does_not_answer(monkeypatch):
     async with listening(worker) as port:
-        with listening_socket("127.0.0.1", 0) as taken:
-            closed = taken.getsockname()[1]
+        with listening_socket("127.0.0.1", 0) as listening_sock:
+            closed = listening_sock.getsockname()[1]
 
         async def two(host, port_, **more):
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", p)) for p in (closed, port)]

@@ -133,14 +133,14 @@ def test_a_large_buffer_is_received_into_memory_of_its_exact_size_and_not_copied
 
 
 def test_a_large_buffer_is_written_directly_to_its_memory_and_not_to_the_scratch_memory():
-    made = []
-    decoder = FrameDecoder(LIMITS, lambda size: made.append(bytearray(size)) or made[-1])
+    allocated = []
+    decoder = FrameDecoder(LIMITS, lambda size: allocated.append(bytearray(size)) or allocated[-1])
     data = wire(frame(b"", b"x" * 100_000))
     feed(decoder, data[:200], 200)
     assert decoder.direct
     memory = decoder.wants()
     memory[:3] = b"abc"
-    assert b"abc" in made[0]
+    assert b"abc" in allocated[0]
     assert len(memory) < 100_000
 
 
@@ -258,9 +258,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("chunk", [1, 10**9])
-@pytest.mark.parametrize("what", REFUSED)
-def test_an_invalid_frame_is_refused_before_memory_is_allocated(what, chunk):
-    data, sentence = REFUSED[what]
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_invalid_frame_is_refused_before_memory_is_allocated(case, chunk):
+    data, sentence = REFUSED[case]
     allocate = Recorder()
     with pytest.raises(ProtocolError) as caught:
         feed(FrameDecoder(LIMITS, allocate), data, chunk)

@@ -39,8 +39,8 @@ def meet(client_token=TOKEN, worker_tokens=(TOKEN,), *, on_client_hello=bytes, o
     """Run a whole handshake, in which an attacker may alter each message. Return whether the worker accepts."""
     client, worker = ClientHandshake(Role.DATA, client_token, LIMIT), WorkerHandshake(worker_tokens, LIMIT)
     _, answer = worker.answer(on_client_hello(client.hello))
-    _, given = client.read_hello(on_answer(answer))
-    return worker.accepts(on_proof(given))
+    _, proof_of_client = client.read_hello(on_answer(answer))
+    return worker.accepts(on_proof(proof_of_client))
 
 
 def flip(data: bytes, bit: int) -> bytes:
@@ -52,8 +52,8 @@ def flip(data: bytes, bit: int) -> bytes:
 def test_two_sides_with_the_same_token_accept_each_other_and_read_the_hello_of_the_other_side():
     client, worker = ClientHandshake(Role.CONTROL, TOKEN, 1000), WorkerHandshake((TOKEN,), 2000)
     clients_hello, answer = worker.answer(client.hello)
-    workers_hello, given = client.read_hello(answer)
-    assert worker.accepts(given)
+    workers_hello, proof_of_client = client.read_hello(answer)
+    assert worker.accepts(proof_of_client)
     assert (clients_hello.role, clients_hello.max_message_bytes) == (Role.CONTROL, 1000)
     assert workers_hello.max_message_bytes == 2000
     ClientHandshake.read_verdict(bytes([Verdict.ACCEPTED]))
@@ -80,11 +80,11 @@ def test_both_tokens_are_accepted_while_one_replaces_the_other():
 def test_a_recorded_handshake_opens_nothing():
     client, first = ClientHandshake(Role.DATA, TOKEN, LIMIT), WorkerHandshake((TOKEN,), LIMIT)
     _, answer = first.answer(client.hello)
-    _, given = client.read_hello(answer)
-    assert first.accepts(given)
+    _, proof_of_client = client.read_hello(answer)
+    assert first.accepts(proof_of_client)
     second = WorkerHandshake((TOKEN,), LIMIT)
     second.answer(client.hello)
-    assert not second.accepts(given)
+    assert not second.accepts(proof_of_client)
     with pytest.raises(AuthError):
         ClientHandshake(Role.DATA, TOKEN, LIMIT).read_hello(answer)
 
@@ -120,9 +120,9 @@ def test_no_bit_of_the_clients_proof_can_be_altered_on_the_way():
 @given(st.integers(0, 63))
 def test_a_proof_is_bound_to_the_certificate_that_was_seen(position):
     hellos = b"c" * 64, b"w" * 64
-    seen = bytearray(32)
-    seen[position // 2] = 1 + position
-    assert proof(auth_key(TOKEN), "C", *hellos) != proof(auth_key(TOKEN), "C", *hellos, bytes(seen))
+    certificate = bytearray(32)
+    certificate[position // 2] = 1 + position
+    assert proof(auth_key(TOKEN), "C", *hellos) != proof(auth_key(TOKEN), "C", *hellos, bytes(certificate))
 
 
 def test_every_handshake_has_fresh_nonces():
@@ -138,10 +138,10 @@ def bytes_of_a_client() -> bytes:
 def test_the_token_is_in_no_message():
     client, worker = ClientHandshake(Role.DATA, TOKEN, LIMIT), WorkerHandshake((TOKEN,), LIMIT)
     _, answer = worker.answer(client.hello)
-    _, given = client.read_hello(answer)
-    said = client.hello + answer + given
-    assert TOKEN not in said
-    assert auth_key(TOKEN) not in said
+    _, proof_of_client = client.read_hello(answer)
+    messages = client.hello + answer + proof_of_client
+    assert TOKEN not in messages
+    assert auth_key(TOKEN) not in messages
 
 
 def test_every_refused_client_gets_the_same_error_except_from_a_busy_worker():
@@ -157,7 +157,7 @@ def test_every_refused_client_gets_the_same_error_except_from_a_busy_worker():
 
 
 @pytest.mark.parametrize(
-    ("data", "what"),
+    ("data", "description"),
     [
         (b"GET / HTTP/1.1\r\n", "looks like HTTP"),
         (b"POST /rpc HTTP/1.1", "looks like HTTP"),
@@ -173,10 +173,10 @@ def test_every_refused_client_gets_the_same_error_except_from_a_busy_worker():
         (b"ddlf\x01\x00\x01\x00", "first bytes 64 64 6c 66 01 00 01 00"),
     ],
 )
-def test_another_protocol_is_recognised_by_its_first_bytes(data, what):
+def test_another_protocol_is_recognised_by_its_first_bytes(data, description):
     with pytest.raises(ProtocolError) as caught:
         read_preamble(data[:8])
-    assert str(caught.value) == f"not a DDLF client ({what})"
+    assert str(caught.value) == f"not a DDLF client ({description})"
 
 
 def test_only_http_requests_are_answered_as_http():
@@ -237,14 +237,14 @@ def test_a_decoded_hello_equals_the_encoded_one(hello):
 
 
 def test_the_handshake_imports_no_parser():
-    found = subprocess.run(
+    modules = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(package_root())!r}); {IMPORT_AND_LIST}"],
         capture_output=True,
         text=True,
         check=True,
         timeout=PATIENCE_S,
     ).stdout.split()
-    assert "ddlf.rpc.handshake" in found
+    assert "ddlf.rpc.handshake" in modules
     assert not {
         "msgpack",
         "pickle",
@@ -255,7 +255,7 @@ def test_the_handshake_imports_no_parser():
         "json",
         "asyncio",
         "ddlf.rpc.code",
-    } & set(found)
+    } & set(modules)
 
 
 IMPORT_AND_LIST = "import ddlf.rpc.handshake; print(*sys.modules)"

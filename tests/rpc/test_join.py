@@ -57,28 +57,28 @@ def test_no_bit_of_the_greeting_can_be_altered(message, size):
 
 def test_offer_of_one_greeting_is_refused_in_another():
     offering, greeting = Offering(TOKEN, MINE), Greeting((TOKEN,))
-    said = offering.answer(greeting.reply(offering.opening))
-    assert greeting.read(said) == MINE
-    again = Greeting((TOKEN,))
-    again.reply(offering.opening)
+    answer_of_worker = offering.answer(greeting.reply(offering.opening))
+    assert greeting.read(answer_of_worker) == MINE
+    second_greeting = Greeting((TOKEN,))
+    second_greeting.reply(offering.opening)
     with pytest.raises(AuthError):
-        again.read(said)
+        second_greeting.read(answer_of_worker)
 
 
 def test_proof_of_a_worker_is_not_a_proof_of_a_gate():
     offering, greeting = Offering(TOKEN, MINE), Greeting((TOKEN,))
-    said = offering.answer(greeting.reply(offering.opening))
+    answer_of_worker = offering.answer(greeting.reply(offering.opening))
     with pytest.raises(AuthError):
-        offering.check(bytes([Verdict.WELCOME]) + said[OFFER.size :])
+        offering.check(bytes([Verdict.WELCOME]) + answer_of_worker[OFFER.size :])
 
 
 def test_greeting_gives_no_proof_that_the_handshake_accepts():
     client = ClientHandshake(Role.CONTROL, TOKEN, 1000)
     offering = Offering(TOKEN, MINE)
-    said = offering.answer(Greeting((TOKEN,)).reply(offering.opening))
+    answer_of_worker = offering.answer(Greeting((TOKEN,)).reply(offering.opening))
     _, answer = WorkerHandshake((TOKEN,), 1000).answer(client.hello)
     with pytest.raises(AuthError):
-        client.read_hello(answer[:64] + said[OFFER.size :])
+        client.read_hello(answer[:64] + answer_of_worker[OFFER.size :])
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,8 @@ def test_gate_refuses_all_other_bytes(data):
 
 
 def test_key_id_of_the_offer_equals_that_of_the_handshake():
-    said = Offering(TOKEN, Offer(ANY_PLACE, 0)).answer(Greeting((TOKEN,)).reply(Offering(TOKEN, MINE).opening))
-    assert OFFER.unpack(said[: OFFER.size])[2] == key_id(auth_key(TOKEN))
+    answer_of_worker = Offering(TOKEN, Offer(ANY_PLACE, 0)).answer(
+        Greeting((TOKEN,)).reply(Offering(TOKEN, MINE).opening)
+    )
+    assert OFFER.unpack(answer_of_worker[: OFFER.size])[2] == key_id(auth_key(TOKEN))
     assert PREAMBLE.size + 32 == OPENING.size

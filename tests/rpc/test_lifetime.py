@@ -23,12 +23,12 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def test_a_sent_array_is_freed_with_its_last_reference() -> None:
     array = np.ones(10_000)
-    gone = weakref.ref(array)
+    reference = weakref.ref(array)
     buffers = dumps([array, ("in a tuple", array)])
     del array
-    assert gone() is not None
+    assert reference() is not None
     del buffers
-    assert gone() is None
+    assert reference() is None
 
 
 def test_a_received_array_is_freed_with_its_last_reference() -> None:

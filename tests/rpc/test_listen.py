@@ -37,9 +37,11 @@ async def serve(sock, tokens=(TOKEN,), delay_s=0.0):
 @pytest.mark.parametrize("tokens", [(TOKEN,), (OTHER, TOKEN), (TOKEN, OTHER)])
 async def test_a_client_with_a_token_of_the_worker_gets_in(pair, tokens):
     client, worker = pair
-    (_, theirs), (_, mine) = await asyncio.gather(serve(worker, tokens), shake_hands(client, Role.DATA, TOKEN, 500))
-    assert (theirs.role, theirs.max_message_bytes) == (Role.DATA, 500)
-    assert mine.max_message_bytes == LIMIT
+    (_, hello_of_client), (_, hello_of_worker) = await asyncio.gather(
+        serve(worker, tokens), shake_hands(client, Role.DATA, TOKEN, 500)
+    )
+    assert (hello_of_client.role, hello_of_client.max_message_bytes) == (Role.DATA, 500)
+    assert hello_of_worker.max_message_bytes == LIMIT
 
 
 async def test_a_client_with_another_token_that_continues_is_refused_late_and_with_one_byte(pair):

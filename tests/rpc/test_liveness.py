@@ -144,7 +144,7 @@ def test_missing_times_follow_from_dead_after():
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("times", "text"),
     [
         (dict(heartbeat_s=5, dead_after_s=2), r"dead_after_s \(2 s\) must be at least 3 x heartbeat_s \(5 s\)"),
         (dict(heartbeat_s=5), r"dead_after_s \(4 s\) must be at least 3 x heartbeat_s \(5 s\)"),
@@ -159,6 +159,6 @@ def test_missing_times_follow_from_dead_after():
         (dict(heartbeat_s=True), "heartbeat_s must be a finite number of seconds > 0, got True"),
     ],
 )
-def test_contradictory_times_are_named_with_their_figures(given, text):
+def test_contradictory_times_are_named_with_their_figures(times, text):
     with pytest.raises(ConfigError, match=text):
-        Timing.of(**given)
+        Timing.of(**times)

@@ -94,13 +94,13 @@ def test_the_handled_error_arrives_unless_it_was_suppressed():
 
 
 def test_every_member_of_a_group_arrives_with_its_own_lines():
-    async def one(number):
+    async def fail(number):
         raise ValueError(f"number {number}")
 
     async def method():
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(one(1))
-            tasks.create_task(one(2))
+            tasks.create_task(fail(1))
+            tasks.create_task(fail(2))
 
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(method())
@@ -108,7 +108,7 @@ def test_every_member_of_a_group_arrives_with_its_own_lines():
     assert type(arrived) is RemoteError
     text = arrived.remote_traceback
     assert text.index("ValueError: number 1") < text.index("ValueError: number 2") < text.index("ExceptionGroup:")
-    assert text.count("in one\n") == 2
+    assert text.count("in fail\n") == 2
 
 
 def test_an_error_of_a_second_worker_keeps_its_traceback():
@@ -162,9 +162,9 @@ def test_long_and_cyclic_chains_of_errors_are_cut():
         link.__cause__ = error
         error = link
     assert len(describe(error)["chain"]) == MAX_CHAIN
-    one, two = ValueError("one"), ValueError("two")
-    one.__cause__, two.__cause__ = two, one
-    assert [entry[1] for entry in describe(one)["chain"]] == ["one", "two"]
+    first, second = ValueError("one"), ValueError("two")
+    first.__cause__, second.__cause__ = second, first
+    assert [entry[1] for entry in describe(first)["chain"]] == ["one", "two"]
 
 
 def test_the_description_of_an_error_is_plain_data():
@@ -312,14 +312,14 @@ def test_invalid_error_data_still_gives_an_error(facts):
 class BadBatch(ValueError):
     """An error class of the user. Data from a worker must not run its constructor or its ``__str__``."""
 
-    made = 0
+    constructed = 0
 
     def __new__(cls, *args, **kwargs):
-        cls.made += 1
+        cls.constructed += 1
         return super().__new__(cls)
 
     def __init__(self, batch, *, where, message="text"):
-        BadBatch.made += 1
+        BadBatch.constructed += 1
         super().__init__(batch, where)
         self.batch, self.where, self.message, self.lock = batch, where, message, threading.Lock()
 
@@ -342,9 +342,9 @@ class Frozen(OSError, ValueError):
 def test_an_error_of_the_users_own_class_can_be_caught_as_itself_with_its_attributes():
     for kind in (BadBatch, Nested.Refused):
         error = raised(kind(7, where=("gpu", 1)))
-        before = BadBatch.made
+        before = BadBatch.constructed
         arrived = arrive(error)
-        assert BadBatch.made == before
+        assert BadBatch.constructed == before
         assert isinstance(arrived, kind)
         assert isinstance(arrived, RemoteError)
         assert arrived.type is kind
@@ -406,8 +406,20 @@ def test_builtins_keep_their_special_attributes():
 
 def test_attributes_do_not_hide_attributes_of_the_error():
     error = ValueError("no")
-    taken = ("message", "hint", "worker", "type", "others", "exit_code", "join", "_text", "_base", "__class__", "args")
-    facts = describe(error) | {"attributes": dict.fromkeys(taken, 5) | {"code": 404}}
+    reserved = (
+        "message",
+        "hint",
+        "worker",
+        "type",
+        "others",
+        "exit_code",
+        "join",
+        "_text",
+        "_base",
+        "__class__",
+        "args",
+    )
+    facts = describe(error) | {"attributes": dict.fromkeys(reserved, 5) | {"code": 404}}
     arrived = rebuild(facts, worker="worker 2")
     assert (arrived.code, arrived.attributes["hint"]) == (404, 5)
     assert str(arrived) == "worker 2: ValueError: no"
@@ -453,22 +465,22 @@ def samples():
 
 
 @pytest.mark.parametrize("error", [*samples()], ids=lambda error: getattr(error, "type_name", type(error).__name__))
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_every_error_can_be_copied_and_pickled(error, again):
+@pytest.mark.parametrize("copy_error", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_every_error_can_be_copied_and_pickled(error, copy_error):
     error.may_have_run = False
-    made = again(error)
-    assert type(made) is type(error)
-    assert (str(made), made.args, vars(made)) == (str(error), error.args, vars(error))
+    copied = copy_error(error)
+    assert type(copied) is type(error)
+    assert (str(copied), copied.args, vars(copied)) == (str(error), error.args, vars(error))
     if isinstance(error, OSError):
-        assert made.errno == error.errno
+        assert copied.errno == error.errno
 
 
 # --- Several workers ---------------------------------------------------------------------------------------------------
 
 
-def several(*found):
-    first, *others = (rebuild(describe(error), worker=f"worker {number}") for number, error in enumerate(found, 1))
-    first.join(others, len(found) + 1)
+def several(*errors):
+    first, *later = (rebuild(describe(error), worker=f"worker {number}") for number, error in enumerate(errors, 1))
+    first.join(later, len(errors) + 1)
     return first
 
 
@@ -486,12 +498,12 @@ def test_failures_on_the_same_line_have_one_traceback_and_a_text_each():
 
 
 def test_failures_of_several_kinds_are_all_reported_and_the_first_can_be_caught():
-    found = several(raised(KeyError("k")), WorkerLost("gone", hint="look"), ValueError("no"))
-    assert isinstance(found, KeyError)
-    assert type(found.others[0]) is WorkerLost
-    assert found.exit_code == WorkerLost.exit_code
-    assert "worker 1: KeyError: 'k'\nworker 2: gone; look\nworker 3: ValueError: no\n\nTrace" in str(found)
-    assert str(pickle.loads(pickle.dumps(found))) == str(found)
+    joined = several(raised(KeyError("k")), WorkerLost("gone", hint="look"), ValueError("no"))
+    assert isinstance(joined, KeyError)
+    assert type(joined.others[0]) is WorkerLost
+    assert joined.exit_code == WorkerLost.exit_code
+    assert "worker 1: KeyError: 'k'\nworker 2: gone; look\nworker 3: ValueError: no\n\nTrace" in str(joined)
+    assert str(pickle.loads(pickle.dumps(joined))) == str(joined)
 
 
 def test_only_some_of_a_thousand_different_texts_are_reported():

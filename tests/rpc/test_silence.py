@@ -12,13 +12,13 @@ def test_a_tcp_socket_is_watched_for_the_given_time():
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if sys.platform == "linux":
             options = ("TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
-            found = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in options]
-            assert found == [4000, 2, 1, 2]
+            values = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in options]
+            assert values == [4000, 2, 1, 2]
 
 
 def test_sockets_other_than_tcp_are_not_changed():
-    one, other = socket.socketpair()
-    with one, other:
-        end_when_silent(one, 4.0)
-        one.send(b"x")
-        assert other.recv(1) == b"x"
+    first, second = socket.socketpair()
+    with first, second:
+        end_when_silent(first, 4.0)
+        first.send(b"x")
+        assert second.recv(1) == b"x"

@@ -93,8 +93,8 @@ def different_machines():
 
 async def test_another_machine_is_reached_with_tls_1_3_and_nothing_older(different_machines):
     async with Worker(own_certificate()) as worker:
-        sock, said = await call(worker.port)
-    assert said == b"hello"
+        sock, greeting = await call(worker.port)
+    assert greeting == b"hello"
     assert isinstance(sock, ssl.SSLSocket)
     for context in (own_certificate().context, client_context(TOKEN_ONLY)):
         assert context.minimum_version == ssl.TLSVersion.TLSv1_3
@@ -103,8 +103,8 @@ async def test_another_machine_is_reached_with_tls_1_3_and_nothing_older(differe
 
 async def test_this_machine_is_reached_without_tls():
     async with Worker(own_certificate()) as worker:
-        sock, said = await call(worker.port)
-    assert said == b"hello"
+        sock, greeting = await call(worker.port)
+    assert greeting == b"hello"
     assert not isinstance(sock, ssl.SSLSocket)
 
 
@@ -113,8 +113,8 @@ async def test_a_client_never_goes_back_to_plaintext(different_machines):
         with pytest.raises(ConnectError, match="the worker does not encrypt connections from this address"):
             await call(worker.port)
         assert len(worker.tasks) == 1, "it did not try again"
-        _, said = await call(worker.port, insecure_plaintext=True)
-    assert said == b"hello"
+        _, greeting = await call(worker.port, insecure_plaintext=True)
+    assert greeting == b"hello"
 
 
 async def test_a_worker_takes_no_plaintext_from_another_machine(different_machines):
@@ -128,8 +128,8 @@ async def test_a_forwarded_port_of_this_machine_is_encrypted_because_the_worker_
     # a container has this effect.
     monkeypatch.setattr(listen_module.tls, "is_local", lambda sock: sock.getsockname()[1] != worker.port)
     async with Worker(own_certificate()) as worker:
-        sock, said = await call(worker.port)
-    assert (type(sock), said) == (ssl.SSLSocket, b"hello")
+        sock, greeting = await call(worker.port)
+    assert (type(sock), greeting) == (ssl.SSLSocket, b"hello")
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ async def test_a_worker_of_another_version_is_named_after_tls_has_begun(differen
     assert "the other side speaks protocol 7.1, this side 1.1; install the same version of ddlf on both" in refusal
 
 
-@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64)])
-async def test_another_program_is_named_after_tls_has_begun(different_machines, said):
-    assert "another program listens there, not a DDLF worker" in await refusal_by_a_program_that_says(said)
+@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64)])
+async def test_another_program_is_named_after_tls_has_begun(different_machines, first_bytes):
+    assert "another program listens there, not a DDLF worker" in await refusal_by_a_program_that_says(first_bytes)
 
 
 async def test_another_program_that_speaks_tls_is_named(different_machines):
@@ -226,8 +226,8 @@ async def test_a_relay_would_succeed_without_the_certificate_in_the_proofs(
     monkeypatch.setattr(dial_module.tls, "certificate_seen", lambda sock: NO_CERTIFICATE)
     unbound = tls.WorkerTLS(own_certificate().context, NO_CERTIFICATE)
     async with Worker(unbound) as worker, Relay(worker.port, relays_certificate) as relay:
-        _, said = await call(relay.port)
-    assert said == b"hello"
+        _, greeting = await call(relay.port)
+    assert greeting == b"hello"
     assert b"hello" in relay.heard
 
 
@@ -258,8 +258,8 @@ async def test_an_altered_preamble_is_refused_although_tls_does_not_cover_it(dif
 
 async def test_who_only_listens_learns_neither_the_token_nor_what_is_said(different_machines):
     async with Worker(own_certificate()) as worker, Relay(worker.port) as relay:
-        _, said = await call(relay.port)
-    assert said == b"hello"
+        _, greeting = await call(relay.port)
+    assert greeting == b"hello"
     assert len(relay.heard) > 500
     assert b"hello" not in relay.heard
     assert TOKEN not in relay.heard
@@ -271,12 +271,12 @@ async def test_who_only_listens_learns_neither_the_token_nor_what_is_said(differ
 def test_a_worker_signs_its_own_certificate_once_for_ten_years_and_keeps_the_key_to_itself(tmp_path):
     path = tmp_path / "certificate.pem"
     make_certificate(path)
-    made = path.read_bytes()
+    pem = path.read_bytes()
     make_certificate(path)
-    assert path.read_bytes() == made
+    assert path.read_bytes() == pem
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
-    certificate = x509.load_pem_x509_certificate(made[made.index(b"-----BEGIN CERT") :])
+    certificate = x509.load_pem_x509_certificate(pem[pem.index(b"-----BEGIN CERT") :])
     key = certificate.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
     assert key.curve.name == "secp256r1"
@@ -285,7 +285,7 @@ def test_a_worker_signs_its_own_certificate_once_for_ten_years_and_keeps_the_key
     assert datetime.timedelta(hours=23) < now - begin < datetime.timedelta(hours=25)
     assert end - begin == datetime.timedelta(days=3650)
     encryption = worker_tls(path, TOKEN_ONLY)
-    der = ssl.PEM_cert_to_DER_cert(made[made.index(b"-----BEGIN CERT") :].decode())
+    der = ssl.PEM_cert_to_DER_cert(pem[pem.index(b"-----BEGIN CERT") :].decode())
     assert encryption.certificate == hashlib.sha256(der).digest()
 
 

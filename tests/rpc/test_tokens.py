@@ -44,9 +44,9 @@ def mode_of(path: Path) -> int:
 
 
 def test_a_new_token_has_43_url_safe_characters_and_differs_from_the_last_one():
-    made = {new_token() for _ in range(1000)}
-    assert len(made) == 1000
-    assert all(re.fullmatch(r"[A-Za-z0-9_-]{43}", token) for token in made)
+    tokens = {new_token() for _ in range(1000)}
+    assert len(tokens) == 1000
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{43}", token) for token in tokens)
 
 
 def test_a_written_token_can_be_read_by_its_owner_only(home):
@@ -135,9 +135,9 @@ def test_a_token_in_the_environment_is_removed_even_if_a_file_wins(home, monkeyp
 
 @pytest.mark.parametrize("content", [f"{A}\n{B}\n", f"{A}\r\n{B}", f"\n{A}  \n\n{B}\n\n"])
 def test_a_file_of_two_lines_proves_with_the_first_and_accepts_both(home, content):
-    found = find_tokens(file_with(content, home / "t"))
-    assert found.primary == A.encode()
-    assert found.all == (A.encode(), B.encode())
+    tokens = find_tokens(file_with(content, home / "t"))
+    assert tokens.primary == A.encode()
+    assert tokens.all == (A.encode(), B.encode())
 
 
 def test_tokens_of_other_tools_are_accepted(home):
@@ -311,10 +311,10 @@ def test_without_a_home_folder_nothing_is_written_to_a_folder_named_tilde(home, 
 
 
 def test_the_loopback_token_is_made_once_for_this_user_only(home):
-    made = loopback_tokens()
+    tokens = loopback_tokens()
     path = home / ".local" / "state" / "ddlf" / "loopback-token"
     assert (mode_of(path), mode_of(path.parent)) == (0o600, 0o700)
-    assert made == loopback_tokens() == Tokens((path.read_bytes().strip(),), f"loopback token {path}")
+    assert tokens == loopback_tokens() == Tokens((path.read_bytes().strip(),), f"loopback token {path}")
     assert find_tokens() is None, "it is not a token for a cluster"
 
 
@@ -373,10 +373,10 @@ def test_the_loser_of_the_race_for_the_loopback_token_takes_the_winners_token(ho
 
 
 def test_tokens_show_no_secret_in_any_text_form():
-    held = Tokens((A.encode(), B.encode()), "token file /x")
+    tokens = Tokens((A.encode(), B.encode()), "token file /x")
     fingerprint = hashlib.sha256(A.encode()).hexdigest()[:4]
-    assert held.fingerprint == fingerprint
-    for text in (repr(held), str(held), f"{held}", f"{held!r}", "%s" % (held,), repr([held])):  # noqa: UP031
+    assert tokens.fingerprint == fingerprint
+    for text in (repr(tokens), str(tokens), f"{tokens}", f"{tokens!r}", "%s" % (tokens,), repr([tokens])):  # noqa: UP031
         assert fingerprint in text
         assert "token file /x" in text
         assert "aaaa" not in text
@@ -384,9 +384,9 @@ def test_tokens_show_no_secret_in_any_text_form():
 
 
 def test_tokens_cannot_be_changed_or_be_none():
-    held = Tokens((A.encode(),), "test")
+    tokens = Tokens((A.encode(),), "test")
     with pytest.raises(AttributeError):
-        held.all = ()
+        tokens.all = ()
     with pytest.raises(ValueError, match="at least one"):
         Tokens((), "test")
 

@@ -125,8 +125,8 @@ def test_an_array_is_copied_neither_by_the_sender_nor_by_the_receiver():
     for array in (np.zeros((100, 100)), np.asfortranarray(np.ones((100, 100), ">i4")), np.zeros(999, BFLOAT16)):
         tree, memory = dumps(array)
         assert np.shares_memory(np.frombuffer(memory, np.uint8), array.view(np.uint8) if array.ndim == 1 else array)
-        own = np.array(np.frombuffer(memory, np.uint8))
-        assert np.shares_memory(loads([tree, own]), own)
+        received = np.array(np.frombuffer(memory, np.uint8))
+        assert np.shares_memory(loads([tree, received]), received)
 
 
 def test_small_arrays_travel_inside_the_value_and_larger_ones_beside_it():
@@ -263,10 +263,10 @@ class Watched:
     """A data class with code in its constructor and in a property; decoding must run neither."""
 
     a: int
-    made: typing.ClassVar[int] = 0
+    constructed: typing.ClassVar[int] = 0
 
     def __post_init__(self):
-        Watched.made += 1
+        Watched.constructed += 1
 
     @property
     def later(self):
@@ -301,9 +301,9 @@ def known_objects():
 
 @pytest.mark.parametrize("value", [*known_objects()], ids=repr)
 def test_objects_of_known_classes_arrive_without_running_their_code(value):
-    before = Watched.made
+    before = Watched.constructed
     arrived = travel({"deep": [(value,)]})["deep"][0][0]
-    assert Watched.made == before
+    assert Watched.constructed == before
     assert type(arrived) is type(value)
     assert arrived == value
     assert getattr(arrived, "__dict__", None) == getattr(value, "__dict__", None)
@@ -484,12 +484,12 @@ def test_a_shape_that_no_array_has_is_refused(shape):
         loads([tree([1, 5, "C", *shape], Tag.ARRAY), bytearray(8)])
 
 
-@pytest.mark.parametrize("given", [0, 7, 9, 16], ids=lambda given: f"B87 {given} bytes")
-def test_memory_that_does_not_fit_the_shape_is_refused(given):
-    with pytest.raises(ProtocolError, match=rf"array of shape \[2\] and type float32 needs 8 bytes, has {given}$"):
-        loads([tree([1, 10, "C", 2], Tag.ARRAY), bytearray(given)])
+@pytest.mark.parametrize("nbytes", [0, 7, 9, 16], ids=lambda nbytes: f"B87 {nbytes} bytes")
+def test_memory_that_does_not_fit_the_shape_is_refused(nbytes):
+    with pytest.raises(ProtocolError, match=rf"array of shape \[2\] and type float32 needs 8 bytes, has {nbytes}$"):
+        loads([tree([1, 10, "C", 2], Tag.ARRAY), bytearray(nbytes)])
     with pytest.raises(ProtocolError, match="needs 8 bytes"):
-        loads([tree([bytes(given), 10, "C", 2], Tag.INLINE_ARRAY)])
+        loads([tree([bytes(nbytes), 10, "C", 2], Tag.INLINE_ARRAY)])
 
 
 @pytest.mark.parametrize("index", [0, 2, -1, None, True, 1.0, 2**63])

@@ -80,8 +80,10 @@ def test_the_daemon_sees_the_workers_part_of_a_model_until_a_new_executor_starts
 def test_another_process_reads_the_same_page(page):
     Activity(page).begin(9, "loops")
     code = f"from ddlf.worker.activity import Activity; print(Activity({page}).running()[:2])"
-    seen = subprocess.run([sys.executable, "-c", code], pass_fds=[page], capture_output=True, text=True, check=True)
-    assert seen.stdout == "(9, 'loops')\n"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], pass_fds=[page], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout == "(9, 'loops')\n"
 
 
 def test_a_long_or_non_ascii_name_is_cut_without_an_error(page):

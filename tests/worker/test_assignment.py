@@ -22,7 +22,7 @@ from tests.cards import GIB, card
 
 
 def numbers(assigned):
-    return [each.number for each in assigned.cards]
+    return [assigned_card.number for assigned_card in assigned.cards]
 
 
 def test_worker_takes_the_first_card_that_has_no_worker(cards):
@@ -43,15 +43,15 @@ def test_worker_with_a_mask_takes_all_of_it(cards, monkeypatch):
 
 
 def test_second_worker_gets_a_card_only_if_both_have_a_limit(cards):
-    alone = Assignment.take(Wanted(("0",)))
-    for wanted in (Wanted(("0",)), Wanted(("0",), GIB)):
+    first = Assignment.take(Wanted(("0",)))
+    for choice in (Wanted(("0",)), Wanted(("0",), GIB)):
         with pytest.raises(
             ConfigError, match=r"the card 0 \(Test Card\) has another worker of DDLF; name another card"
         ):
-            Assignment.take(wanted)
-    alone.release()
-    both = [Assignment.take(Wanted(("0",), GIB)) for _ in range(2)]
-    assert [numbers(each) for each in both] == [["0"], ["0"]]
+            Assignment.take(choice)
+    first.release()
+    sharing = [Assignment.take(Wanted(("0",), GIB)) for _ in range(2)]
+    assert [numbers(assignment) for assignment in sharing] == [["0"], ["0"]]
     with pytest.raises(ConfigError, match="has another worker"):
         Assignment.take(Wanted(("0",)))
     assert numbers(Assignment.take(NO_WISH)) == ["1"]
@@ -117,7 +117,7 @@ def test_none_hides_all_cards(cards):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "backend", "sentence"),
+    ("choice", "backend", "sentence"),
     [
         (Wanted(("7",)), "jax", "this machine has no card 7; it has: 0"),
         (Wanted(("0",)), "tensorflow", r"gpus=0 has no effect: tensorflow-cpu .* computes on CPUs only; python -m pip"),
@@ -132,12 +132,12 @@ def test_none_hides_all_cards(cards):
         (Wanted(None, GIB), "tensorflow", "--gpu-memory has no effect without a card"),
     ],
 )
-def test_impossible_choice_of_cards_is_refused(cards, monkeypatch, wanted, backend, sentence):
+def test_impossible_choice_of_cards_is_refused(cards, monkeypatch, choice, backend, sentence):
     monkeypatch.setenv("KERAS_BACKEND", backend)
     if backend == "openvino":
         (cards.site / "openvino.py").write_text("")
     with pytest.raises(ConfigError, match=sentence):
-        Assignment.take(wanted)
+        Assignment.take(choice)
 
 
 def test_missing_cards_are_refused_with_the_reason(cards):
@@ -153,10 +153,10 @@ def test_missing_cards_are_refused_with_the_reason(cards):
 
 def test_local_workers_are_one_for_each_free_card(cards, monkeypatch):
     assert count_of_workers(NO_WISH, 2) == 2
-    taken = Assignment.take(NO_WISH)
+    assignment = Assignment.take(NO_WISH)
     assert count_of_workers(NO_WISH, 2) == 1
-    assert [each.names for each in spread(1, NO_WISH)] == [("GPU-10000000-0000",)]
-    taken.release()
+    assert [choice.names for choice in spread(1, NO_WISH)] == [("GPU-10000000-0000",)]
+    assignment.release()
     assert count_of_workers(Wanted(("0",)), 2) == 1
     assert count_of_workers(Wanted(("none",)), 2) == 2
     cards.has()
@@ -166,23 +166,27 @@ def test_local_workers_are_one_for_each_free_card(cards, monkeypatch):
 
 def test_local_workers_that_share_a_card_get_equal_parts(cards):
     cards.has(card(0), card(1, memory=8 * GIB))
-    places = spread(3, NO_WISH)
-    assert [each.names for each in places] == [("GPU-00000000-0000",), ("GPU-10000000-0000",), ("GPU-00000000-0000",)]
-    assert [each.memory for each in places] == [int(0.45 * 16 * GIB), None, int(0.45 * 16 * GIB)]
-    assert [each.memory for each in spread(2, Wanted(("1",), GIB))] == [GIB, GIB]
+    wishes = spread(3, NO_WISH)
+    assert [choice.names for choice in wishes] == [
+        ("GPU-00000000-0000",),
+        ("GPU-10000000-0000",),
+        ("GPU-00000000-0000",),
+    ]
+    assert [choice.memory for choice in wishes] == [int(0.45 * 16 * GIB), None, int(0.45 * 16 * GIB)]
+    assert [choice.memory for choice in spread(2, Wanted(("1",), GIB))] == [GIB, GIB]
 
 
 @pytest.mark.parametrize(
-    ("workers", "wanted", "sentence"),
+    ("workers", "choice", "sentence"),
     [
         (1, Wanted(("0", "1")), "gpus names 2 cards for 1 worker, which compute on one card each; name 1, or start 2"),
         (4, Wanted(("0",), 5 * GIB), "gpu_memory is 5.4 GB for each of 4 workers, but the card 0"),
         (2, Wanted(("none",), GIB), "--gpu-memory has no effect with --gpus none"),
     ],
 )
-def test_spread_that_cannot_work_is_refused(cards, workers, wanted, sentence):
+def test_spread_that_cannot_work_is_refused(cards, workers, choice, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        spread(workers, wanted)
+        spread(workers, choice)
 
 
 def test_choice_of_cards_in_a_program_is_read():
@@ -201,7 +205,7 @@ def test_command_line_of_a_worker_gives_the_same_choice_of_cards():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "described", "differs"),
+    ("choice", "described", "differs"),
     [
         (NO_WISH, ["0 (Test Card)"], False),
         (Wanted(("0",)), ["0 (Test Card)"], False),
@@ -217,8 +221,8 @@ def test_command_line_of_a_worker_gives_the_same_choice_of_cards():
         (Wanted(("0", "GPU-1")), ["0 (Test Card)", "1 (Test Card)"], False),
     ],
 )
-def test_cards_of_a_worker_are_compared_with_the_cluster_file(wanted, described, differs):
-    assert wanted.differs(described, [f"GPU-{each[0]}000" for each in described]) is differs
+def test_cards_of_a_worker_are_compared_with_the_cluster_file(choice, described, differs):
+    assert choice.differs(described, [f"GPU-{description[0]}000" for description in described]) is differs
 
 
 # -- in the executor ----------------------------------------------------------------------------------------------------
@@ -319,7 +323,7 @@ def test_each_worker_of_a_machine_gets_one_instance_of_a_divided_card(cards):
 
 def test_named_card_that_has_fallen_off_the_bus_is_refused_with_this_reason(cards):
     cards.has(card(0, error=15), card(1))
-    for take in (Assignment.take, lambda wanted: spread(1, wanted)):
+    for take in (Assignment.take, lambda choice: spread(1, choice)):
         with pytest.raises(ConfigError, match=r"for gpus=0: the card 0 has fallen off the bus; reset it"):
             take(Wanted(("0",)))
     assert numbers(Assignment.take(Wanted(("1",)))) == ["1"]

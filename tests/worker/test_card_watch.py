@@ -21,18 +21,18 @@ FIRST = "GPU-00000000-0000"
 def watch(cards, monkeypatch):
     monkeypatch.setattr(card_watch, "LOOK_S", 0.01)
     before = threading.enumerate()
-    made = CardWatch(find_cards().cards[:1])
-    yield made
-    made.stop()
-    if "hangs" not in str(made.loss()):  # otherwise the thread reads the stand-in while ``cards`` removes it
+    new_watch = CardWatch(find_cards().cards[:1])
+    yield new_watch
+    new_watch.stop()
+    if "hangs" not in str(new_watch.loss()):  # otherwise the thread reads the stand-in while ``cards`` removes it
         for thread in threading.enumerate():
             if thread.name == "ddlf cards" and thread not in before:
                 thread.join(PATIENCE_S)
 
 
-def until(found):
+def until(condition):
     end = time.monotonic() + PATIENCE_S
-    while not (result := found()):
+    while not (result := condition()):
         assert time.monotonic() < end
         time.sleep(0.01)
     return result
@@ -48,7 +48,7 @@ def test_readings_contain_the_values_of_the_card(cards, watch):
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"error": 15}, "has fallen off the bus, as NVML reports"),
         ({"error": 16}, "must be reset, as NVML reports"),
@@ -56,12 +56,12 @@ def test_readings_contain_the_values_of_the_card(cards, watch):
         ({"xid": 119}, "does not answer its driver (Xid 119)"),
     ],
 )
-def test_lost_card_has_a_reason(cards, watch, change, why):
+def test_lost_card_has_a_reason(cards, watch, change, reason):
     watch.start()
     until(lambda: watch.readings)
     cards.has(card(0, **change), card(1))
     loss = until(watch.loss)
-    assert str(loss) == f"the card 0 (Test Card) {why}"
+    assert str(loss) == f"the card 0 (Test Card) {reason}"
 
 
 def test_card_that_nvml_does_not_find_is_lost(cards, watch):
@@ -94,7 +94,7 @@ def test_fault_of_a_program_or_of_the_driver_is_not_a_loss_of_the_card(cards, wa
 def test_next_worker_does_not_use_a_lost_card(cards):
     remember_lost(FIRST, "has fallen off the bus (Xid 79)")
     try:
-        assert [each.number for each in Assignment.take(NO_WISH).cards] == ["1"]
+        assert [free_card.number for free_card in Assignment.take(NO_WISH).cards] == ["1"]
         with pytest.raises(
             ConfigError, match=r"no card of this machine is free: the card 0 \(Test Card\) has fallen .* and 1"
         ):
@@ -109,7 +109,7 @@ def test_next_worker_does_not_use_a_lost_card(cards):
         assert forget_lost(FIRST)
     assert not forget_lost(FIRST)
     assert Assignment().avoided() == []
-    assert [each.number for each in Assignment.take(NO_WISH).cards] == ["0"]
+    assert [free_card.number for free_card in Assignment.take(NO_WISH).cards] == ["0"]
 
 
 def test_mask_of_a_lost_card_is_refused(cards, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_card_that_hangs_is_not_queried_again(cards):
     cards.has(card(0, hangs=True), card(1))
     remember_lost(FIRST, "hangs")
     try:
-        assert [bool(each.lost) for each in find_cards().cards] == [True, False]
+        assert [bool(found_card.lost) for found_card in find_cards().cards] == [True, False]
     finally:
         forget_lost(FIRST)
 
@@ -142,24 +142,24 @@ def test_lost_cards_count_until_the_machine_restarts(cards, monkeypatch, tmp_pat
 
 def test_other_cards_are_found_beside_one_that_fell_off(cards):
     cards.has(card(0, error=15), card(1))
-    found = find_cards()
-    assert [each.number for each in found.cards] == ["1"]
-    assert (found.problem, found.do) == (
+    cards_of_machine = find_cards()
+    assert [found_card.number for found_card in cards_of_machine.cards] == ["1"]
+    assert (cards_of_machine.problem, cards_of_machine.do) == (
         "the card 0 has fallen off the bus",
         "reset it with nvidia-smi --gpu-reset, or restart the machine",
     )
 
 
 def test_local_worker_whose_card_was_lost_gets_a_free_one(cards):
-    (own,) = spread(1, NO_WISH)
-    assert own.names == (FIRST,)
-    assert instead_of_lost(own) is own
+    (wish,) = spread(1, NO_WISH)
+    assert wish.names == (FIRST,)
+    assert instead_of_lost(wish) is wish
     remember_lost(FIRST, "hangs")
     try:
-        assert instead_of_lost(own).names == ("GPU-10000000-0000",)
-        taken = Assignment.take(Wanted(("1",)))
+        assert instead_of_lost(wish).names == ("GPU-10000000-0000",)
+        assignment = Assignment.take(Wanted(("1",)))
         with pytest.raises(ConfigError, match="no card of this machine is free"):
-            instead_of_lost(own)
-        taken.release()
+            instead_of_lost(wish)
+        assignment.release()
     finally:
         forget_lost(FIRST)

@@ -17,18 +17,25 @@ INSTANCES = [
 
 def test_cards_are_found_with_their_driver(cards):
     cards.has(card(0, free=GIB, processes=[7, 8]), card(1), cuda=12040, driver="550.54")
-    found = find_cards()
-    assert (found.driver, found.cuda, found.problem) == ("550.54", "12.4", "")
-    assert [(each.number, each.uuid, each.free // GIB, each.processes) for each in found.cards] == [
+    cards_of_machine = find_cards()
+    assert (cards_of_machine.driver, cards_of_machine.cuda, cards_of_machine.problem) == ("550.54", "12.4", "")
+    assert [
+        (found_card.number, found_card.uuid, found_card.free // GIB, found_card.processes)
+        for found_card in cards_of_machine.cards
+    ] == [
         ("0", "GPU-00000000-0000", 1, (7, 8)),
         ("1", "GPU-10000000-0000", 16, ()),
     ]
-    assert str(found.cards[0]) == "0 (Test Card)"
+    assert str(cards_of_machine.cards[0]) == "0 (Test Card)"
 
 
 def test_instances_of_a_divided_card_are_cards(cards):
     cards.has(card(0, instances=INSTANCES), card(1))
-    assert [(each.number, each.memory // GIB) for each in find_cards().cards] == [("0:0", 8), ("0:1", 8), ("1", 16)]
+    assert [(found_card.number, found_card.memory // GIB) for found_card in find_cards().cards] == [
+        ("0:0", 8),
+        ("0:1", 8),
+        ("1", 16),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -48,17 +55,17 @@ def test_missing_driver_is_named_with_its_remedy(cards, tmp_path, monkeypatch, e
     (device / "vendor").write_text("0x10de\n" if on_the_bus else "0x8086\n")
     (device / "class").write_text("0x030000\n")
     monkeypatch.setattr(module, "PCI", tmp_path / "pci")
-    found = find_cards()
-    assert (found.cards, found.problem) == ((), problem)
-    assert do in found.do
+    cards_of_machine = find_cards()
+    assert (cards_of_machine.cards, cards_of_machine.problem) == ((), problem)
+    assert do in cards_of_machine.do
 
 
 def test_divided_card_without_an_instance_is_a_problem(cards):
     cards.has(card(0, instances=[]), card(1))
-    found = find_cards()
-    assert [each.number for each in found.cards] == ["1"]
-    assert found.problem == "the card 0 is divided (MIG), but has no instance"
-    assert found.do.startswith("make one with nvidia-smi mig -cgi")
+    cards_of_machine = find_cards()
+    assert [found_card.number for found_card in cards_of_machine.cards] == ["1"]
+    assert cards_of_machine.problem == "the card 0 is divided (MIG), but has no instance"
+    assert cards_of_machine.do.startswith("make one with nvidia-smi mig -cgi")
 
 
 def test_missing_package_is_named_if_a_driver_is_installed(tmp_path, monkeypatch):
@@ -121,7 +128,7 @@ def test_wrong_names_are_refused(value, sentence):
 )
 def test_mask_is_read_as_cuda_reads_it(cards, mask, numbers):
     cards.has(card(0), card(1, instances=INSTANCES), card(2))
-    assert [each.number for each in seen_cards(find_cards().cards, mask)] == numbers
+    assert [found_card.number for found_card in seen_cards(find_cards().cards, mask)] == numbers
 
 
 def test_mask_with_a_card_that_does_not_exist_is_refused(cards):

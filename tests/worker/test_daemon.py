@@ -45,12 +45,12 @@ async def test_a_daemon_that_ends_leaves_no_process_port_folder_or_descriptor(tm
         gc.collect()
         descriptors = set(os.listdir("/proc/self/fd"))
         folders = set((own_folders / "tmp").iterdir())
-        one = RunningDaemon(tmp_path)
-        await one.ready.wait()
-        pid = one.daemon.status()["executor_pid"]
-        await one.end()
+        running = RunningDaemon(tmp_path)
+        await running.ready.wait()
+        pid = running.daemon.status()["executor_pid"]
+        await running.end()
         assert not psutil.pid_exists(pid)
-        assert not is_listening(one.port)
+        assert not is_listening(running.port)
         assert set((own_folders / "tmp").iterdir()) == folders
         if (left := set(os.listdir("/proc/self/fd")) - descriptors) == set():
             break
@@ -59,21 +59,21 @@ async def test_a_daemon_that_ends_leaves_no_process_port_folder_or_descriptor(tm
 
 async def test_a_daemon_can_be_stopped_before_its_executor_is_ready(tmp_path, own_folders):
     folders = set((own_folders / "tmp").iterdir())
-    one = RunningDaemon(tmp_path)
+    running = RunningDaemon(tmp_path)
     await asyncio.sleep(0)
-    await one.end()
+    await running.end()
     assert set((own_folders / "tmp").iterdir()) == folders
 
 
 async def test_without_a_state_folder_nothing_outlives_the_daemon(tmp_path, own_folders):
     folders = set((own_folders / "tmp").iterdir())
     states = set((own_folders / "state").rglob("*"))
-    one = RunningDaemon(tmp_path, state_dir=None)
-    await one.ready.wait()
-    async with connected(one.port) as worker:
+    running = RunningDaemon(tmp_path, state_dir=None)
+    await running.ready.wait()
+    async with connected(running.port) as worker:
         await worker.add_method(add, persist=True)
         assert await worker.run("add", a=1, b=2) == 3
-    await one.end()
+    await running.end()
     assert set((own_folders / "tmp").iterdir()) == folders
     assert set((own_folders / "state").rglob("*")) == states
 
@@ -96,22 +96,22 @@ def broken_numpy(tmp_path, monkeypatch):
 
 
 async def test_an_executor_that_crashes_at_every_start_is_given_up_with_its_last_words(tmp_path, broken_numpy):
-    one = RunningDaemon(tmp_path)
-    await asyncio.wait_for(one.ready.wait(), PATIENCE_S)
-    assert one.daemon.status()["executor"] == "failed"
-    assert one.daemon.status()["restarts"] == MAX_START_FAILURES - 1
-    assert "libopenblas.so.0 is missing" in one.daemon.failure
-    worker = ProxyWorker("127.0.0.1", one.port, TOKEN)
+    running = RunningDaemon(tmp_path)
+    await asyncio.wait_for(running.ready.wait(), PATIENCE_S)
+    assert running.daemon.status()["executor"] == "failed"
+    assert running.daemon.status()["restarts"] == MAX_START_FAILURES - 1
+    assert "libopenblas.so.0 is missing" in running.daemon.failure
+    worker = ProxyWorker("127.0.0.1", running.port, TOKEN)
     with pytest.raises(ExecutorCrashed, match=r"cannot start its executor.*exit code 1.*ddlf stop --restart") as caught:
         await worker.connect()
     assert "libopenblas.so.0 is missing" in str(caught.value)
-    assert one.daemon.status()["restarts"] == MAX_START_FAILURES - 1  # there was no further attempt
+    assert running.daemon.status()["restarts"] == MAX_START_FAILURES - 1  # there was no further attempt
     broken_numpy.unlink()
     await worker.restart()
     await worker.connect()
     assert await worker.run_method(add, a=1, b=2) == 3
     await worker.close()
-    await one.end()
+    await running.end()
 
 
 async def test_a_failed_process_start_is_tried_again(tmp_path, monkeypatch):
@@ -124,11 +124,11 @@ async def test_a_failed_process_start_is_tried_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr("ddlf.worker.executor_process.START_RETRY_S", 0)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_at_first)
-    one = RunningDaemon(tmp_path)
-    await asyncio.wait_for(one.ready.wait(), PATIENCE_S)
-    assert one.daemon.status()["executor"] == "ready"
-    assert [line for line in one.lines if "could not be started: no more processes" in line] == one.lines
-    await one.end()
+    running = RunningDaemon(tmp_path)
+    await asyncio.wait_for(running.ready.wait(), PATIENCE_S)
+    assert running.daemon.status()["executor"] == "ready"
+    assert [line for line in running.lines if "could not be started: no more processes" in line] == running.lines
+    await running.end()
 
 
 async def test_a_late_report_of_a_crash_is_not_taken_for_a_crash_of_the_next_executor(running, monkeypatch):
@@ -245,7 +245,7 @@ open_gate.concurrent = True
 
 async def test_a_daemon_at_work_has_loaded_no_library_of_numpy(cluster_with_arrays):
     worker, pid = cluster_with_arrays
-    libraries = {os.path.basename(one.path) for one in psutil.Process(pid).memory_maps()}
+    libraries = {os.path.basename(region.path) for region in psutil.Process(pid).memory_maps()}
     assert not [name for name in libraries if "multiarray" in name or "openblas" in name]
     assert await worker.ping() < 5
 

@@ -101,9 +101,9 @@ async def busy(worker, method=None):
     """Wait until the worker runs something."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            found = (await worker.status())["busy"]
-            if found and method in (None, found["method"]):
-                return found
+            call = (await worker.status())["busy"]
+            if call and method in (None, call["method"]):
+                return call
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def busy(worker, method=None):
 async def test_a_crash_is_an_error_at_once_and_the_worker_stays_usable(cluster, method, signal_name, exit_code, words):
     first, second = cluster.workers
     before = await first.status()
-    others = await second.run_method(process_id)
+    pid_of_second = await second.run_method(process_id)
     with pytest.raises(ExecutorCrashed) as caught:
         await asyncio.wait_for(first.run_method(method), PATIENCE_S)
     error = caught.value
@@ -132,7 +132,7 @@ async def test_a_crash_is_an_error_at_once_and_the_worker_stays_usable(cluster, 
     assert after["restarts"] == before["restarts"] + 1
     assert after["executor_pid"] != before["executor_pid"]
     assert after["pid"] == before["pid"]
-    assert await second.run_method(process_id) == others
+    assert await second.run_method(process_id) == pid_of_second
 
 
 async def test_a_crash_does_not_affect_the_method_and_connection_of_another_worker(cluster):
@@ -243,7 +243,7 @@ async def test_an_executor_without_memory_for_an_answer_crashes(cluster):
 def leave_no_memory():
     from ddlf.worker import calls
 
-    def encode(*given):
+    def encode(*arguments):
         raise MemoryError
 
     calls.dumps = encode
@@ -463,9 +463,9 @@ async def test_no_token_is_in_the_environment_or_the_arguments_of_the_executor(c
     worker = cluster.workers[0]
     secret = worker._link.token.decode()
     process = psutil.Process((await worker.status())["executor_pid"])
-    for one in (process, process.parent()):
-        assert secret not in " ".join(one.cmdline())
-        assert secret not in " ".join(one.environ().values())
+    for member in (process, process.parent()):
+        assert secret not in " ".join(member.cmdline())
+        assert secret not in " ".join(member.environ().values())
 
 
 async def test_the_executors_connections_are_not_inherited_by_processes_that_user_code_starts(cluster):
@@ -474,11 +474,11 @@ async def test_the_executors_connections_are_not_inherited_by_processes_that_use
 
 
 def inheritable_descriptors():
-    found = []
+    descriptors = []
     for name in os.listdir("/proc/self/fd"):
         try:
             if int(name) > 2 and os.get_inheritable(int(name)):
-                found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
+                descriptors.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
         except OSError:
             continue
-    return found
+    return descriptors

@@ -47,9 +47,9 @@ def test_framework_names_the_op_without_determinism(backend, text, op):
 
 @pytest.mark.parametrize("backend", INSTALLED)
 def test_framework_knows_its_error_of_full_memory(backend):
-    here = FRAMEWORKS[backend]
-    assert here.is_full(here.full_error())
-    assert not here.is_full(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))  # an error of the user's code
+    framework = FRAMEWORKS[backend]
+    assert framework.is_full(framework.full_error())
+    assert not framework.is_full(RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))  # an error of the user's code
 
 
 def test_keras_wraps_the_error_of_pytorch_about_full_memory():

@@ -55,18 +55,18 @@ async def call(executor, *args, **kwargs):
     return await asyncio.wait_for(ask(executor, Request("call", *args, **kwargs)), PATIENCE_S)
 
 
-def kept(made):
+def recorded(roles):
     def make(*args):
-        made.append(Counter(*args))
-        return made[-1]
+        roles.append(Counter(*args))
+        return roles[-1]
 
     return make
 
 
 async def test_a_role_is_made_with_its_worker_and_its_verbs_are_called(executor):
-    made = []
-    await call(executor, "run", "counter", "open", kept(made), 10)
-    assert made[0].worker is executor.worker
+    roles = []
+    await call(executor, "run", "counter", "open", recorded(roles), 10)
+    assert roles[0].worker is executor.worker
     assert await call(executor, "run", "counter", "add", 2, times=3) == 16
 
 
@@ -112,27 +112,27 @@ async def test_a_call_that_names_no_role_and_verb_is_an_error(executor, argument
         await call(executor, *arguments)
 
 
-@pytest.mark.parametrize("how", ["close", "another run", "another master", "the same once more", "clean"])
-async def test_a_role_is_freed_when_it_ends(executor, how, monkeypatch):
+@pytest.mark.parametrize("ending", ["close", "another run", "another master", "the same once more", "clean"])
+async def test_a_role_is_freed_when_it_ends(executor, ending, monkeypatch):
     monkeypatch.setattr("ddlf.worker.calls.FREE_AFTER_S", 0)
-    made = []
-    await call(executor, "run", "counter", "open", kept(made), 5)
-    ended, role = made[0].ended, weakref.ref(made.pop())
+    roles = []
+    await call(executor, "run", "counter", "open", recorded(roles), 5)
+    ended, role = roles[0].ended, weakref.ref(roles.pop())
     gc.collect()
     assert role() is not None
-    if how == "close":
+    if ending == "close":
         await call(executor, "run", "counter", "close")
-    elif how == "another master":
+    elif ending == "another master":
         executor._begin(b"another", False)
-    elif how == "clean":
+    elif ending == "clean":
         await ask(executor, Request("clean"))
     else:
-        await call(executor, "run" if "same" in how else "another", "counter", "open", Counter)
+        await call(executor, "run" if "same" in ending else "another", "counter", "open", Counter)
     async with asyncio.timeout(PATIENCE_S):
         while role() is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert ended == [5]
-    if how in ("close", "another master", "clean"):
+    if ending in ("close", "another master", "clean"):
         with pytest.raises(AppMissing):
             await call(executor, "run", "counter", "add", 1)
 
@@ -155,26 +155,26 @@ class Made:
 
 
 async def test_roles_that_a_role_has_created_end_with_it():
-    hosting, one, other = Hosting(None), Made(), Made()
+    hosting, second, third = Hosting(None), Made(), Made()
     await hosting.open("run", "first", "open", lambda worker: Made())
-    hosting.play("run", "second", one, of="first")
-    hosting.play("run", "third", other, of="second")
+    hosting.play("run", "second", second, of="first")
+    hosting.play("run", "third", third, of="second")
     assert await hosting.find("run", "third", "work").function() == "worked"
     await hosting.close("run", "first", "close")
     for name in ("first", "second", "third"):
         with pytest.raises(AppMissing, match=f"it hosts no {name} of this run"):
             hosting.find("run", name, "work")
     await asyncio.sleep(0)
-    assert one.closed
-    assert other.closed
+    assert second.closed
+    assert third.closed
 
 
 async def test_a_role_that_was_replaced_is_not_dropped():
-    hosting, one, other = Hosting(None), Made(), Made()
-    for role in (one, other):
+    hosting, first, replacement = Hosting(None), Made(), Made()
+    for role in (first, replacement):
         hosting.play("run", "second", role, of="first")
-    hosting.drop("run", "second", one)
+    hosting.drop("run", "second", first)
     assert await hosting.find("run", "second", "work").function() == "worked"
-    hosting.drop("run", "second", other)
+    hosting.drop("run", "second", replacement)
     with pytest.raises(AppMissing):
         hosting.find("run", "second", "work")

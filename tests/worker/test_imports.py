@@ -29,16 +29,16 @@ def folder(tmp_path):
 
 @pytest.fixture
 def finder(folder, monkeypatch):
-    asked = []
+    questions = []
     sources = Sources(folder)
 
     def ask(*question):
-        asked.append(question[:2])
+        questions.append(question[:2])
         return sources.answer(*question)
 
     turn = [1]
     finder = MasterFinder(ask, lambda: turn[0])
-    finder.asked, finder.turn = asked, turn
+    finder.questions, finder.turn = questions, turn
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
     yield finder
     finder.forget()
@@ -48,17 +48,17 @@ async def test_missing_modules_cost_one_question_a_turn(finder):
     for name in ("gone_one", "gone_two", "gone_three.x", "email.gone"):
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module(name)
-    assert finder.asked == [("names", "")]
+    assert finder.questions == [("names", "")]
     finder.turn[0] = 2
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("gone_one")
-    assert finder.asked == [("names", "")] * 2
+    assert finder.questions == [("names", "")] * 2
 
 
 async def test_installed_modules_are_not_requested_from_the_master(finder):
     sys.modules.pop("json.tool", None)
     importlib.import_module("json.tool")
-    assert finder.asked == []
+    assert finder.questions == []
 
 
 async def test_a_module_of_the_master_has_its_source_and_its_data(finder):
@@ -81,7 +81,7 @@ async def test_a_disabled_finder_asks_nothing(finder):
     finder.enabled = lambda: False
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("pk_of_master")
-    assert finder.asked == []
+    assert finder.questions == []
 
 
 def version():
@@ -127,17 +127,17 @@ async def test_a_large_data_file_arrives_whole_and_a_question_ends_with_its_mast
 
         return hashlib.sha256((importlib.resources.files("large") / "data.bin").read_bytes()).hexdigest()
 
-    asked, hangs = threading.Event(), threading.Event()
+    question_came, hangs = threading.Event(), threading.Event()
 
     def answer(*question):
-        asked.set()
+        question_came.set()
         hangs.wait(PATIENCE_S)
 
     async with connected(running.port) as worker:
         assert await worker.run_method(read) == hashlib.sha256(bytes(range(256)) * 4000).hexdigest()
         monkeypatch.setattr(worker._link._sources, "answer", answer)
         waiting = asyncio.ensure_future(worker.run_method(version))
-        assert await asyncio.to_thread(asked.wait, PATIENCE_S)
+        assert await asyncio.to_thread(question_came.wait, PATIENCE_S)
     hangs.set()
     await asyncio.gather(waiting, return_exceptions=True)
     async with connected(running.port) as worker:

@@ -77,7 +77,7 @@ def test_keys_differ_between_grants_and_masters():
 def test_epochs_rise_and_a_replaced_master_never_returns_after_any_actions(steps):
     lease = Lease()
     masters = [Holder(bytes([number]) * 16, f"master {number}") for number in range(4)]
-    known = [0] * 4
+    known_epochs = [0] * 4
     replaced = set()
     highest = 0
     for number, step in steps:
@@ -87,7 +87,9 @@ def test_epochs_rise_and_a_replaced_master_never_returns_after_any_actions(steps
             continue
         before = lease.holder
         try:
-            epoch = lease.claim(masters[number], known[number], takeover=step == "takeover", silent=step == "silent")
+            epoch = lease.claim(
+                masters[number], known_epochs[number], takeover=step == "takeover", silent=step == "silent"
+            )
         except LeaseError:
             assert number in replaced or before not in (None, masters[number])
             assert lease.holder == before
@@ -95,5 +97,5 @@ def test_epochs_rise_and_a_replaced_master_never_returns_after_any_actions(steps
         assert number not in replaced
         assert epoch > highest
         assert lease.holder == masters[number]
-        highest = known[number] = epoch
-        replaced |= {other for other in range(4) if other != number and known[other]}
+        highest = known_epochs[number] = epoch
+        replaced |= {earlier for earlier in range(4) if earlier != number and known_epochs[earlier]}

@@ -38,8 +38,8 @@ def test_missing_bytecode_of_a_package_is_noticed(tmp_path, monkeypatch):
 
 
 def test_missing_and_outdated_packages_are_named(monkeypatch):
-    wanted = ["numpy>=999", "no_such_package>=1", "cloudpickle", "no_such_extra>=1; extra == 'gpu'"]
-    monkeypatch.setattr(metadata, "requires", lambda name: wanted)
+    requirements = ["numpy>=999", "no_such_package>=1", "cloudpickle", "no_such_extra>=1; extra == 'gpu'"]
+    monkeypatch.setattr(metadata, "requires", lambda name: requirements)
     version = metadata.version("numpy")
     assert machine.unmet() == [f"numpy>=999 ({version} is installed)", "no_such_package>=1 (not installed)"]
     assert machine.unmet(["numpy>=1", "cloudpickle>999", "no requirement"])[2:] == [

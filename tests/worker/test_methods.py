@@ -104,9 +104,9 @@ def test_a_method_is_hosted_under_the_functions_name_and_can_be_called(folders):
 
 def test_a_new_executor_finds_the_hosted_methods_of_the_last_one(folders):
     Methods(*folders).add(double, "twice", False, True)
-    found = Methods(*folders).get("twice")
-    assert (found.takes_self, found.concurrent) == (True, True)
-    assert found.function.__name__ == "double"
+    method = Methods(*folders).get("twice")
+    assert (method.takes_self, method.concurrent) == (True, True)
+    assert method.function.__name__ == "double"
 
 
 def test_only_persistent_methods_outlive_the_daemons_folder(folders, tmp_path):

@@ -39,10 +39,10 @@ async def both_ends(monkeypatch, copy):
     for name in ("stdout", "stderr"):  # the executor replaces these streams; pytest's return after the test
         monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace"))
     page = Activity.create()
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        sender = Written(Activity(page), mine, copy.fileno())
-        data, (pipe,), _, _ = socket.recv_fds(theirs, 64, 1)
+    executor_end, daemon_end = socket.socketpair()
+    with executor_end, daemon_end:
+        sender = Written(Activity(page), executor_end, copy.fileno())
+        data, (pipe,), _, _ = socket.recv_fds(daemon_end, 64, 1)
     assert data == LINES
     forwarding, master = Forwarding(Activity(page)), Master()
     forwarding.master = lambda: master

@@ -63,7 +63,7 @@ class Shard:
         return Connection
 
     @offered
-    async def who(self):
+    async def caller_number(self):
         return caller()
 
     async def hidden(self):
@@ -119,7 +119,7 @@ def worker_in_process(worker):
     """Return the executor of a worker; it is an object of this process."""
     name = worker.facts["executor"]
     if name not in FOUND:  # a search through all objects is slow
-        FOUND.update({one.peers.executor: one for one in gc.get_objects() if type(one) is Executor})
+        FOUND.update({executor.peers.executor: executor for executor in gc.get_objects() if type(executor) is Executor})
     return FOUND[name]
 
 
@@ -136,8 +136,8 @@ async def test_a_role_calls_roles_of_other_workers_and_knows_their_names(peers):
 
 async def test_a_verb_knows_which_worker_calls_it(peers):
     first, _, third = peers
-    assert [await one.call(SHARD, "call", 2, "who") for one in (first, third, first)] == [1, 3, 1]
-    assert await peers[1].call(SHARD, "who") is None
+    assert [await peer.call(SHARD, "call", 2, "caller_number") for peer in (first, third, first)] == [1, 3, 1]
+    assert await peers[1].call(SHARD, "caller_number") is None
 
 
 async def test_all_workers_call_each_other_at_the_same_time_with_large_arrays(peers):
@@ -289,9 +289,9 @@ async def test_a_worker_with_a_wrong_pass_is_refused(cluster, peers):
 
 async def test_an_unreadable_greeting_is_answered(cluster, peers):
     async with stranger(cluster, peers[1]) as (greet, _):
-        for asked in ((), (RUN, 2, "x"), (RUN, "2", "x", b""), (RUN, True, "x", b""), (RUN, 2, "x", "text")):
+        for arguments in ((), (RUN, 2, "x"), (RUN, "2", "x", b""), (RUN, True, "x", b""), (RUN, 2, "x", "text")):
             with pytest.raises(ProtocolError, match="greet takes a run, a number, the name of an executor, and a pass"):
-                await greet(*asked)
+                await greet(*arguments)
 
 
 async def test_a_guest_cannot_introduce_workers(cluster):
@@ -456,8 +456,8 @@ async def stranger(cluster, worker):
             raise rebuild(value)
         return value
 
-    async def greet(*asked):
-        return await ask("greet", *asked)
+    async def greet(*arguments):
+        return await ask("greet", *arguments)
 
     try:
         yield greet, ask

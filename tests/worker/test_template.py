@@ -223,7 +223,9 @@ async def test_workers_survive_when_their_template_is_killed(descendants):
     async with Cluster.local(2) as cluster:
         await cluster.set_variable("kept", each=["A", "B"])
         (process,) = (
-            one for one in descendants() if "ddlf.worker.template" in one.cmdline() and one.ppid() == os.getpid()
+            candidate
+            for candidate in descendants()
+            if "ddlf.worker.template" in candidate.cmdline() and candidate.ppid() == os.getpid()
         )
         process.kill()
         assert await cluster.get_variable("kept") == ["A", "B"]
@@ -286,11 +288,11 @@ async def test_each_fork_has_its_own_randomness_session_folder_and_name(cluster)
     first, second = await cluster.run_method(facts)
     for name in ("random", "numpy", "secret", "folder", "name", "pid"):
         assert first[name] != second[name], name
-    for worker, found in zip(cluster.workers, (first, second), strict=True):
-        assert found["name"] == f"ddlf-exec:{worker.port}\n"
-        assert found["pid"] == found["group"] == found["session"]
-        assert (found["threads"], found["interrupt"]) == (1, True)
-        assert (found["frozen"], found["collects"]) == (True, True)
+    for worker, fork_facts in zip(cluster.workers, (first, second), strict=True):
+        assert fork_facts["name"] == f"ddlf-exec:{worker.port}\n"
+        assert fork_facts["pid"] == fork_facts["group"] == fork_facts["session"]
+        assert (fork_facts["threads"], fork_facts["interrupt"]) == (1, True)
+        assert (fork_facts["frozen"], fork_facts["collects"]) == (True, True)
     assert first["files"] == second["files"]
 
 
@@ -306,9 +308,9 @@ async def test_a_fork_has_only_its_own_descriptors():
         return [link for link in links if link.startswith(("pipe:", "socket:"))]
 
     async with Cluster.local(3) as cluster:
-        first, *others = map(set, await cluster.run_method(pipes_and_sockets))
-        assert not first.intersection(*others)
-        assert not any(one & other for one in (first,) for other in others)
+        first, *other_forks = map(set, await cluster.run_method(pipes_and_sockets))
+        assert not first.intersection(*other_forks)
+        assert not any(links_of_fork & links_of_other for links_of_fork in (first,) for links_of_other in other_forks)
 
 
 async def test_exit_codes_signals_and_last_output_are_reported_for_the_executor(cluster):
@@ -363,7 +365,9 @@ async def test_a_looping_executor_ends_after_its_template_and_its_daemon_were_ki
             pass
         daemon, executor = await processes(cluster.workers[0])
         (process,) = (
-            one for one in descendants() if "ddlf.worker.template" in one.cmdline() and one.ppid() == os.getpid()
+            candidate
+            for candidate in descendants()
+            if "ddlf.worker.template" in candidate.cmdline() and candidate.ppid() == os.getpid()
         )
         process.kill()
         os.kill(daemon, signal.SIGKILL)
@@ -412,20 +416,20 @@ async def test_a_closed_cluster_leaves_no_process_also_while_the_template_import
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def alone(modules):
-    one = Template.start(dict(os.environ))
-    yield one
-    await one.close()
+    template = Template.start(dict(os.environ))
+    yield template
+    await template.close()
 
 
 async def fork(alone, folder):
     """Start an executor without a daemon; it waits for its settings."""
-    ours, theirs = socket.socketpair()
+    parent_end, child_end = socket.socketpair()
     page = Activity.create()
     try:
-        with theirs, (folder / "log").open("w+b") as log:
-            return await alone.fork({"TMPDIR": str(folder)}, theirs.fileno(), page, 1, log.fileno()), ours
+        with child_end, (folder / "log").open("w+b") as log:
+            return await alone.fork({"TMPDIR": str(folder)}, child_end.fileno(), page, 1, log.fileno()), parent_end
     except BaseException:
-        ours.close()
+        parent_end.close()
         raise
     finally:
         os.close(page)
@@ -460,12 +464,12 @@ async def test_a_fork_outlives_its_template_and_its_end_is_noticed(alone, tmp_pa
 
 async def test_a_template_that_cannot_start_gives_no_forks(tmp_path, modules):
     (tmp_path / "numpy.py").write_text("raise ImportError\n")
-    one = Template.start({**os.environ, "PYTHONPATH": str(tmp_path)})
-    forked, channel = await fork(one, tmp_path)
+    template = Template.start({**os.environ, "PYTHONPATH": str(tmp_path)})
+    forked, channel = await fork(template, tmp_path)
     assert forked is None
-    assert await one.preload((MODULE,)) == "the template has ended"
+    assert await template.preload((MODULE,)) == "the template has ended"
     channel.close()
-    await one.close()
+    await template.close()
 
 
 async def test_a_caller_that_gives_up_leaves_no_process(alone, tmp_path):

@@ -101,9 +101,9 @@ class Master:
 @pytest.fixture
 async def master(executor):
     """Yield a master that is connected to ``executor``."""
-    mine, theirs = socket_pair()
-    serving = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
-    master = Master(mine)
+    master_end, executor_end = socket_pair()
+    serving = asyncio.create_task(executor.serve(executor_end, LIMITS, LIMITS))
+    master = Master(master_end)
     yield master
     master.connection.close()
     await asyncio.wait_for(serving, PATIENCE_S)
@@ -334,9 +334,9 @@ def double(x):
 
 
 async def test_requests_are_cancelled_when_their_connection_ends(executor):
-    mine, theirs = socket_pair()
-    serving = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
-    master = Master(mine)
+    master_end, executor_end = socket_pair()
+    serving = asyncio.create_task(executor.serve(executor_end, LIMITS, LIMITS))
+    master = Master(master_end)
     master.send(1, "run_method", wait_indefinitely)
     master.send(2, "run_method", wait_indefinitely)
     master.connection.close()
@@ -357,10 +357,10 @@ async def test_reusing_the_number_of_an_open_request_ends_the_connection(master)
 
 
 async def test_the_end_of_one_connection_does_not_end_another_one(executor, master):
-    mine, theirs = socket_pair()
-    other = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
-    Master(mine).connection.close()
-    await asyncio.wait_for(other, PATIENCE_S)
+    master_end, executor_end = socket_pair()
+    serving = asyncio.create_task(executor.serve(executor_end, LIMITS, LIMITS))
+    Master(master_end).connection.close()
+    await asyncio.wait_for(serving, PATIENCE_S)
     master.send(1, "run_method", double, 3)
     assert await master.answer(1) == (Kind.RESULT, 6)
 
@@ -435,18 +435,18 @@ def return_an_object_that_raises():
 
 
 async def test_each_master_decides_whether_its_results_may_be_pickled(executor, master):
-    mine, theirs = socket_pair()
-    serving = asyncio.create_task(executor.serve(theirs, LIMITS, LIMITS))
-    other = Master(mine)
-    other.send(1, "connect", pickle_results=True)
-    await other.answer(1)
+    master_end, executor_end = socket_pair()
+    serving = asyncio.create_task(executor.serve(executor_end, LIMITS, LIMITS))
+    second_master = Master(master_end)
+    second_master.send(1, "connect", pickle_results=True)
+    await second_master.answer(1)
     master.send(1, "connect", pickle_results=False)
     await master.answer(1)
     master.send(2, "run_method", return_an_object)
     assert await master.answer(2) == (Kind.ERROR, "ResultNotData")
-    other.send(2, "run_method", return_an_object)
-    assert (await other.answer(2))[0] == Kind.RESULT
-    other.connection.close()
+    second_master.send(2, "run_method", return_an_object)
+    assert (await second_master.answer(2))[0] == Kind.RESULT
+    second_master.connection.close()
     await asyncio.wait_for(serving, PATIENCE_S)
 
 
