@@ -129,7 +129,7 @@ class Assignment:
         names, memory = wanted.names, wanted.memory
         mask = os.environ.get(MASK)
         if names == (NONE,):
-            _refuse_memory(memory, "with --gpus none")
+            _refuse_memory(memory, "with gpus=none")
             return cls(hides=True)
         if names is None:
             cards = usable_cards(mask)
@@ -138,6 +138,11 @@ class Assignment:
                 return cls()
             if mask is not None and (lost := [card for card in cards if card.lost]):
                 raise ConfigError(f"{MASK}={mask} names the card {lost[0]}, which {lost[0].lost}", hint=REPAIR)
+            if mask is not None and len(cards) > 1 and any(":" in card.number for card in cards):
+                raise ConfigError(
+                    f"{MASK}={mask} names {listed(cards)}, but a process can use only one instance of divided cards (MIG)",
+                    hint=f"name one with --gpus, as in --gpus {cards[0].uuid}",
+                )
         else:
             cards = named_cards(_cards_for(names), names, mask)
         with one_at_a_time():
@@ -236,7 +241,7 @@ def _cards_for(names: Sequence[str]) -> tuple[Card, ...]:
 
 def _refuse_memory(memory: int | None, reason: str) -> None:
     if memory is not None:
-        raise ConfigError(f"--gpu-memory has no effect {reason}", hint="leave it out; ddlf doctor lists the cards")
+        raise ConfigError(f"gpu_memory has no effect {reason}", hint="leave it out; ddlf doctor lists the cards")
 
 
 def check_memory(memory: int | None, card: Card, workers: int = 1) -> None:
@@ -382,7 +387,7 @@ def spread(workers: int, wanted: Wanted) -> list[Wanted]:
     names, memory = wanted.names, wanted.memory
     mask = os.environ.get(MASK)
     if names == (NONE,):
-        _refuse_memory(memory, "with --gpus none")
+        _refuse_memory(memory, "with gpus=none")
         return [wanted] * workers
     if names is None:
         seen = usable_cards(mask)

@@ -128,8 +128,8 @@ def test_none_hides_all_cards(cards):
             r"gpu_memory is 18.3 GB, but the card 0 \(.*has 17.2 GB",
         ),
         (Wanted(("0",), 10**6), "jax", "gpu_memory must be at least 256MiB, got 1000000 bytes"),
-        (Wanted(("none",), GIB), "jax", "--gpu-memory has no effect with --gpus none"),
-        (Wanted(None, GIB), "tensorflow", "--gpu-memory has no effect without a card"),
+        (Wanted(("none",), GIB), "jax", "gpu_memory has no effect with gpus=none"),
+        (Wanted(None, GIB), "tensorflow", "gpu_memory has no effect without a card"),
     ],
 )
 def test_impossible_choice_of_cards_is_refused(cards, monkeypatch, choice, backend, sentence):
@@ -138,6 +138,15 @@ def test_impossible_choice_of_cards_is_refused(cards, monkeypatch, choice, backe
         (cards.site / "openvino.py").write_text("")
     with pytest.raises(ConfigError, match=sentence):
         Assignment.take(choice)
+
+
+def test_worker_gets_one_instance_of_a_mask_with_several(cards, monkeypatch):
+    instances = [{"uuid": f"MIG-{name}", "name": "Test Card MIG 1g", "memory": 8 * GIB} for name in "ab"]
+    cards.has(card(0, instances=instances))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
+    with pytest.raises(ConfigError, match=r"names 0:0 .*, 0:1 .*only one instance.*; name one .* --gpus MIG-a"):
+        Assignment.take(NO_WISH)
+    assert Assignment.take(Wanted(("MIG-b",))).environment()["CUDA_VISIBLE_DEVICES"] == "MIG-b"
 
 
 def test_missing_cards_are_refused_with_the_reason(cards):
@@ -181,7 +190,7 @@ def test_local_workers_that_share_a_card_get_equal_parts(cards):
     [
         (1, Wanted(("0", "1")), "gpus names 2 cards for 1 worker, which compute on one card each; name 1, or start 2"),
         (4, Wanted(("0",), 5 * GIB), "gpu_memory is 5.4 GB for each of 4 workers, but the card 0"),
-        (2, Wanted(("none",), GIB), "--gpu-memory has no effect with --gpus none"),
+        (2, Wanted(("none",), GIB), "gpu_memory has no effect with gpus=none"),
     ],
 )
 def test_spread_that_cannot_work_is_refused(cards, workers, choice, sentence):
