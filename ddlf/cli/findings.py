@@ -17,7 +17,7 @@ LITTLE_DISK = 10**9
 LITTLE_CARD_MEMORY = 10**9
 """CUDA and the kernels of a framework take about as much."""
 OLDEST_CUDA = 12
-"""The earliest CUDA for which the frameworks have builds that work with Keras 3.15."""
+"""The earliest CUDA that current versions of the frameworks are built for."""
 CLOCK_S = 2.0
 """Largest difference of two clocks that does not make times in logs and records misleading."""
 SLOW_MBS = 15.0

@@ -10,6 +10,7 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.testing import in_process_cluster
 from ddlf.training.slot.build import ready_model
 from ddlf.training.slot.distribution import (
+    check_balance,
     check_division,
     check_one_card,
     check_strategy,
@@ -17,6 +18,7 @@ from ddlf.training.slot.distribution import (
     scope_of,
     separate_strategies,
     strategy_of,
+    without_distribution,
 )
 from tests.training.models import Blobs, app
 
@@ -38,6 +40,25 @@ def test_batches_that_cards_share_unequally_are_refused(samples, batch_size, bat
         check_division(model_for(4), samples, batch_size)
 
 
+def test_a_distribution_of_jax_divides_batches_along_its_axis_for_them(monkeypatch):
+    mesh = SimpleNamespace(shape=(2, 4), axis_names=["batch", "model"])
+    for axis, parts in (("batch", 2), ("model", 4)):
+        distribution = SimpleNamespace(device_mesh=mesh, batch_dim_name=axis)
+        monkeypatch.setattr("keras.distribution.distribution", lambda distribution=distribution: distribution)
+        check_division(SimpleNamespace(), 64, 32)
+        with pytest.raises(AppError, match=f"a batch of 3 samples cannot be divided among {parts} cards"):
+            check_division(SimpleNamespace(), 67, 32)
+
+
+def test_an_evaluation_has_no_distribution_and_restores_it(monkeypatch):
+    now = ["of the app"]
+    monkeypatch.setattr("keras.distribution.distribution", lambda: now[-1])
+    monkeypatch.setattr("keras.distribution.set_distribution", now.append)
+    with without_distribution():
+        assert now[-1] is None
+    assert now[-1] == "of the app"
+
+
 def test_models_without_a_strategy_may_have_any_batches():
     for model in (model_for(1, kind="_DefaultDistributionStrategy"), SimpleNamespace(), None):
         check_division(model, 7, 3)
@@ -46,6 +67,13 @@ def test_models_without_a_strategy_may_have_any_batches():
         assert copies_of(model) == 1
         with scope_of(model):
             pass
+
+
+def test_parts_by_speed_are_refused_if_several_cards_share_a_batch():
+    check_balance(model_for(1), "speed")
+    check_balance(model_for(2), "equal")
+    with pytest.raises(AppError, match="balance='speed' gives slots any number of samples, which 2 cards"):
+        check_balance(model_for(2), "speed")
 
 
 def test_strategies_that_span_machines_are_refused():

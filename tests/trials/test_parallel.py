@@ -27,9 +27,11 @@ async def main():
     async with local_cluster(1) as cluster:
         for samples in (256, 256, 250):
             trained = app(cluster, Parallel, samples=samples, batch_size=32, slots=2, optimizer="adam")
+            trained.evaluate_on, trained.evaluate_every = "workers", 2  # 100 samples, which 8 devices cannot divide
             try:
                 await trained.train_sync()
                 weights = b"".join(array.tobytes() for array in trained.model.get_weights())
+                assert trained.history[-1].test["accuracy"] > 0.5
                 print("sha", hashlib.sha256(weights).hexdigest(), await cluster.run_method(devices))
             except AppError as error:
                 print("error", error.message)
@@ -60,11 +62,17 @@ sys.meta_path.insert(0, Finder)
 
 TENSORFLOW = """
 import asyncio
+import numpy as np
 from ddlf.errors import AppError
 from ddlf.testing import local_cluster
 from tests.training.models import Blobs, app
 
-class Parallel(Blobs):
+class Alone(Blobs):
+    async def load_dataset(self):
+        await super().load_dataset()
+        self.x_test, self.y_test = self.x_test[:99], self.y_test[:99]  # two cards share it unequally
+
+class Parallel(Alone):
     async def create_model(self):
         import tensorflow as tf
         with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
@@ -75,11 +83,13 @@ async def main():
     async with local_cluster(1) as cluster:
         for settings in CASES:
             found = []
-            for kind in (Blobs, Parallel, Parallel):
+            for kind in (Alone, Parallel, Parallel):
                 trained = app(cluster, kind, **{"samples": 256, "batch_size": 32, "slots": 2, **settings})
                 try:
                     await (trained.train_downpour() if "replicas" in settings else trained.train_sync())
                     found.append(trained.model.get_weights())
+                    if "width" in settings:
+                        found[-1].append(np.array([*(await trained.evaluate_model()).values()]))
                 except AppError as error:
                     print("error", error.message)
                     break

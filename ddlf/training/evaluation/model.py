@@ -18,6 +18,7 @@ from ddlf.rpc.iworker import drop_error
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.slot.card_errors import explained
+from ddlf.training.slot.distribution import without_distribution
 from ddlf.training.slot.feed import Feed, FileFeed, gathered, make_feed, memory_of
 from ddlf.training.slot.metric_variables import make_metric_variables
 from ddlf.training.slot.variables import set_weights
@@ -180,7 +181,8 @@ def reading(app: App, feed: Feed | FileFeed) -> Iterator[Any]:
     if app.model.test_function is None and not app.model.run_eagerly and hasattr(feed.dataset, "element_spec"):
         make_metric_variables(app.model, feed.dataset.element_spec)  # of TensorFlow
     try:
-        yield feed.dataset
+        with without_distribution():
+            yield feed.dataset
     except Exception:
         if isinstance(feed, FileFeed) and feed.error is not None:
             raise feed.error.with_traceback(None) from None

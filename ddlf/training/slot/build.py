@@ -20,7 +20,7 @@ from ddlf.errors import AppError
 from ddlf.extras import hooks
 from ddlf.training.context import App
 from ddlf.training.roles import import_keras
-from ddlf.training.slot.distribution import check_strategy, scope_of
+from ddlf.training.slot.distribution import build_by_first_parts, check_strategy, scope_of
 from ddlf.training.slot.optimizers import other_optimizers
 
 SAMPLE_ROWS = 2
@@ -73,6 +73,7 @@ def ready_model(app: App) -> Any:
     if not hasattr(model, "get_weights"):
         raise AppError(f"create_model set self.model to a {type(model).__name__}, which is not a Keras model")
     check_strategy(model)
+    build_by_first_parts(model)
     if not model.compiled:
         raise AppError(
             f"the model {model.name!r} is not compiled",

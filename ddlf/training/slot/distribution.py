@@ -6,6 +6,8 @@ With JAX, the app sets a distribution of Keras. With TensorFlow, it makes the mo
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -18,6 +20,23 @@ def forget_distribution() -> None:
 
     if keras.distribution.distribution() is not None:
         keras.distribution.set_distribution(None)
+
+
+@contextlib.contextmanager
+def without_distribution() -> Iterator[None]:
+    """Let each card compute whole batches in this context, whatever distribution of Keras the app has set.
+
+    An evaluation so has any number of samples, and its bits are those of the master, whose thread has no distribution.
+    """
+    import keras
+
+    before = keras.distribution.distribution()
+    forget_distribution()
+    try:
+        yield
+    finally:
+        if before is not None:
+            keras.distribution.set_distribution(before)
 
 
 class _NextKey:
@@ -67,6 +86,16 @@ def copies_of(model: Any) -> int:
     """Return how many copies of a model step together in a strategy of TensorFlow, each with its part of a batch."""
     strategy = strategy_of(model)
     return 1 if strategy is None else int(strategy.num_replicas_in_sync)
+
+
+def parts_of_batch(model: Any) -> int:
+    """Return into how many parts the cards of this worker divide each batch of a model."""
+    keras = sys.modules.get("keras")
+    distribution = None if keras is None else keras.distribution.distribution()  # of JAX
+    if distribution is None:
+        return copies_of(model)
+    mesh = distribution.device_mesh
+    return int(mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)])
 
 
 def check_strategy(model: Any) -> None:
@@ -119,6 +148,28 @@ def _check_optimizer(model: Any, strategy: Any) -> None:
         )
 
 
+def build_by_first_parts(model: Any) -> None:
+    """Let Keras build losses and metrics by the first card's part of a batch, if a model is in a strategy of TensorFlow.
+
+    Keras 3.15 uses the mean of all parts, although only shapes matter. This fails for parts of unequal sizes, such as
+    those of a test with an odd number of samples, and for labels that cannot be added.
+    """
+    if (strategy := strategy_of(model)) is None:
+        return
+    import keras
+
+    def build(iterator: Any = None, data_batch: Any = None) -> None:
+        for _, _, batches in iterator or ():
+            data_batch = keras.tree.map_structure(
+                lambda part: strategy.experimental_local_results(part)[0], next(batches)
+            )
+            break
+        with strategy.scope():
+            model._symbolic_build(data_batch=data_batch)
+
+    vars(model)["_maybe_symbolic_build"] = build
+
+
 def check_one_card(model: Any, setting: str) -> None:
     """Refuse a strategy of TensorFlow in a training that does not step by ``fit``: it would use one card only.
 
@@ -137,9 +188,9 @@ def check_one_card(model: Any, setting: str) -> None:
 
 
 def check_division(model: Any, samples: int, batch_size: int) -> None:
-    """Refuse batches that a strategy of TensorFlow cannot divide equally: their samples would get unequal weights.
+    """Refuse batches that several cards cannot divide equally.
 
-    JAX raises its own error.
+    In a strategy of TensorFlow, their samples would get unequal weights. JAX raises an error after the batches before.
 
     Args:
         model: The model.
@@ -149,10 +200,27 @@ def check_division(model: Any, samples: int, batch_size: int) -> None:
     Raises:
         AppError: A batch cannot be divided equally.
     """
-    copies = copies_of(model)
+    parts = parts_of_batch(model)
     for batch in (min(batch_size, samples), samples % batch_size):
-        if batch % copies:
-            raise indivisible(batch, copies)
+        if batch % parts:
+            raise indivisible(batch, parts)
+
+
+def check_balance(model: Any, balance: str) -> None:
+    """Refuse parts by speed for a model whose batches several cards share: they would end the run in a later round.
+
+    Args:
+        model: The model.
+        balance: The setting of this name.
+
+    Raises:
+        AppError: The parts of slots may change to sizes that the cards cannot divide.
+    """
+    if balance == "speed" and (parts := parts_of_batch(model)) > 1:
+        raise AppError(
+            f"balance='speed' gives slots any number of samples, which {parts} cards of a worker cannot divide",
+            hint="leave out balance, or start one worker for each card",
+        )
 
 
 def indivisible(samples: int, cards: int) -> AppError:

@@ -39,7 +39,13 @@ from ddlf.training.slot.build import (
     set_precision,
 )
 from ddlf.training.slot.card_errors import explained, largest_that_fits
-from ddlf.training.slot.distribution import check_division, check_one_card, forget_distribution, separate_strategies
+from ddlf.training.slot.distribution import (
+    check_balance,
+    check_division,
+    check_one_card,
+    forget_distribution,
+    separate_strategies,
+)
 from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
@@ -298,6 +304,8 @@ class Replica:
         if getattr(self.app, SILENT, False):
             self.app.worker_callbacks = []  # create_model may have set some
         ready_model(self.app)
+        if self.app.worker_steps is None:  # otherwise parts are whole batches
+            check_balance(self.app.model, self.app.balance)
         if self.ONE_CARD:
             check_one_card(self.app.model, self.ONE_CARD)
         self._data.check_model(self.app)
