@@ -111,7 +111,7 @@ class Strategy(StrategySettings):
         """
         raise NotImplementedError
 
-    def weights(self, place: Place) -> WeightSource | None:
+    def weights(self, weight_context: Place) -> WeightSource | None:
         """Return the object that supplies the weights for tasks; None leaves this to the exchange."""
         return None
 
@@ -149,26 +149,28 @@ class Exchange(ExchangeSettings):
         """Return the function that makes the common step of all slots; None if slots train locally."""
         return None
 
-    def weights(self, place: Place) -> WeightSource:
+    def weights(self, weight_context: Place) -> WeightSource:
         """Return the object that supplies the weights for tasks. By default these come from the master."""
         from ddlf.training.exchanges.carrier import StarWeights
 
-        return StarWeights(str(self.weights_codec), place.lossless, fragments=place.fragments)
+        return StarWeights(str(self.weights_codec), weight_context.lossless, fragments=weight_context.fragments)
 
     def states(
-        self, place: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
+        self, weight_context: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
         """Return the object that keeps the states of the slots between rounds.
 
         Args:
-            place: The workers of the run, and what else locates its weights.
+            weight_context: The workers of the run, and what else locates its weights.
             source: The source of its weights.
             states: The initial state of each slot.
             parts: How slots keep their parts, by name.
         """
         from ddlf.training.exchanges.states import SlotStates
 
-        return SlotStates(place.run, place.crew, states, parts, place.spec.exchange.codec.name)
+        return SlotStates(
+            weight_context.run, weight_context.crew, states, parts, weight_context.spec.exchange.codec.name
+        )
 
 
 def parts_of(spec: RunSpec) -> tuple[Strategy, Exchange]:

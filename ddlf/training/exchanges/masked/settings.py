@@ -49,11 +49,11 @@ class Masked(Exchange):
 
         return MaskedRounds(outer=outer, rule=self.rule)
 
-    def weights(self, place: Place) -> WeightSource:
+    def weights(self, weight_context: Place) -> WeightSource:
         """Return the object that supplies the weights for tasks, whose replies have no update."""
         from ddlf.training.exchanges.carrier import StarWeights
 
-        source = StarWeights(str(self.weights_codec), place.lossless)
+        source = StarWeights(str(self.weights_codec), weight_context.lossless)
         source.stays = True
         return source
 

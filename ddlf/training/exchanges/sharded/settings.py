@@ -41,26 +41,35 @@ class Sharded(Exchange):
 
         return ShardedRounds(merge=merge, outer=outer, balance=balance, codec=str(self.weights_codec))
 
-    def weights(self, place: Place) -> WeightSource:
+    def weights(self, weight_context: Place) -> WeightSource:
         """Return the object that gives the master the weights, whose slices are on the workers."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.exchanges.sharded.plan import EXCHANGE
 
-        members = Members(place.run, place.crew, place.cluster, place.lossless, EXCHANGE)
-        local = place.spec.local
-        if local.optimizer_state == "averaged" or local.rule.steers or place.fragments:
+        members = Members(
+            weight_context.run, weight_context.crew, weight_context.cluster, weight_context.lossless, EXCHANGE
+        )
+        local = weight_context.spec.local
+        if local.optimizer_state == "averaged" or local.rule.steers or weight_context.fragments:
             members.restoring = (
                 None  # slots begin with means, or with their own weights: the master reads and sends them
             )
         return members
 
     def states(
-        self, place: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
+        self, weight_context: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
         """Return the object that manages the states of the slots, which stay on the workers."""
         from ddlf.training.exchanges.sharded.states import ShardedStates
 
-        return ShardedStates(place.run, place.crew, states, parts, place.spec.exchange.codec.name, source.restoring)
+        return ShardedStates(
+            weight_context.run,
+            weight_context.crew,
+            states,
+            parts,
+            weight_context.spec.exchange.codec.name,
+            source.restoring,
+        )
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
         """Yield an error for each rule that needs whole updates or weights in one place."""

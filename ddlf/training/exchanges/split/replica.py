@@ -312,7 +312,7 @@ class SplitReplica(Replica, Restored):
         begin = time.perf_counter()
         check_backend(order["backend"])
         task = self._task = Task.from_message(order["task"])
-        self._fed, self._told = [], time.monotonic()
+        self._fed, self._reported_at = [], time.monotonic()
         part = self._become(order)
         self._version = None
         self._show(order["version"])
@@ -539,8 +539,8 @@ class SplitReplica(Replica, Restored):
 
     def _tell_moved(self, part: ModelPart, epoch: int, done: int) -> None:
         """Tell the master now and then how many samples of an epoch are done, if this part has the loss."""
-        if part.is_last and (now := time.monotonic()) - self._told >= MOVED_EVERY_S:
-            self._told = now
+        if part.is_last and (now := time.monotonic()) - self._reported_at >= MOVED_EVERY_S:
+            self._reported_at = now
             self._tell(epoch, done, self.app.model.get_metrics_result())
 
     def _batches(self, part: ModelPart, task: Task) -> Iterator[tuple[Any, ...]]:

@@ -155,20 +155,29 @@ class Split(Exchange):
         plan.check()
         return plan
 
-    def weights(self, place: Place) -> WeightSource:
+    def weights(self, weight_context: Place) -> WeightSource:
         """Return the object through which workers meet. Their weights come from the master's loop."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.roles import REPLICA
 
-        return Members(place.run, place.crew, place.cluster, place.lossless, REPLICA)
+        return Members(
+            weight_context.run, weight_context.crew, weight_context.cluster, weight_context.lossless, REPLICA
+        )
 
     def states(
-        self, place: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
+        self, weight_context: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
         """Return the object that manages the optimizer, which stays with the parts."""
         from ddlf.training.exchanges.split.states import SplitStates
 
-        return SplitStates(place.run, place.crew, states, parts, place.spec.exchange.codec.name, source.restoring)
+        return SplitStates(
+            weight_context.run,
+            weight_context.crew,
+            states,
+            parts,
+            weight_context.spec.exchange.codec.name,
+            source.restoring,
+        )
 
     def worker_refusals(self, workers: int, one_at_a_time: bool, slots: int) -> Iterator[Refusal]:
         """Yield an error if the workers are too few, or cannot answer while they compute."""

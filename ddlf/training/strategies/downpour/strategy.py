@@ -27,12 +27,14 @@ class Downpour(DownpourSettings):
             return GroupedReplicas(self, spec.exchange.weights_codec, plan)
         return Replicas(self, spec.exchange.weights_codec)
 
-    def weights(self, place: Place) -> WeightSource:
+    def weights(self, weight_context: Place) -> WeightSource:
         """Return the object through which the master gets the weights: the servers on the workers."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.roles import SERVERS
 
-        return Members(place.run, place.crew, place.cluster, place.lossless, SERVERS)
+        return Members(
+            weight_context.run, weight_context.crew, weight_context.cluster, weight_context.lossless, SERVERS
+        )
 
     def check_model(self, app: App) -> None:
         """Raise an error if the model's optimizer has features that Downpour's replicas cannot use."""

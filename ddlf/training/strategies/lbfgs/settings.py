@@ -99,12 +99,12 @@ class LBFGS(Strategy):
 
         return Iterations(history=self.history, tolerance=self.tolerance, portion=self.portion, shards=self.shards)
 
-    def weights(self, place: Place) -> WeightSource:
+    def weights(self, weight_context: Place) -> WeightSource:
         """Return the object through which the master reaches the shards on the workers."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.strategies.lbfgs.shards import SHARDS
 
-        return Members(place.run, place.crew, place.cluster, place.lossless, SHARDS)
+        return Members(weight_context.run, weight_context.crew, weight_context.cluster, weight_context.lossless, SHARDS)
 
     def has_fixed_slots(self, spec: RunSpec) -> bool:
         """Return True: the default size of a portion follows from the number of slots."""
