@@ -127,7 +127,7 @@ async def up(options: argparse.Namespace) -> int:
         if options.install:
             await asyncio.shield(installing[worker.host])
         arguments = ["--advertise", worker.advertise] if worker.advertise else []
-        arguments += worker.wanted.arguments()
+        arguments += worker.wish.arguments()
         arguments += ["--insecure-plaintext"] if security.insecure_plaintext else []
         request = {"port": worker.port, "token": token, "arguments": arguments, "systemd": options.systemd}
         answer = await call(worker.host, "up", request, worker.python, connecting)

@@ -20,15 +20,18 @@ that script may start a run itself."""
 
 
 def wait_on(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], who: str = "ddlf.run", instead: str = "await"
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, T],
+    caller: str = "ddlf.run",
+    alternative: str = "await",
 ) -> T:
     """Wait for a coroutine on an event loop that runs in another thread.
 
     Args:
         loop: The event loop.
         coroutine: The coroutine to wait for.
-        who: Name of the function that the user called, for the error message.
-        instead: The asynchronous alternative, for the error message.
+        caller: Name of the function that the user called, for the error message.
+        alternative: The asynchronous alternative, for the error message.
 
     Raises:
         RuntimeError: The caller is inside this event loop.
@@ -37,7 +40,7 @@ def wait_on(
         before_waiting(coroutine)
     if running_here() is loop:
         coroutine.close()
-        raise RuntimeError(f"{who} is for synchronous code; in a coroutine use {instead}")
+        raise RuntimeError(f"{caller} is for synchronous code; in a coroutine use {alternative}")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result()

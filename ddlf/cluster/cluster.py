@@ -38,7 +38,7 @@ from ddlf.worker.assignment import NO_WISH, Wanted
 if TYPE_CHECKING:
     from ddlf.monitor.dashboard.server import Dashboard
 
-_GONE = object()
+_REMOVED = object()
 
 
 class Hosted:
@@ -55,20 +55,20 @@ class Hosted:
         self.methods: dict[str, dict[int | None, Any]] = {}
         self.variables: dict[str, dict[int | None, Any]] = {}
 
-    def keep(self, what: dict[str, dict[int | None, Any]], name: str, values: dict[Any, Any]) -> None:
+    def keep(self, table: dict[str, dict[int | None, Any]], name: str, values: dict[Any, Any]) -> None:
         """Record a method or variable that workers got under a name, with its value for each worker.
 
         If ``None`` is among the numbers, the values replace all earlier values. Otherwise other workers keep their
         values.
         """
-        what[name] = values if None in values else what.get(name, {}) | values
+        table[name] = values if None in values else table.get(name, {}) | values
 
-    def forget(self, what: dict[str, dict[int | None, Any]], name: str, numbers: Iterable[int | None]) -> None:
+    def forget(self, table: dict[str, dict[int | None, Any]], name: str, numbers: Iterable[int | None]) -> None:
         """Record that a method or variable was removed from all or some workers."""
         if None in numbers:
-            what.pop(name, None)
-        elif name in what:
-            what[name] |= dict.fromkeys(numbers, _GONE)
+            table.pop(name, None)
+        elif name in table:
+            table[name] |= dict.fromkeys(numbers, _REMOVED)
 
     def renewals(self, method: Callable[..., Any], workers: Sequence[ProxyWorker]) -> dict[ProxyWorker, Request]:
         """Return, for each worker that hosts an older version of a function under its name, the request that sends it
@@ -77,8 +77,8 @@ class Hosted:
         hosted = self.methods.get(method_name(method), {})
         requests = {}
         for worker in workers:
-            old = hosted.get(worker.id, hosted.get(None, _GONE))
-            if old is not _GONE and old.args[0].function is not method:
+            old = hosted.get(worker.id, hosted.get(None, _REMOVED))
+            if old is not _REMOVED and old.args[0].function is not method:
                 now = Snapshot(method)
                 if old.args[0].data == now.data:
                     old.args = (now,)  # the next comparison is then an identity check
@@ -92,11 +92,11 @@ class Hosted:
         Methods and values are copies from the time when workers first got them. Later changes on the master have no
         effect.
         """
-        methods = [values.get(number, values.get(None, _GONE)) for values in self.methods.values()]
-        variables = {name: values.get(number, values.get(None, _GONE)) for name, values in self.variables.items()}
+        methods = [values.get(number, values.get(None, _REMOVED)) for values in self.methods.values()]
+        variables = {name: values.get(number, values.get(None, _REMOVED)) for name, values in self.variables.items()}
         return [
-            *(request for request in methods if request is not _GONE),
-            *(Request("set_variable", name, value) for name, value in variables.items() if value is not _GONE),
+            *(request for request in methods if request is not _REMOVED),
+            *(Request("set_variable", name, value) for name, value in variables.items() if value is not _REMOVED),
         ]
 
 
@@ -141,7 +141,7 @@ async def look(members: Members, *, reach: bool = False) -> list[dict[str, Any]]
         or ``"missing"``); the bytes on its data connections; and its daemon's answer, or the reason ``"why"`` there is
         none.
     """
-    return list(await asyncio.gather(*(_look(worker, members, reach) for worker in members.known)))
+    return list(await asyncio.gather(*(_look(worker, members, reach) for worker in members.workers)))
 
 
 async def _look(worker: ProxyWorker, members: Members, reach: bool) -> dict[str, Any]:
@@ -293,10 +293,10 @@ class Group:
             if not isinstance(failure, Exception):
                 raise failure
         if failures and self.behaviour.on_error == "raise":
-            first, *others = (failure for failure in failures if isinstance(failure, Exception))
+            first, *other_failures = (failure for failure in failures if isinstance(failure, Exception))
             # A value that cannot be sent fails on the master, with the same error for each worker.
-            if others and isinstance(first, DDLFError) and not isinstance(first, NotPicklable):
-                first.join(others, len(results))
+            if other_failures and isinstance(first, DDLFError) and not isinstance(first, NotPicklable):
+                first.join(other_failures, len(results))
             if isinstance(first, RemoteError):
                 # The error's text has the worker's traceback. The master's traceback adds nothing.
                 first = first.with_traceback(None)
@@ -327,7 +327,7 @@ class Group:
     def _rpc(self, worker: ProxyWorker, request: Request) -> Coroutine[Any, Any, Any]:
         return worker.rpc(request, self.behaviour.timeout_s, idempotent=self.behaviour.idempotent)
 
-    async def _each(
+    async def _send_to_each(
         self, command: str, method: Any, per_worker: tuple[dict[str, Any], ...], same: dict[str, Any]
     ) -> list[Any]:
         if not per_worker:
@@ -336,12 +336,12 @@ class Group:
             raise ValueError("pass either the same arguments for all workers or one dict for each worker, not both")
         if len(per_worker) > len(self._workers):
             raise ValueError(f"{len(per_worker)} sets of arguments for {len(self._workers)} workers")
-        for given in per_worker:
-            if not isinstance(given, dict):
+        for arguments in per_worker:
+            if not isinstance(arguments, dict):
                 raise TypeError(
-                    f"pass keyword arguments such as a=1, or one dict of them for each worker, not {type(given).__name__}"
+                    f"pass keyword arguments such as a=1, or one dict of them for each worker, not {type(arguments).__name__}"
                 )
-        return await self._send([Request(command, method, **given) for given in per_worker])
+        return await self._send([Request(command, method, **arguments) for arguments in per_worker])
 
     async def run_method(self, method: Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
         """Run a function once on the workers, without hosting it.
@@ -366,7 +366,7 @@ class Group:
         On failure:
             The error is raised after all workers have finished, and the cluster stays usable.
         """
-        return await self._each("run_method", checked_function(method), per_worker, kwargs)
+        return await self._send_to_each("run_method", checked_function(method), per_worker, kwargs)
 
     async def run(self, method: str | Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
         """Run a hosted method, given as a function or by name, without sending it again. See ``run_method``.
@@ -374,7 +374,7 @@ class Group:
         If you have redefined the function since ``add_method``, the new definition replaces the hosted one.
         """
         await self._renew(method, self._workers)
-        return await self._each("run", method_name(method), per_worker, kwargs)
+        return await self._send_to_each("run", method_name(method), per_worker, kwargs)
 
     async def _renew(self, method: str | Callable[..., Any], workers: Sequence[ProxyWorker]) -> None:
         requests = {} if isinstance(method, str) else self._hosted.renewals(method, workers)
@@ -488,16 +488,16 @@ class Group:
             each: One value for each worker instead.
         """
         if each is None:
-            kept = copied(value)
+            kept_value = copied(value)
             await self._all("set_variable", name, value)
-            self._hosted.keep(self._hosted.variables, name, self._for_each(kept))
+            self._hosted.keep(self._hosted.variables, name, self._for_each(kept_value))
             return
         if len(each) != len(self._workers):
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
         workers = list(self._workers)  # a copy, because workers may join during the call
-        own_of = {worker.id: copied(own) for worker, own in zip(workers, each, strict=True)}
-        await self._send([Request("set_variable", name, own) for own in each])
-        self._hosted.keep(self._hosted.variables, name, own_of)
+        values_by_worker = {worker.id: copied(item) for worker, item in zip(workers, each, strict=True)}
+        await self._send([Request("set_variable", name, item) for item in each])
+        self._hosted.keep(self._hosted.variables, name, values_by_worker)
 
     async def get_variable(self, name: str) -> list[Any]:
         """Return the variable's value on each worker."""
@@ -621,7 +621,7 @@ class Cluster(Group):
         for text in filter(None, advertise):
             parse_advertised(text)
         self._advertise = advertise or [""] * count
-        self._wanted = dict(zip(launcher.addresses, gpus, strict=False))
+        self._wishes = dict(zip(launcher.addresses, gpus, strict=False))
         if not is_number(connect_timeout_s) or not 0 < connect_timeout_s < math.inf:
             raise ConfigError(f"connect_timeout_s must be a number of seconds above 0, got {connect_timeout_s!r}")
         if min_workers is not None and not 1 <= min_workers <= count:
@@ -666,7 +666,7 @@ class Cluster(Group):
                 incarnation=partial(launcher.incarnation, index),
                 never=partial(launcher.never, index),
                 when_lost=launcher.when_lost,
-                options=self._wanted.get(launcher.addresses[index], NO_WISH).arguments(),
+                options=self._wishes.get(launcher.addresses[index], NO_WISH).arguments(),
                 left=partial(launcher.left, index),
                 revive=partial(launcher.revive, index) if launcher.revives else None,
                 way=launcher.way(index),
@@ -674,9 +674,9 @@ class Cluster(Group):
             for index in range(count)
         ]
 
-    def _proxy(self, host: str, port: int, **own: Any) -> ProxyWorker:
+    def _proxy(self, host: str, port: int, **arguments: Any) -> ProxyWorker:
         share = self._machines[machine(host)]
-        return ProxyWorker(host, port, self._launcher.tokens.primary, share=share, **self._options, **own)
+        return ProxyWorker(host, port, self._launcher.tokens.primary, share=share, **self._options, **arguments)
 
     @classmethod
     def from_config(
@@ -712,7 +712,7 @@ class Cluster(Group):
             "ports": [worker.port for worker in config.workers],
             "names": [worker.name or "" for worker in config.workers],
             "advertise": [worker.advertise or "" for worker in config.workers],
-            "gpus": [worker.wanted for worker in config.workers],
+            "gpus": [worker.wish for worker in config.workers],
         }
         return cls(
             **(workers if config.launcher is None else {"hosts": config.new_launcher()}),
@@ -830,12 +830,12 @@ class Cluster(Group):
         Raises:
             ConfigError: It was started with others.
         """
-        wanted = self._wanted.get((worker.host, worker.port), NO_WISH)
-        own = facts.get("gpus", [])
-        if wanted.differs(own, facts.get("gpu_uuids", [])):
+        wish = self._wishes.get((worker.host, worker.port), NO_WISH)
+        cards = facts.get("gpus", [])
+        if wish.differs(cards, facts.get("gpu_uuids", [])):
             raise ConfigError(
-                f"{worker.name} computes on {', '.join(own) or 'no card'}, and cluster.yaml says "
-                f"{' '.join(wanted.arguments())}",
+                f"{worker.name} computes on {', '.join(cards) or 'no card'}, and cluster.yaml says "
+                f"{' '.join(wish.arguments())}",
                 hint="end it, and start it with these options, or with ddlf up",
             )
 

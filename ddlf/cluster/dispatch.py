@@ -60,9 +60,9 @@ class Behaviour:
         if type(per_worker) is not int or not 1 <= per_worker <= MAX_PER_WORKER:
             raise ConfigError(f"per_worker must be 1-{MAX_PER_WORKER}, got {per_worker!r}")
 
-    def but(self, **given: Any) -> Behaviour:
+    def but(self, **changes: Any) -> Behaviour:
         """Return a copy of these options with the given values. None keeps a value."""
-        return replace(self, **{name: value for name, value in given.items() if value is not None})
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
 def is_number(value: Any) -> bool:
@@ -142,7 +142,7 @@ class Dispatch:
     def __init__(self, members: Members) -> None:
         self._members = members
         self._lanes: dict[ProxyWorker, WorkerLane] = {}
-        self._why: dict[WorkerLane, DDLFError] = {}
+        self._errors: dict[WorkerLane, DDLFError] = {}
         self._queues: tuple[OrderedDict[QueuedCall, None], ...] = (OrderedDict(), OrderedDict())
         self._coming: dict[WorkerLane, asyncio.Task[None]] = {}
         self._habits: dict[bytes, Habit] = {}
@@ -206,7 +206,7 @@ class Dispatch:
             task.cancel()
         for lane in self._lanes.values():
             lane.open, lane.hope_until = False, 0.0
-            self._why[lane] = WorkerLost("the cluster was closed", may_have_run=False)
+            self._errors[lane] = WorkerLost("the cluster was closed", may_have_run=False)
         self._give_up()
 
     # -- queued calls -----------------------------------------------------------------------------------------------------
@@ -298,8 +298,8 @@ class Dispatch:
         habit.took(seconds)
         queued.job.compute_s += seconds
         carried = lane.worker.bytes_sent + lane.worker.bytes_received
-        if habit not in lane.known:  # this call carried the function, so its bytes are not typical
-            lane.known.add(habit)
+        if habit not in lane.habits:  # this call carried the function, so its bytes are not typical
+            lane.habits.add(habit)
         else:
             habit.carried(carried - lane.carried)
             if queued.lonely:
@@ -310,7 +310,7 @@ class Dispatch:
 
     def _lost(self, lane: WorkerLane, error: DDLFError) -> None:
         """Close the lane of a lost worker until this worker has returned."""
-        self._why[lane] = error
+        self._errors[lane] = error
         if not lane.open:
             return
         loop = asyncio.get_running_loop()
@@ -330,11 +330,11 @@ class Dispatch:
                     lane.open, lane.hope_until = True, inf
                     break
                 except ConnectError as error:
-                    self._why[lane] = error
+                    self._errors[lane] = error
                     if not self._open or not lane.worker.in_use:
                         break
         except DDLFError as error:  # another master has the worker, or its executor cannot start
-            self._why[lane], lane.hope_until = error, 0.0
+            self._errors[lane], lane.hope_until = error, 0.0
         finally:
             self._coming.pop(lane, None)
         self._fill_lane(lane)
@@ -346,8 +346,8 @@ class Dispatch:
         lanes = [lane for lane in self._all() if job.allows(lane)]
         if any(lane.open or lane.hope_until > now for lane in lanes):
             return None
-        why = [self._why[lane] for lane in lanes if lane in self._why]
-        return copy.copy(why[-1]) if why else WorkerLost("no worker is left", may_have_run=False)
+        errors = [self._errors[lane] for lane in lanes if lane in self._errors]
+        return copy.copy(errors[-1]) if errors else WorkerLost("no worker is left", may_have_run=False)
 
     def _give_up(self) -> None:
         """End the waiting calls that only lost workers could do, because these workers will not return."""

@@ -60,7 +60,7 @@ HINT = "open that port in the firewall, or set the address for other workers: dd
 
 def unreachable(pairs: Sequence[tuple[ProxyWorker, ProxyWorker, str]], hint: str = HINT) -> ConnectError:
     """Return the error that names the workers that cannot reach each other, from the result of ``introduced``."""
-    lines = [f"{caller.name} cannot reach {called.name}: {why}" for caller, called, why in pairs]
+    lines = [f"{caller.name} cannot reach {called.name}: {problem}" for caller, called, problem in pairs]
     more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
     return ConnectError("\n".join([*lines[:PAIRS_SHOWN], *more]), hint=hint)
 
@@ -88,16 +88,16 @@ async def introduced(
     await asyncio.gather(*(worker.rpc(_introduction(worker, endpoints, run, calls)) for worker in workers))
     unmet = await _meet(workers, workers)
     refused = await asyncio.gather(*(_dial_back(caller, called, endpoints, run) for caller, called, _ in unmet))
-    if again := {caller for (caller, _, _), why in zip(unmet, refused, strict=True) if why == ""}:
-        others = [(pair, why) for pair, why in zip(unmet, refused, strict=True) if pair[0] not in again]
-        unmet = await _meet(list(again), workers)
-        refused = [why for _, why in others] + [None] * len(unmet)
-        unmet = [pair for pair, _ in others] + unmet
+    if retried := {caller for (caller, _, _), reason in zip(unmet, refused, strict=True) if reason == ""}:
+        settled = [(pair, reason) for pair, reason in zip(unmet, refused, strict=True) if pair[0] not in retried]
+        unmet = await _meet(list(retried), workers)
+        refused = [reason for _, reason in settled] + [None] * len(unmet)
+        unmet = [pair for pair, _ in settled] + unmet
     missed = {worker for caller, called, _ in unmet for worker in (caller, called)}
     await asyncio.gather(*(_check_there(worker, executors[worker.id]) for worker in missed))
     return [
-        (caller, called, f"{why}; and {called.name} cannot dial it either: {back}" if back else why)
-        for (caller, called, why), back in zip(unmet, refused, strict=True)
+        (caller, called, f"{reason}; and {called.name} cannot dial it either: {reason_back}" if reason_back else reason)
+        for (caller, called, reason), reason_back in zip(unmet, refused, strict=True)
     ]
 
 
@@ -108,7 +108,9 @@ async def _meet(
     by_number = {worker.id: worker for worker in workers}
     failures = await asyncio.gather(*(worker.rpc(Request("meet")) for worker in callers))
     return [
-        (worker, by_number[id], why) for worker, failed in zip(callers, failures, strict=True) for id, why in failed
+        (worker, by_number[id], problem)
+        for worker, failed in zip(callers, failures, strict=True)
+        for id, problem in failed
     ]
 
 
@@ -170,10 +172,10 @@ def _advertised(worker: ProxyWorker, endpoint: Mapping[str, Any], caller: int | 
 
 def _check_distinct(endpoints: Mapping[ProxyWorker, dict[str, Any]]) -> None:
     """Raise ``ConfigError`` if two workers advertise the same address. This check needs no connection."""
-    seen: dict[tuple[str, int], ProxyWorker] = {}
+    workers_by_address: dict[tuple[str, int], ProxyWorker] = {}
     for worker, endpoint in endpoints.items():
         for host, port in _advertised(worker, endpoint):
-            other = seen.setdefault((same_host(host), port), worker)
+            other = workers_by_address.setdefault((same_host(host), port), worker)
             if other is not worker:
                 raise ConfigError(
                     f"{other.name} and {worker.name} are both advertised at {host}:{port}",

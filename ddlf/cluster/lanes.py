@@ -63,7 +63,7 @@ class Lane(Generic[W]):
             unknown.
         beside: Calls that run concurrently, as soon as they arrive.
         way_s: Seconds that a call takes in addition to its computation: both directions and the overhead in between.
-        known: Habits of the functions that the worker has received.
+        habits: Habits of the functions that the worker has received.
         carried: Bytes in both directions when the last call ended.
     """
 
@@ -73,7 +73,7 @@ class Lane(Generic[W]):
     turns: dict[object, float | None] = field(default_factory=dict)
     beside: set[object] = field(default_factory=set)
     way_s: float = 0.0
-    known: WeakSet[Habit] = field(default_factory=WeakSet)
+    habits: WeakSet[Habit] = field(default_factory=WeakSet)
     carried: int = 0
 
     def __post_init__(self) -> None:

@@ -441,7 +441,7 @@ class WorkerEvents:
         """The worker's name for people."""
         return self._called or f"worker {self._session['id']}"
 
-    def _who(self) -> dict[str, Any]:
+    def _worker_facts(self) -> dict[str, Any]:
         return {"worker": self._session["id"], "name": self.name}
 
     def connected(self, address: str, facts: dict[str, Any]) -> None:
@@ -456,7 +456,7 @@ class WorkerEvents:
             self.last_lines.clear()
         self._emit(
             WorkerConnected(
-                **self._who(),
+                **self._worker_facts(),
                 address=address,
                 host=str(facts["host"]),
                 python=str(facts["python"]),
@@ -470,20 +470,20 @@ class WorkerEvents:
         )
         self._is_connected = self._was_connected = True
 
-    def disconnected(self, why: str, cause: str = "") -> None:
+    def disconnected(self, reason: str, cause: str = "") -> None:
         """Emit the event that the connection to the worker's daemon has ended."""
         if self._is_connected:
             self._is_connected = False
-            self._emit(WorkerDisconnected(**self._who(), why=why, cause=cause))
+            self._emit(WorkerDisconnected(**self._worker_facts(), why=reason, cause=cause))
 
     def not_reached(self, tries: int, error: BaseException | None) -> None:
         """Emit the event that an attempt to reconnect to the worker has failed."""
-        self._emit(WorkerNotReached(**self._who(), tries=tries, why=getattr(error, "message", str(error))))
+        self._emit(WorkerNotReached(**self._worker_facts(), tries=tries, why=getattr(error, "message", str(error))))
 
-    def executor_ended(self, why: str) -> None:
+    def executor_ended(self, reason: str) -> None:
         """Emit the event that the worker's executor has ended, with the daemon's reason."""
         if self._is_connected:
-            self._emit(ExecutorEnded(**self._who(), why=why))
+            self._emit(ExecutorEnded(**self._worker_facts(), why=reason))
 
     def wrote(self, facts: dict[str, Any]) -> None:
         """Emit events with the lines that user code on the worker wrote to both streams, in their order, as the daemon
@@ -493,22 +493,22 @@ class WorkerEvents:
         self.last_lines.extend(str(text) for _, text in facts["lines"][-LAST_LINES:])
         for stream, lines in groupby(facts["lines"], itemgetter(0)):
             texts = tuple(str(text) for _, text in lines)
-            self._emit(WorkerWrote(**self._who(), stream=STREAMS[stream], lines=texts, dropped=dropped))
+            self._emit(WorkerWrote(**self._worker_facts(), stream=STREAMS[stream], lines=texts, dropped=dropped))
             dropped = 0
         if dropped:
-            self._emit(WorkerWrote(**self._who(), stream="stdout", lines=(), dropped=dropped))
+            self._emit(WorkerWrote(**self._worker_facts(), stream="stdout", lines=(), dropped=dropped))
 
     def read_cards(self, facts: dict[str, Any]) -> None:
         """Emit an event for each card of the worker, with what the daemon has read."""
         for card in facts["cards"]:
             values = {name: card[name] for name in ("memory", "total", "utilisation", "watts", "celsius")}
-            self._emit(CardRead(**self._who(), card=f"{card['number']} ({card['name']})", **values))
+            self._emit(CardRead(**self._worker_facts(), card=f"{card['number']} ({card['name']})", **values))
 
     def logged(self, facts: dict[str, Any]) -> None:
         """Emit the event with the lines that native code and the daemon of the worker wrote."""
         lines = tuple(map(str, facts["lines"]))
         self.last_lines.extend(lines)
-        self._emit(WorkerLogged(**self._who(), lines=lines, left_out=int(facts["left_out"])))
+        self._emit(WorkerLogged(**self._worker_facts(), lines=lines, left_out=int(facts["left_out"])))
 
 
 LATE_HEARTBEATS = 2
@@ -811,17 +811,17 @@ class Link:
         raise self.link_state.refusal(self.name)
 
     async def _dial(self, role: Role, timeout_s: float) -> Any:
-        deadline, taken = Deadline(timeout_s), 0
+        deadline, offers_taken = Deadline(timeout_s), 0
 
         async def take(timeout_s: float) -> socket.socket:
-            nonlocal taken
+            nonlocal offers_taken
             assert self.way is not None
             sock = await self.way(timeout_s)
-            taken += 1
+            offers_taken += 1
             return sock
 
         while True:
-            before = taken
+            taken_before = offers_taken
             try:
                 return await dial(
                     self.host,
@@ -837,7 +837,7 @@ class Link:
             except DDLFError as error:
                 error.worker = error.worker or f"worker {self.session['id']}"
                 # A network may have forgotten the connection that a joined worker has offered. It offers another one.
-                if not (isinstance(error, ConnectError) and before < taken < OFFERS and deadline.left_s()):
+                if not (isinstance(error, ConnectError) and taken_before < offers_taken < OFFERS and deadline.left_s()):
                     raise
 
     async def _dial_for_pulse(self) -> Any:
@@ -1036,7 +1036,7 @@ class Link:
         else:
             self.worker_events.disconnected(lost.message, str(cause or ""))
 
-    async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
+    async def error_of(self, channel: Channel, reason: BaseException | None) -> DDLFError:
         """Return the error for the requests of a channel that has ended."""
         crash = await self.link_state.executor_crash(channel, reason) if isinstance(channel, DataChannel) else None
         return crash or await self.link_state.reason_of_loss(reason, self.name, self.silent_s)

@@ -115,7 +115,7 @@ class Tally:
         self._emit = emit
         self._workers = workers
         self._names: dict[str, Any] = {"map": next(_numbers), "function": function.name}
-        self._told = 0.0
+        self._emitted_at = 0.0
         self._begin: float | None = None
         self._over = False
 
@@ -134,7 +134,7 @@ class Tally:
 
     def begin(self) -> None:
         """Begin the map, and emit ``MapBegan``."""
-        self._begin = self._told = time.monotonic()
+        self._begin = self._emitted_at = time.monotonic()
         self.function.dispatch.look()
         facts: dict[str, Any] = {"workers": len(self._workers), "per_worker": self.function.job.per_worker}
         self._emit(MapBegan(**self._names, items=self.total, **facts))
@@ -165,8 +165,8 @@ class Tally:
             return result
         finally:
             now = time.monotonic()
-            if now - self._told >= TOLD_S:
-                self._told = now
+            if now - self._emitted_at >= TOLD_S:
+                self._emitted_at = now
                 self._emit(MapMoved(**self._names, done=self.done, failed=self.failed))
 
     def end(self, error: BaseException | None = None) -> None:
@@ -320,8 +320,8 @@ def items_of(iterables: Sequence[Any]) -> tuple[Any, int | None]:
             several = " as one of several" if isinstance(items, AsyncIterable) else ""
             raise TypeError(f"map takes items to iterate over, got {type(items).__name__}{several}")
     lengths = [len(items) if hasattr(items, "__len__") else None for items in iterables]
-    known = [length for length in lengths if length is not None]
-    return zip(*iterables, strict=False), min(known) if len(known) == len(lengths) else None
+    known_lengths = [length for length in lengths if length is not None]
+    return zip(*iterables, strict=False), min(known_lengths) if len(known_lengths) == len(lengths) else None
 
 
 def untupled(source: Any) -> Any:

@@ -57,10 +57,10 @@ class Members:
         self._lock = asyncio.Lock()
         self._connecting: asyncio.Task[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._said: dict[str, str] = {}  # the reasons in the last warning about missing workers
+        self._shown_reasons: dict[str, str] = {}  # the reasons in the last warning about missing workers
 
     @property
-    def known(self) -> list[ProxyWorker]:
+    def workers(self) -> list[ProxyWorker]:
         """All workers, in the order of their numbers."""
         return sorted([*self.present, *self.missing], key=attrgetter("id"))
 
@@ -80,26 +80,28 @@ class Members:
                 self._connecting = None
 
     async def _connect(self, modules: Sequence[str]) -> None:
-        before = [worker for worker in self.known if worker.connected]
+        before = [worker for worker in self.workers if worker.connected]
         try:
-            starting = self.launcher.revives and not all(worker.is_open for worker in self.known)
-            count: dict[str, Any] = {"total": len(self.known), "unit": "workers"}
+            starting = self.launcher.revives and not all(worker.is_open for worker in self.workers)
+            count: dict[str, Any] = {"total": len(self.workers), "unit": "workers"}
             with Phase(self._emit, "starting", **count) if starting else nullcontext():
                 await self.launcher.start(modules)
             # Reach every daemon first, so that the number of workers is known before any executor receives its number.
-            await self._reach(self.known, ProxyWorker.connect_control)
+            await self._reach(self.workers, ProxyWorker.connect_control)
             self._give_numbers()
             await self._share_cpus()
             await self._reach(list(self.present), ProxyWorker.connect)
         except BaseException:
-            await asyncio.gather(*(worker.close() for worker in self.known if worker not in before))
+            await asyncio.gather(*(worker.close() for worker in self.workers if worker not in before))
             if not before:
                 await self.launcher.stop()
             raise
 
-    async def _reach(self, known: list[ProxyWorker], connect: Callable[..., Coroutine[Any, Any, None]]) -> None:
-        outcomes = await asyncio.gather(*(self._reach_one(worker, connect) for worker in known), return_exceptions=True)
-        self._check_reached(known, outcomes)
+    async def _reach(self, workers: list[ProxyWorker], connect: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        outcomes = await asyncio.gather(
+            *(self._reach_one(worker, connect) for worker in workers), return_exceptions=True
+        )
+        self._check_reached(workers, outcomes)
 
     async def _reach_one(self, worker: ProxyWorker, connect: Callable[..., Coroutine[Any, Any, None]]) -> None:
         """Connect to one worker. If it dies meanwhile, try again, provided that its daemon was reached or can be
@@ -108,8 +110,8 @@ class Members:
         deadline = Deadline(self._timeout_s)
         for attempt in itertools.count(1):
             try:
-                who: dict[str, Any] = {"worker": worker.id, "name": worker.nickname, "address": worker.address}
-                with nullcontext() if worker.is_open else Phase(self._emit, "connecting", **who):
+                facts: dict[str, Any] = {"worker": worker.id, "name": worker.nickname, "address": worker.address}
+                with nullcontext() if worker.is_open else Phase(self._emit, "connecting", **facts):
                     await connect(worker, timeout_s=self._timeout_s)
                 return
             except (WorkerLost, ConnectError, ExecutorCrashed):
@@ -141,14 +143,14 @@ class Members:
         they are.
         """
         joined = [worker for worker in self.present if worker.joins and not worker.is_open]
-        places = [place["cpus"] for place in await asyncio.gather(*(worker.ask("addresses") for worker in joined))]
-        for worker, place in zip(joined, places, strict=True):
-            worker.share(places.count(place))
+        cpu_groups = [group["cpus"] for group in await asyncio.gather(*(worker.ask("addresses") for worker in joined))]
+        for worker, group in zip(joined, cpu_groups, strict=True):
+            worker.share(cpu_groups.count(group))
 
-    def _check_reached(self, known: Sequence[ProxyWorker], outcomes: Sequence[BaseException | None]) -> None:
+    def _check_reached(self, workers: Sequence[ProxyWorker], outcomes: Sequence[BaseException | None]) -> None:
         """Continue if enough workers were reached. Otherwise raise an error with the reason of each missing worker."""
         failures = [outcome for outcome in outcomes if outcome is not None]
-        reached = [worker for worker, outcome in zip(known, outcomes, strict=True) if outcome is None]
+        reached = [worker for worker, outcome in zip(workers, outcomes, strict=True) if outcome is None]
         for failure in failures:
             if not isinstance(failure, DDLFError):
                 raise failure
@@ -158,29 +160,29 @@ class Members:
         used = sum(isinstance(failure, LeaseError) for failure in failures)
         late = sum(
             isinstance(outcome, ConnectError) and self.launcher.comes_later(worker.id - 1)
-            for worker, outcome in zip(known, outcomes, strict=True)
+            for worker, outcome in zip(workers, outcomes, strict=True)
         )
         lost = len(failures) - used - late
         rows, reasons = [], {}
-        for worker, outcome in zip(known, outcomes, strict=True):
+        for worker, outcome in zip(workers, outcomes, strict=True):
             if isinstance(outcome, DDLFError):
                 outcome.worker = ""  # The row of the table already names the worker.
-                where = worker.label
+                label = worker.label
                 # If all missing workers are in use, the error gives the hint once, at its end.
-                reason = (str(outcome) if lost or late else outcome.message).removeprefix(where).lstrip(": ")
-                reasons[where] = reason
-                rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
-        are = "is" if used == 1 else "are"
-        problems = [f"{lost} of {len(known)} workers could not be reached"] * bool(lost)
-        problems += [f"{late} of {len(known)} workers {'has' if late == 1 else 'have'} not come yet"] * bool(late)
-        problems += [f"{used} of {len(known)} workers {are} in use"] * bool(used)
+                reason = (str(outcome) if lost or late else outcome.message).removeprefix(label).lstrip(": ")
+                reasons[label] = reason
+                rows.append(f"  {worker.id:>3}  {label:<21}  {reason}")
+        verb = "is" if used == 1 else "are"
+        problems = [f"{lost} of {len(workers)} workers could not be reached"] * bool(lost)
+        problems += [f"{late} of {len(workers)} workers {'has' if late == 1 else 'have'} not come yet"] * bool(late)
+        problems += [f"{used} of {len(workers)} workers {verb} in use"] * bool(used)
         text = "\n".join([f"{', and '.join(problems)}:", *rows])
-        if len(reached) >= (self._min_workers or len(known)):
-            if reasons != self._said:  # a run connects repeatedly; warn only about changes
+        if len(reached) >= (self._min_workers or len(workers)):
+            if reasons != self._shown_reasons:  # a run connects repeatedly; warn only about changes
                 join = "; the others join when they come" if late else ""
                 log.warning("%s\ncontinuing with %d worker%s%s", text, len(reached), "s" * (len(reached) != 1), join)
-            self._said = reasons
-            self._keep(reached, [worker for worker in (*known, *self.missing) if worker not in reached])
+            self._shown_reasons = reasons
+            self._keep(reached, [worker for worker in (*workers, *self.missing) if worker not in reached])
             return
         hint = next((failure.hint for failure in failures if isinstance(failure, LeaseError)), "")
         error = ConnectError(text) if lost or late else LeaseError(text, hint=hint)
@@ -198,10 +200,10 @@ class Members:
         Raises:
             ConfigError: The worker is already a member.
         """
-        for worker in self.known:
+        for worker in self.workers:
             if (worker.host, worker.port) == (host, port):
                 raise ConfigError(f"{host}:{port} is already in the cluster, as {worker.name}")
-        return self.known[-1].id + 1
+        return self.workers[-1].id + 1
 
     async def add(self, worker: ProxyWorker) -> None:
         """Connect to a new worker, and add it to the present ones."""
@@ -223,6 +225,6 @@ class Members:
         if self._connecting is not None:
             self._connecting.cancel()
         async with self._lock:
-            await asyncio.gather(*(worker.close() for worker in self.known))
+            await asyncio.gather(*(worker.close() for worker in self.workers))
             await self.launcher.stop()
-            self.loop, self._said = None, {}
+            self.loop, self._shown_reasons = None, {}

@@ -351,8 +351,8 @@ class ProxyWorker(IWorker):
                     with attempt:
                         await self.connect()
                     failed = attempt.retry_state.outcome and attempt.retry_state.outcome.exception()
-                    if isinstance(failed, Exception) and (why := self._never()):
-                        raise NoWorkerComes(why, worker=self.name) from None
+                    if isinstance(failed, Exception) and (reason := self._never()):
+                        raise NoWorkerComes(reason, worker=self.name) from None
                     if isinstance(failed, Exception):  # not the cancellation at the end of timeout_s
                         self._link.worker_events.not_reached(attempt.retry_state.attempt_number, last := failed)
         except TimeoutError:

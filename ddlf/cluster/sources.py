@@ -54,59 +54,59 @@ class Sources:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._given: set[str] = set()
+        self._sent_names: set[str] = set()
 
     async def give(
-        self, ask: Callable[..., Awaitable[Any]], worker: str, id: int, what: str, name: str, file: str
+        self, ask: Callable[..., Awaitable[Any]], worker: str, id: int, question: str, name: str, file: str
     ) -> None:
         """Answer a question through ``ask``, in pieces. An unreadable file is treated as missing."""
         answer: Any = None
         try:
-            answer = await asyncio.to_thread(self.answer, what, name, file)
+            answer = await asyncio.to_thread(self.answer, question, name, file)
         except (OSError, ValueError) as error:  # an unreadable folder, or a name that is not a path
-            log.warning("%s asked for %s %s, which cannot be read: %s", worker, what, name[:80], error)
+            log.warning("%s asked for %s %s, which cannot be read: %s", worker, question, name[:80], error)
         data = dumps(answer)[0]
-        rest = memoryview(len(data).to_bytes(8, "little") + bytes(data))
+        remaining = memoryview(len(data).to_bytes(8, "little") + bytes(data))
         with contextlib.suppress(DDLFError):  # the worker may be lost meanwhile
             while True:
-                piece, rest = rest[:PIECE_BYTES], rest[PIECE_BYTES:]
-                await ask("give", id, bytes(piece), not rest)
-                if not rest:
+                piece, remaining = remaining[:PIECE_BYTES], remaining[PIECE_BYTES:]
+                await ask("give", id, bytes(piece), not remaining)
+                if not remaining:
                     return
 
-    def answer(self, what: str, name: str, file: str = "") -> Any:
+    def answer(self, question: str, name: str, file: str = "") -> Any:
         """Return the answer to a question; None if no such module or file exists, or if the worker may not have it.
 
         Args:
-            what: ``"names"`` of the top-level modules, a ``"module"``, the ``"files"`` of a package, or a ``"data"``
+            question: ``"names"`` of the top-level modules, a ``"module"``, the ``"files"`` of a package, or a ``"data"``
                 file of a package. Optional parts answer other questions, and may also send files from the current
                 folder.
             name: Name of the module or package, or the argument for an optional part.
             file: Path of the data file, relative to the package's folder.
         """
         folder = self._folder or script_folder()
-        if what not in KINDS:
-            folders = [each for each in (folder, Path.cwd().resolve()) if each is not None]
-            answers = (answer(what, name, folders) for answer in hooks("answer"))
+        if question not in KINDS:
+            folders = [candidate for candidate in (folder, Path.cwd().resolve()) if candidate is not None]
+            answers = (answer(question, name, folders) for answer in hooks("answer"))
             return next((match for match in answers if match is not None), None)
         if folder is None:
             return None
-        if what == "names":
+        if question == "names":
             return _names(folder)
         match = find(folder, name)
         if match is None:
             return None
-        if what == "module":
-            self._given.add(name)
+        if question == "module":
+            self._sent_names.add(name)
             kind, path = match
             source = path.read_bytes() if kind != "namespace" else b""
             return {"kind": kind, "file": str(path), "source": source}
-        if name not in self._given or match[0] == "source":
+        if name not in self._sent_names or match[0] == "source":
             return None
         package_folder = match[1] if match[0] == "namespace" else match[1].parent
-        if what == "files":
+        if question == "files":
             return _files(package_folder)
-        return _data(package_folder, file) if what == "data" else None
+        return _data(package_folder, file) if question == "data" else None
 
 
 def _names(folder: Path) -> list[str]:

@@ -43,12 +43,12 @@ def find_culprit(value: Any, can_pickle: Callable[[Any], bool]) -> str | None:
     return _find(value, name_of(value), can_pickle, 0, set())
 
 
-def _find(value: Any, path: str, can_pickle: Callable[[Any], bool], depth: int, seen: set[int]) -> str | None:
-    if id(value) in seen or depth > 6 or can_pickle(value):
+def _find(value: Any, path: str, can_pickle: Callable[[Any], bool], depth: int, visited: set[int]) -> str | None:
+    if id(value) in visited or depth > 6 or can_pickle(value):
         return None
-    seen.add(id(value))
+    visited.add(id(value))
     for suffix, part in _parts(value):
-        culprit = _find(part, f"{path}{suffix}", can_pickle, depth + 1, seen)
+        culprit = _find(part, f"{path}{suffix}", can_pickle, depth + 1, visited)
         if culprit:
             return culprit
     return f"{path} (a {type(value).__module__}.{type(value).__qualname__})"
@@ -71,8 +71,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts_of_function(value)
     elif isinstance(value, type):
         # A class also lists its own descriptors, which are never pickled.
-        own = ((name, item) for name, item in vars(value).items() if not isinstance(item, types.GetSetDescriptorType))
-        yield from ((f".{name}", item) for name, item in own)
+        attributes = (
+            (name, item) for name, item in vars(value).items() if not isinstance(item, types.GetSetDescriptorType)
+        )
+        yield from ((f".{name}", item) for name, item in attributes)
     else:
         yield from _parts_of_object(value)
         yield " -> class", type(value)
@@ -190,11 +192,11 @@ def _reduce_cached(value: Any) -> str | tuple[Any, ...]:
     cloudpickle would send it by name. A worker can resolve such a name only in an installed module.
     """
     module = sys.modules.get(value.__module__)
-    own = value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value()
+    is_sent_by_value = value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value()
     resolved: Any = module
     for part in value.__qualname__.split("."):
         resolved = getattr(resolved, part, None)
-    if resolved is value and not own:
+    if resolved is value and not is_sent_by_value:
         return str(value.__qualname__)
     return _cache, (value.__wrapped__, value.cache_parameters()), vars(value)
 
@@ -261,9 +263,9 @@ class Pickled(bytes):
     """
 
     def __new__(cls, value: Any) -> Pickled:
-        made = super().__new__(cls, pickle_object(value))
-        _check_size(made, value.__name__)
-        return made
+        pickled = super().__new__(cls, pickle_object(value))
+        _check_size(pickled, value.__name__)
+        return pickled
 
     @functools.cached_property
     def address(self) -> bytes:
@@ -293,7 +295,7 @@ class CodeSender:
     """
 
     def __init__(self) -> None:
-        self._held: OrderedDict[bytes, None] = OrderedDict()
+        self._sent: OrderedDict[bytes, None] = OrderedDict()
 
     def dump(self, value: Any, pickle: Callable[[Any], bytes] = pickle_object) -> tuple[Tag, bytes]:
         """Encode functions and classes by content address, and pickle other objects."""
@@ -304,17 +306,17 @@ class CodeSender:
             address = hashlib.sha256(data).digest()
         else:
             return Tag.OBJECT, data
-        if address in self._held:
-            self._held.move_to_end(address)
+        if address in self._sent:
+            self._sent.move_to_end(address)
             return Tag.CODE, address
-        self._held[address] = None
-        if len(self._held) > CACHE_ENTRIES:  # the other side's cache has dropped this code, too
-            self._held.popitem(last=False)
+        self._sent[address] = None
+        if len(self._sent) > CACHE_ENTRIES:  # the other side's cache has dropped this code, too
+            self._sent.popitem(last=False)
         return Tag.CODE, address + data
 
     def forget(self) -> None:
         """Forget which code the other side has, so that all code is sent in full again."""
-        self._held.clear()
+        self._sent.clear()
 
 
 class CodeCache:
@@ -376,8 +378,8 @@ def load_result(tag: Tag, data: bytes) -> Any:
 @contextlib.contextmanager
 def _own_modules_by_value() -> Iterator[None]:
     """Let cloudpickle send modules that are not installed by value while one value is pickled."""
-    known = cloudpickle.list_registry_pickle_by_value()
-    registered = [module for module in own_modules() if module.__name__ not in known]
+    registered_names = cloudpickle.list_registry_pickle_by_value()
+    registered = [module for module in own_modules() if module.__name__ not in registered_names]
     for module in registered:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -395,7 +397,7 @@ _INSTALLED = tuple(
         if len(Path(path).parts) > 2
     }
 )
-_own: dict[str, bool] = {}
+_is_own_by_file: dict[str, bool] = {}
 _scan: tuple[int, str, list[Any]] = (0, "", [])
 
 
@@ -406,18 +408,18 @@ def own_modules() -> list[Any]:
     both processes share their memory until it is accessed.
     """
     global _scan
-    count, last, own = _scan
-    known = list(sys.modules)  # in one step: another thread may import
-    more = len(known) - count
-    names = known[::-1][: max(0, more) + 1]
-    if more >= 0 and names[-1] == last:
-        names.pop()
+    count, last, modules = _scan
+    module_names = list(sys.modules)  # in one step: another thread may import
+    added = len(module_names) - count
+    new_names = module_names[::-1][: max(0, added) + 1]
+    if added >= 0 and new_names[-1] == last:
+        new_names.pop()
     else:  # some modules may have been removed, too
-        names, count, own = known[::-1], 0, []
-    if names:
-        own = [*own, *(module for name in reversed(names) if _is_own(module := sys.modules.get(name)))]
-        _scan = count + len(names), names[0], own
-    return own
+        new_names, count, modules = module_names[::-1], 0, []
+    if new_names:
+        modules = [*modules, *(module for name in reversed(new_names) if _is_own(module := sys.modules.get(name)))]
+        _scan = count + len(new_names), new_names[0], modules
+    return modules
 
 
 def _is_own(module: Any) -> bool:
@@ -429,9 +431,9 @@ def _is_own(module: Any) -> bool:
         or sys.modules.get(name) is not module
     ):
         return False
-    if file not in _own:
-        _own[file] = file.endswith(".py") and not is_installed(file)
-    return _own[file]
+    if file not in _is_own_by_file:
+        _is_own_by_file[file] = file.endswith(".py") and not is_installed(file)
+    return _is_own_by_file[file]
 
 
 def is_installed(file: str) -> bool:

@@ -377,7 +377,7 @@ class Owner(Protocol):
     def on_event(self, frame: Frame) -> None: ...
     def on_end(self, channel: Channel) -> None: ...
     def on_cancel(self, channel: Channel, id: int) -> None: ...
-    async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError: ...
+    async def error_of(self, channel: Channel, reason: BaseException | None) -> DDLFError: ...
 
 
 class Channel:
@@ -461,10 +461,10 @@ class Channel:
             raise
         except ConnectionResetError as error:  # the request could not be sent
             future.cancel()  # the end of the connection may also set an error on this future, which nobody would read
-            why = copy.copy(await self._owner.why(self, error))
-            if isinstance(why, RequestFailed):
-                why.may_have_run = False
-            raise why from None
+            loss = copy.copy(await self._owner.error_of(self, error))
+            if isinstance(loss, RequestFailed):
+                loss.may_have_run = False
+            raise loss from None
         except (asyncio.CancelledError, RequestTimeout):
             if not self.stream.closed:
                 self.stream.detach()  # the caller continues, and may change the arrays that it passed
@@ -527,7 +527,7 @@ class Channel:
             self._owner.spawn(self._explain(reason))
 
     async def _explain(self, reason: BaseException | None) -> None:
-        self.fail(await self._owner.why(self, reason))
+        self.fail(await self._owner.error_of(self, reason))
 
     def fail(self, error: DDLFError) -> None:
         """End every open request with a copy of ``error``. Copies are needed because a handler may add to its error."""

@@ -191,8 +191,8 @@ class ClientHandshake:
 
     def __init__(self, role: Role, token: bytes, max_message_bytes: int, *, tls: bool = False) -> None:
         self._key = auth_key(token)
-        self._mine = new_hello(role, max_message_bytes, self._key, FLAG_TLS if tls else 0).encode()
-        self.hello = self._mine
+        self._own_hello = new_hello(role, max_message_bytes, self._key, FLAG_TLS if tls else 0).encode()
+        self.hello = self._own_hello
 
     def read_hello(self, data: bytes, certificate: bytes = NO_CERTIFICATE) -> tuple[Hello, bytes]:
         """Check the 96 bytes that the worker answers: its hello and its proof that it has the token.
@@ -210,14 +210,14 @@ class ClientHandshake:
         """
         worker_hello, worker_proof = data[: HELLO.size], data[HELLO.size :]
         hello = decode_hello(worker_hello)
-        if not hmac.compare_digest(worker_proof, proof(self._key, "S", self._mine, worker_hello, certificate)):
+        if not hmac.compare_digest(worker_proof, proof(self._key, "S", self._own_hello, worker_hello, certificate)):
             if hello.key_id == key_id(self._key):
                 raise AuthError(
                     "the handshake was altered on the network, although both sides use the same token",
                     hint="an attacker may read this connection: check the address, the name service and the network",
                 )
             raise AuthError("the worker has another token than this side")
-        return hello, proof(self._key, "C", self._mine, worker_hello, certificate)
+        return hello, proof(self._key, "C", self._own_hello, worker_hello, certificate)
 
     @staticmethod
     def read_verdict(data: bytes) -> None:
@@ -248,7 +248,7 @@ class WorkerHandshake:
         self._keys = [auth_key(token) for token in tokens]
         self._certificate = certificate
         self._max_message_bytes = max_message_bytes
-        self._client = self._mine = b""
+        self._client = self._own_hello = b""
 
     def answer(self, data: bytes) -> tuple[Hello, bytes]:
         """Check the client's hello of 64 bytes, and return the answer to send.
@@ -261,11 +261,11 @@ class WorkerHandshake:
         # learns nothing.
         key = next((key for key in self._keys if key_id(key) == client.key_id), self._keys[0])
         self._client = data
-        self._mine = new_hello(client.role, self._max_message_bytes, key, client.flags).encode()
-        return client, self._mine + proof(key, "S", self._client, self._mine, self._certificate)
+        self._own_hello = new_hello(client.role, self._max_message_bytes, key, client.flags).encode()
+        return client, self._own_hello + proof(key, "S", self._client, self._own_hello, self._certificate)
 
-    def accepts(self, given: bytes) -> bool:
+    def accepts(self, client_proof: bytes) -> bool:
         """Return whether the client's proof was made with one of the tokens. Every result takes the same time."""
-        proofs = [proof(key, "C", self._client, self._mine, self._certificate) for key in self._keys]
-        matches = [hmac.compare_digest(given, expected) for expected in proofs]
+        proofs = [proof(key, "C", self._client, self._own_hello, self._certificate) for key in self._keys]
+        matches = [hmac.compare_digest(client_proof, expected) for expected in proofs]
         return any(matches)

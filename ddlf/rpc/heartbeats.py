@@ -75,10 +75,10 @@ class Timing:
     ) -> Timing:
         """Return a timing with defaults for missing values: an eighth and a half of ``dead_after_s``."""
         dead = DEAD_AFTER_S if dead_after_s is None else dead_after_s
-        known = isinstance(dead, int | float)
+        is_number = isinstance(dead, int | float)
         return cls(
-            heartbeat_s=(dead / HEARTBEATS_TO_DEATH if known else 1.0) if heartbeat_s is None else heartbeat_s,
-            suspect_after_s=(dead / 2 if known else 2.0) if suspect_after_s is None else suspect_after_s,
+            heartbeat_s=(dead / HEARTBEATS_TO_DEATH if is_number else 1.0) if heartbeat_s is None else heartbeat_s,
+            suspect_after_s=(dead / 2 if is_number else 2.0) if suspect_after_s is None else suspect_after_s,
             dead_after_s=dead,
         )
 

@@ -431,31 +431,31 @@ def load_known(fields: list[Any]) -> Any:
         ResultNotData: This side lacks the class, or its class differs from the other side's.
         ProtocolError: The fields do not describe such an object.
     """
-    what, module, name, content = fields
+    kind_of_object, module, name, content = fields
     if type(module) is not str or type(name) is not str:
         raise ProtocolError("the name of a class must be text")
-    kind = known(module, name)
-    if what == "enum" and isinstance(kind, type) and issubclass(kind, Enum):
-        if type(content) is str and content in kind.__members__:
-            return kind.__members__[content]
-        if type(content) is int and issubclass(kind, Flag):
-            return kind(content)
-    elif what == "namedtuple" and isinstance(kind, type) and _is_named_tuple(kind):
-        if type(content) is list and len(content) == len(kind._fields):  # type: ignore[attr-defined]
-            return tuple.__new__(kind, content)
-    elif what == "dataclass" and isinstance(kind, type) and _is_dataclass(kind):
+    target = imported_object(module, name)
+    if kind_of_object == "enum" and isinstance(target, type) and issubclass(target, Enum):
+        if type(content) is str and content in target.__members__:
+            return target.__members__[content]
+        if type(content) is int and issubclass(target, Flag):
+            return target(content)
+    elif kind_of_object == "namedtuple" and isinstance(target, type) and _is_named_tuple(target):
+        if type(content) is list and len(content) == len(target._fields):  # type: ignore[attr-defined]
+            return tuple.__new__(target, content)
+    elif kind_of_object == "dataclass" and isinstance(target, type) and _is_dataclass(target):
         if type(content) is dict:
-            return _made(kind, content)
-    elif what not in ("enum", "namedtuple", "dataclass"):
-        raise ProtocolError(f"object of kind {str(what)[:40]!r} not allowed")
-    problem = "differs from the class on the worker" if kind is not None else "is unknown on this side"
+            return _instance_of(target, content)
+    elif kind_of_object not in ("enum", "namedtuple", "dataclass"):
+        raise ProtocolError(f"object of kind {str(kind_of_object)[:40]!r} not allowed")
+    problem = "differs from the class on the worker" if target is not None else "is unknown on this side"
     raise ResultNotData(
         f"the result contains a {module}.{name}, which {problem}",
         hint="import its module on this side before the call, or return a dict",
     )
 
 
-def known(module: str, name: str) -> Any:
+def imported_object(module: str, name: str) -> Any:
     """Find a class or object by its qualified name in a module that is imported already. No code of the module runs;
     return None if it is missing.
     """
@@ -493,11 +493,11 @@ def _state(value: Any) -> dict[str, Any]:
 
 def _slots(kind: type) -> list[str]:
     slots = [base.__dict__.get("__slots__", ()) for base in kind.__mro__]
-    names = [name for given in slots for name in ((given,) if isinstance(given, str) else given)]
+    names = [name for declared in slots for name in ((declared,) if isinstance(declared, str) else declared)]
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
-def _made(kind: type, state: dict[str, Any]) -> Any:
+def _instance_of(kind: type, state: dict[str, Any]) -> Any:
     value: Any = object.__new__(kind)
     slots = _slots(kind)
     for name, item in state.items():
@@ -559,11 +559,11 @@ def refuse_objects(value: Any) -> NoReturn:
     """Refuse to send an object that is not plain data. This is the ``dump_object`` of a worker's results: only data
     leaves a worker.
     """
-    what = f"{type(value).__module__}.{type(value).__qualname__}"
-    if what == "numpy.ndarray":
-        what += f" of {value.dtype} with {value.ndim} dimensions"
+    label = f"{type(value).__module__}.{type(value).__qualname__}"
+    if label == "numpy.ndarray":
+        label += f" of {value.dtype} with {value.ndim} dimensions"
     raise ResultNotData(
-        f"a {what} is not plain data",
+        f"a {label} is not plain data",
         hint="return numbers, text, dates, lists, dicts, dataclasses or arrays, or allow objects with pickle_results=True (--pickle-results)",
     )
 
@@ -863,9 +863,9 @@ def _shaped(memory: Any, name: str, dtype: np.dtype[Any], order: Any, shape: lis
         if type(size) is not int or not 0 <= size <= 2**48:
             raise ProtocolError(f"bad shape {shape}")
         expected *= size
-    given = len(memory)
-    if expected != given:
-        raise ProtocolError(f"array of shape {shape} and type {name} needs {expected} bytes, has {given}")
+    size_given = len(memory)
+    if expected != size_given:
+        raise ProtocolError(f"array of shape {shape} and type {name} needs {expected} bytes, has {size_given}")
     if order not in ("C", "F"):
         raise ProtocolError(f"bad order {order!r}")
     return np.frombuffer(memory, dtype).reshape(shape, order=order)
@@ -881,8 +881,12 @@ def _find(value: Any, dump_object: DumpObject, within: tuple[int, ...] = ()) -> 
         parts = [(f"[{key!r}]", item) for key, item in value.items()]
     elif type(value) in (list, tuple):
         parts = [(f"[{index}]", item) for index, item in enumerate(value)]
-    elif dump_object is refuse_objects and isinstance(known := dump_known(value), list) and type(known[3]) is dict:
-        parts = [(f".{name}", item) for name, item in known[3].items()]
+    elif (
+        dump_object is refuse_objects
+        and isinstance(description := dump_known(value), list)
+        and type(description[3]) is dict
+    ):
+        parts = [(f".{name}", item) for name, item in description[3].items()]
     within = (*within, id(value))
     for suffix, item in parts if len(within) <= 8 else ():
         try:
@@ -939,8 +943,8 @@ class Request:
         self.hear: Callable[[dict[str, Any]], None] | None = None
 
     def __repr__(self) -> str:
-        given = [repr(value)[:40] for value in self.args] + [f"{k}={repr(v)[:40]}" for k, v in self.kwargs.items()]
-        return f"Request({', '.join([repr(self.command), *given])})"
+        arguments = [repr(value)[:40] for value in self.args] + [f"{k}={repr(v)[:40]}" for k, v in self.kwargs.items()]
+        return f"Request({', '.join([repr(self.command), *arguments])})"
 
 
 class Response:
@@ -990,27 +994,29 @@ def describe(error: BaseException) -> dict[str, Any]:
     other. DDLF's own frames before the first user frame are left out.
     """
     chain: list[list[Any]] = []
-    seen: set[int] = set()
-    rest: list[tuple[BaseException, str]] = [(error, "")]
-    while rest and len(chain) < MAX_CHAIN:
-        current, link = rest.pop()
-        if id(current) in seen:
+    visited: set[int] = set()
+    pending: list[tuple[BaseException, str]] = [(error, "")]
+    while pending and len(chain) < MAX_CHAIN:
+        current, link = pending.pop()
+        if id(current) in visited:
             continue
-        seen.add(id(current))
+        visited.add(id(current))
         frames = [
             [f.filename, f.lineno or 0, f.name, f.line or ""] for f in traceback.extract_tb(current.__traceback__)
         ]
         if not chain:
-            own = next((index for index, frame in enumerate(frames) if not is_machinery(str(frame[0]))), len(frames))
-            frames = frames[own:]
+            first_of_user = next(
+                (index for index, frame in enumerate(frames) if not is_machinery(str(frame[0]))), len(frames)
+            )
+            frames = frames[first_of_user:]
         chain.append([type_name(current), _text(current), frames[-100:], link])
         if current.__cause__ is not None:
-            rest.append((current.__cause__, "The above exception was the direct cause of the following exception:"))
+            pending.append((current.__cause__, "The above exception was the direct cause of the following exception:"))
         elif current.__context__ is not None and not current.__suppress_context__:
             link = "During handling of the above exception, another exception occurred:"
-            rest.append((current.__context__, link))
+            pending.append((current.__context__, link))
         if isinstance(current, BaseExceptionGroup):
-            rest += [(part, "The above exception is one of the group below:") for part in current.exceptions]
+            pending += [(part, "The above exception is one of the group below:") for part in current.exceptions]
     facts: dict[str, Any] = {"chain": chain, "hint": _hint(error)}
     may_have_run = getattr(error, "may_have_run", None)
     if isinstance(may_have_run, bool):
@@ -1056,8 +1062,8 @@ def _carried(error: BaseException) -> dict[str, Any]:
         facts["args"] = list(error.args)
     attributes = {name: value for name, value in vars(error).items() if not name.startswith("__") and _is_data(value)}
     if isinstance(error, OSError):
-        given = {name: getattr(error, name) for name in OS_ERROR}
-        attributes |= {name: value for name, value in given.items() if value is not None and _is_data(value)}
+        os_fields = {name: getattr(error, name) for name in OS_ERROR}
+        attributes |= {name: value for name, value in os_fields.items() if value is not None and _is_data(value)}
     if attributes and _is_data(attributes):
         facts["attributes"] = attributes
     notes = getattr(error, "__notes__", None)
@@ -1097,10 +1103,17 @@ def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
     chain = facts["chain"]
     name, message, frames, _ = chain[0]
     hint = str(facts.get("hint", ""))
-    own = getattr(ddlf.errors, name.removeprefix("ddlf.errors."), None) if name.startswith("ddlf.errors.") else None
-    if isinstance(own, type) and issubclass(own, DDLFError) and not frames and own is not RemoteError:
-        declared = {name: value for name, value in facts.get("declared", {}).items() if hasattr(own, name)}
-        error = own(message, hint=hint, worker=worker, **declared)
+    error_class = (
+        getattr(ddlf.errors, name.removeprefix("ddlf.errors."), None) if name.startswith("ddlf.errors.") else None
+    )
+    if (
+        isinstance(error_class, type)
+        and issubclass(error_class, DDLFError)
+        and not frames
+        and error_class is not RemoteError
+    ):
+        declared = {name: value for name, value in facts.get("declared", {}).items() if hasattr(error_class, name)}
+        error = error_class(message, hint=hint, worker=worker, **declared)
         if isinstance(error, RequestFailed):
             error.may_have_run = bool(facts.get("may_have_run", True))
         return error

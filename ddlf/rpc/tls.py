@@ -75,18 +75,18 @@ class WorkerTLS:
     certificate: bytes
 
 
-def worker_tls(own: Path, security: Security) -> WorkerTLS:
+def worker_tls(own_certificate: Path, security: Security) -> WorkerTLS:
     """Load a worker's certificate and key, and return the objects for encryption.
 
     Args:
-        own: File with a self-signed certificate and its key, made by ``make_certificate``. Used if ``security`` names
+        own_certificate: File with a self-signed certificate and its key, made by ``make_certificate``. Used if ``security`` names
             no certificate.
         security: Certificates of an organisation.
 
     Raises:
         ConfigError: A file cannot be used. The text says which file and why.
     """
-    certificate, key = security.tls_cert or own, security.tls_key or own
+    certificate, key = security.tls_cert or own_certificate, security.tls_key or own_certificate
     context = _context(ssl.PROTOCOL_TLS_SERVER, security.tls_ca, certificate, key)
     context.num_tickets = 0  # No client resumes a session, because a connection lives as long as its master.
     if security.tls_ca:
@@ -111,10 +111,10 @@ def client_context(security: Security) -> ssl.SSLContext:
 
 def certificate_seen(sock: ssl.SSLSocket) -> bytes:
     """Return the SHA-256 of the other side's certificate in DER."""
-    seen = sock.getpeercert(binary_form=True)
-    if seen is None:
+    der = sock.getpeercert(binary_form=True)
+    if der is None:
         raise ProtocolError("the other side showed no certificate")
-    return hashlib.sha256(seen).digest()
+    return hashlib.sha256(der).digest()
 
 
 def begin_client(sock: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
@@ -151,7 +151,7 @@ async def finish(sock: ssl.SSLSocket) -> None:
 def explained(error: ssl.SSLError) -> AuthError | ProtocolError:
     """Convert an error of OpenSSL to an error of DDLF with an explanation."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return AuthError(f"the other side's certificate {_why(error)}", hint="renew it, or correct tls_ca")
+        return AuthError(f"the other side's certificate {_reason_of(error)}", hint="renew it, or correct tls_ca")
     reason = (error.reason or str(error)).replace("_", " ").lower()
     if "alert" in reason and any(word in reason for word in ("certificate", "unknown ca")):
         return AuthError(
@@ -163,7 +163,7 @@ def explained(error: ssl.SSLError) -> AuthError | ProtocolError:
     return ProtocolError(f"TLS failed ({reason})")
 
 
-def _why(error: ssl.SSLCertVerificationError) -> str:
+def _reason_of(error: ssl.SSLCertVerificationError) -> str:
     if error.verify_code == _EXPIRED:
         return "has expired"
     if error.verify_code == _NOT_YET:
@@ -256,12 +256,12 @@ def _unusable(certificate: Path, key: Path, error: ssl.SSLError) -> str:
     return f"tls_cert {certificate} with tls_key {key} cannot be used ({(error.reason or str(error)).lower()})"
 
 
-def _check_readable(path: Path, what: str) -> None:
+def _check_readable(path: Path, label: str) -> None:
     try:
         with open(path, "rb"):
             return
     except OSError as error:
-        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}", hint="check the path") from None
+        raise ConfigError(f"{label} {path} cannot be read: {error.strerror}", hint="check the path") from None
 
 
 def _check_key(path: Path) -> None:

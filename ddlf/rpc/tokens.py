@@ -89,8 +89,8 @@ def write_token(path: str | Path | None = None, token: str | None = None) -> Pat
     """
     path = _expanded(default_path() if path is None else path)
     if token is not None:
-        given = _parse(token.encode("utf-8", "surrogateescape"), "the pasted text")
-        token = "\n".join(token_bytes.decode() for token_bytes in given)
+        tokens = _parse(token.encode("utf-8", "surrogateescape"), "the pasted text")
+        token = "\n".join(token_bytes.decode() for token_bytes in tokens)
     try:
         _create(path, token or new_token())
     except FileExistsError:
@@ -165,7 +165,7 @@ def is_automatic(token: bytes) -> bool:
     return False
 
 
-def automatic_token(what: str) -> Tokens:
+def automatic_token(label: str) -> Tokens:
     """Return a token that only this user can read, so that other users of this machine have no access. Create the token
     on first use.
 
@@ -173,17 +173,17 @@ def automatic_token(what: str) -> Tokens:
     get the same token.
 
     Args:
-        what: The name in messages, such as ``"loopback token"``. The file name has a hyphen for the
+        label: The name in messages, such as ``"loopback token"``. The file name has a hyphen for the
             space.
 
     Raises:
         AuthError: The file cannot be created, or cannot be used.
     """
-    path = state_folder() / what.replace(" ", "-")
+    path = state_folder() / label.replace(" ", "-")
     if not os.path.lexists(path):
         with suppress(FileExistsError):  # another process was faster; its token is used
             _create(path, new_token())
-    return _read_named(path, what)
+    return _read_named(path, label)
 
 
 def state_folder() -> Path:
@@ -264,17 +264,17 @@ def create_private(path: Path, content: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _read_named(path: Path, what: str) -> Tokens:
+def _read_named(path: Path, label: str) -> Tokens:
     """Read a token file that has to exist; otherwise like `_read`."""
     try:
-        return _read(path, what)
+        return _read(path, label)
     except FileNotFoundError:
         raise AuthError(
-            f"{what} {path} does not exist", hint="make one with 'ddlf token new', or copy it from another machine"
+            f"{label} {path} does not exist", hint="make one with 'ddlf token new', or copy it from another machine"
         ) from None
 
 
-def _read(path: Path, what: str) -> Tokens:
+def _read(path: Path, label: str) -> Tokens:
     """Read a token file.
 
     Raises:
@@ -289,35 +289,37 @@ def _read(path: Path, what: str) -> Tokens:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else error
         raise AuthError(
-            f"{what} {path} cannot be read: {reason}", hint=f"check the file with 'ls -l {path}'"
+            f"{label} {path} cannot be read: {reason}", hint=f"check the file with 'ls -l {path}'"
         ) from error
     try:
         status = os.fstat(descriptor)
         content = os.read(descriptor, MAX_FILE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
     finally:
         os.close(descriptor)
-    _check_file(status, path, what)
-    return Tokens(_parse(content, f"{what} {path}"), f"{what} {path}")
+    _check_file(status, path, label)
+    return Tokens(_parse(content, f"{label} {path}"), f"{label} {path}")
 
 
-def _check_file(status: os.stat_result, path: Path, what: str) -> None:
+def _check_file(status: os.stat_result, path: Path, label: str) -> None:
     """Refuse paths that are not files, and files that others could read or write.
 
     Raises:
         AuthError: The text gives the reason, and the hint gives the command that repairs it.
     """
     if stat.S_ISDIR(status.st_mode):
-        raise AuthError(f"{what} {path} is a directory", hint="name a file in this directory")
+        raise AuthError(f"{label} {path} is a directory", hint="name a file in this directory")
     if not stat.S_ISREG(status.st_mode):
-        raise AuthError(f"{what} {path} is not a regular file", hint="copy the token into a regular file with mode 600")
+        raise AuthError(
+            f"{label} {path} is not a regular file", hint="copy the token into a regular file with mode 600"
+        )
     if os.name != "posix":
         return  # Windows protects a user's folder with access lists, which the mode does not show
     if not is_private(status):
         mode = stat.S_IMODE(status.st_mode)
-        raise AuthError(f"{what} {path} is readable by others ({mode:04o})", hint=f"run 'chmod 600 {path}'")
+        raise AuthError(f"{label} {path} is readable by others ({mode:04o})", hint=f"run 'chmod 600 {path}'")
     if os.geteuid() not in (0, status.st_uid) and status.st_uid != 0:
         raise AuthError(
-            f"{what} {path} belongs to another user (uid {status.st_uid})", hint="copy the token into your own file"
+            f"{label} {path} belongs to another user (uid {status.st_uid})", hint="copy the token into your own file"
         )
 
 

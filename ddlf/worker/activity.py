@@ -104,7 +104,7 @@ class Activity:
 
     def __init__(self, fd: int) -> None:
         self._page = mmap.mmap(fd, PAGE_BYTES)
-        self._asked = 0  # the value of the counter when ``_to_end`` was read
+        self._ends_read = 0  # the value of the counter when ``_to_end`` was read
         self._to_end: frozenset[int] = frozenset()
 
     def close(self) -> None:
@@ -226,16 +226,16 @@ class Activity:
 
         The next SIGINT is meant for this request, so a late signal does not hit the request after it.
         """
-        (asked,) = _ID.unpack_from(self._page, _ASKED_AT)
-        _ID.pack_into(self._page, _ENDED_AT + asked * _ID.size % _ENDED.size, id)
-        _ID.pack_into(self._page, _ASKED_AT, asked + 1)  # last, so that a reader of the counter sees the id
+        (count,) = _ID.unpack_from(self._page, _ASKED_AT)
+        _ID.pack_into(self._page, _ENDED_AT + count * _ID.size % _ENDED.size, id)
+        _ID.pack_into(self._page, _ASKED_AT, count + 1)  # last, so that a reader of the counter sees the id
 
     def is_to_end(self, id: int) -> bool:
         """Return whether the daemon asked for the end of this request."""
-        (asked,) = _ID.unpack_from(self._page, _ASKED_AT)
-        if asked != self._asked:  # rare; reading the list for each call would be slow
+        (count,) = _ID.unpack_from(self._page, _ASKED_AT)
+        if count != self._ends_read:  # rare; reading the list for each call would be slow
             self._to_end = frozenset(_ENDED.unpack_from(self._page, _ENDED_AT))
-            self._asked = asked  # last, because a signal may come in between and ask again
+            self._ends_read = count  # last, because a signal may come in between and ask again
         return id in self._to_end
 
     def grant(self, lease: bytes) -> None:

@@ -83,18 +83,20 @@ class Wanted:
         limits = [] if self.memory is None else [card for card in described if not card.endswith(_limit(self.memory))]
         if self.names is None:
             return bool(limits)
-        wanted = [] if self.names == (NONE,) else list(self.names)
-        own = zip([card.partition(" ")[0] for card in described], uuids or [""] * len(described), strict=True)
-        return bool(limits) or len(wanted) != len(described) or not all(map(_is_named, wanted, own))
+        names = [] if self.names == (NONE,) else list(self.names)
+        numbers_and_uuids = zip(
+            [card.partition(" ")[0] for card in described], uuids or [""] * len(described), strict=True
+        )
+        return bool(limits) or len(names) != len(described) or not all(map(_is_named, names, numbers_and_uuids))
 
 
 def _limit(memory: int | None) -> str:
     return "" if memory is None else f", at most {memory / 1e9:.1f} GB"
 
 
-def _is_named(name: str, own: tuple[str, str]) -> bool:
+def _is_named(name: str, number_and_uuid: tuple[str, str]) -> bool:
     """Return whether a name is the number of a card, or the beginning of its unique name."""
-    number, uuid = own
+    number, uuid = number_and_uuid
     return uuid.startswith(name) if name.startswith(("GPU-", "MIG-")) else number == name
 
 
@@ -117,7 +119,7 @@ class Assignment:
         self._locks: list[int] = []
 
     @classmethod
-    def take(cls, wanted: Wanted) -> Self:
+    def take(cls, wish: Wanted) -> Self:
         """Find the cards of a worker and lock them.
 
         Without names, a worker takes all cards that the mask of its environment leaves. Without a mask, it takes one card
@@ -126,7 +128,7 @@ class Assignment:
         Raises:
             ConfigError: The cards do not exist, belong to another worker, or cannot be used.
         """
-        names, memory = wanted.names, wanted.memory
+        names, memory = wish.names, wish.memory
         mask = os.environ.get(MASK)
         if names == (NONE,):
             _refuse_memory(memory, "with gpus=none")
@@ -204,12 +206,12 @@ def unused_cards() -> list[str]:
     mask = os.environ.get(MASK)
     if mask is not None and mask.partition(",")[0].strip().casefold() in HIDDEN:
         return []
-    found, build = find_cards(), build_of(keras_backend())
-    reasons = [f"{found.problem}; {found.do}"] if found.problem else []
-    if found.cards and build.package and not build.cuda:
+    inventory, build = find_cards(), build_of(keras_backend())
+    reasons = [f"{inventory.problem}; {inventory.do}"] if inventory.problem else []
+    if inventory.cards and build.package and not build.cuda:
         install = f"python -m pip install 'ddlf[{build.extra}]'" if build.extra else "choose another with KERAS_BACKEND"
         reasons.append(f"{build.package}, which Keras would use, computes on CPUs only; {install}")
-    return reasons + _avoided(found.cards)
+    return reasons + _avoided(inventory.cards)
 
 
 def usable_cards(mask: str | None) -> tuple[Card, ...]:
@@ -224,11 +226,11 @@ def _cards_for(names: Sequence[str]) -> tuple[Card, ...]:
     Raises:
         ConfigError: There are none, one is missing for a known reason, or Keras cannot compute on them.
     """
-    found, backend = find_cards(), keras_backend()
-    if not found.cards or (found.problem and any(named(found.cards, name) is None for name in names)):
+    inventory, backend = find_cards(), keras_backend()
+    if not inventory.cards or (inventory.problem and any(named(inventory.cards, name) is None for name in names)):
         raise ConfigError(
-            f"no card is found for gpus={','.join(names)}" + (f": {found.problem}" if found.problem else ""),
-            hint=found.do or "ddlf doctor lists the cards of this machine",
+            f"no card is found for gpus={','.join(names)}" + (f": {inventory.problem}" if inventory.problem else ""),
+            hint=inventory.do or "ddlf doctor lists the cards of this machine",
         )
     build = build_of(backend)
     if build.package and not build.cuda:
@@ -236,7 +238,7 @@ def _cards_for(names: Sequence[str]) -> tuple[Card, ...]:
             f"gpus={','.join(names)} has no effect: {build.package}, which Keras would use, computes on CPUs only",
             hint=f"python -m pip install 'ddlf[{build.extra}]'" if build.extra else "choose another with KERAS_BACKEND",
         )
-    return found.cards
+    return inventory.cards
 
 
 def _refuse_memory(memory: int | None, reason: str) -> None:
@@ -289,11 +291,11 @@ def free_cards(cards: Sequence[Card], memory: int | None = None) -> tuple[Card, 
             os.close(lock)
             free.append(card)
     if not free and (lost := [card for card in cards if card.lost]):
-        others = (
+        busy = (
             f", and {listed([card for card in cards if not card.lost])} has a worker" if len(lost) < len(cards) else ""
         )
         raise ConfigError(
-            f"no card of this machine is free: {', and '.join(f'the card {card} {card.lost}' for card in lost)}{others}",
+            f"no card of this machine is free: {', and '.join(f'the card {card} {card.lost}' for card in lost)}{busy}",
             hint=f"{REPAIR}; or leave the cards alone with --gpus none",
         )
     if not free:
@@ -319,20 +321,20 @@ def _try_to_lock(card: Card, *, shared: bool) -> int | None:
 # -- several workers of one machine -------------------------------------------------------------------------------------
 
 
-def count_of_workers(wanted: Wanted, usual: int) -> int:
+def count_of_workers(wish: Wanted, usual: int) -> int:
     """Return the number of local workers if the user names none: one for each named or free card, or ``usual`` without a
     card.
 
     Raises:
         ConfigError: Each card has a worker already.
     """
-    if wanted.names is not None:
-        return usual if wanted.names == (NONE,) else len(wanted.names)
-    seen = usable_cards(os.environ.get(MASK))
-    if not seen:
+    if wish.names is not None:
+        return usual if wish.names == (NONE,) else len(wish.names)
+    visible = usable_cards(os.environ.get(MASK))
+    if not visible:
         return usual
     with one_at_a_time():
-        return len(free_cards(seen, wanted.memory))
+        return len(free_cards(visible, wish.memory))
 
 
 def wish(gpus: object = None, gpu_memory: object = None) -> Wanted:
@@ -352,31 +354,31 @@ def wish(gpus: object = None, gpu_memory: object = None) -> Wanted:
     return Wanted(names, count_of_bytes("gpu_memory", gpu_memory))
 
 
-def instead_of_lost(wanted: Wanted) -> Wanted:
+def instead_of_lost(wish: Wanted) -> Wanted:
     """Return the card of a local worker that starts again: its own, or a free one if its own was lost.
 
     Args:
-        wanted: The cards that ``spread`` has given the worker.
+        wish: The cards that ``spread`` has given the worker.
 
     Raises:
         ConfigError: No other card is free.
     """
     lost = lost_cards()
-    if wanted.names is None or not lost.keys() & {*wanted.names}:
-        return wanted
+    if wish.names is None or not lost.keys() & {*wish.names}:
+        return wish
     with one_at_a_time():
-        card = free_cards(usable_cards(os.environ.get(MASK)), wanted.memory)[0]
-    return Wanted((card.uuid,), wanted.memory)
+        card = free_cards(usable_cards(os.environ.get(MASK)), wish.memory)[0]
+    return Wanted((card.uuid,), wish.memory)
 
 
-def spread(workers: int, wanted: Wanted) -> list[Wanted]:
+def spread(workers: int, wish: Wanted) -> list[Wanted]:
     """Give each of the workers of one machine its card.
 
     Workers beyond the number of cards share cards. If the user names no limit, each one gets an equal part of its card.
 
     Args:
         workers: Number of workers.
-        wanted: Cards of all of them, and the limit for each.
+        wish: Cards of all of them, and the limit for each.
 
     Returns:
         The card of each worker, and its limit.
@@ -384,18 +386,18 @@ def spread(workers: int, wanted: Wanted) -> list[Wanted]:
     Raises:
         ConfigError: The cards do not exist, belong to another worker, or cannot be used.
     """
-    names, memory = wanted.names, wanted.memory
+    names, memory = wish.names, wish.memory
     mask = os.environ.get(MASK)
     if names == (NONE,):
         _refuse_memory(memory, "with gpus=none")
-        return [wanted] * workers
+        return [wish] * workers
     if names is None:
-        seen = usable_cards(mask)
-        if not seen:
+        visible = usable_cards(mask)
+        if not visible:
             _refuse_memory(memory, "without a card")
             return [NO_WISH] * workers
         with one_at_a_time():
-            cards = free_cards(seen, memory)
+            cards = free_cards(visible, memory)
     else:
         cards = named_cards(_cards_for(names), names, mask, together=False)
         if len(cards) > workers:
@@ -404,16 +406,16 @@ def spread(workers: int, wanted: Wanted) -> list[Wanted]:
                 hint=f"name {workers}, or start {len(cards)} workers",
             )
     count = Counter(cards[worker % len(cards)].uuid for worker in range(workers))
-    places = []
+    wishes = []
     for worker in range(workers):
         card = cards[worker % len(cards)]
         check_memory(memory, card, count[card.uuid])
         part = int(SHARED * card.memory / count[card.uuid]) if count[card.uuid] > 1 else None
-        places.append(Wanted((card.uuid,), memory or part))
-    return places
+        wishes.append(Wanted((card.uuid,), memory or part))
+    return wishes
 
 
-def cards_for(workers: int, wanted: Wanted) -> list[str]:
+def cards_for(workers: int, wish: Wanted) -> list[str]:
     """Return the card that each worker of this machine would get from ``spread``, and its limit, for people; empty texts
     without cards.
 
@@ -422,8 +424,8 @@ def cards_for(workers: int, wanted: Wanted) -> list[str]:
     """
     cards = {card.uuid: card for card in find_cards().cards}
     return [
-        ", ".join(f"{cards[name]}{_limit(place.memory)}" for name in place.names or () if name in cards)
-        for place in spread(workers, wanted)
+        ", ".join(f"{cards[name]}{_limit(assigned.memory)}" for name in assigned.names or () if name in cards)
+        for assigned in spread(workers, wish)
     ]
 
 
@@ -463,8 +465,8 @@ def prepare_framework() -> None:
         return
     framework = importlib.import_module(backend)
     if backend == "jax" and not cards_of_executor():
-        if framework.config.jax_platforms != (wanted := os.environ["JAX_PLATFORMS"]):
-            framework.config.update("jax_platforms", wanted)
+        if framework.config.jax_platforms != (platforms := os.environ["JAX_PLATFORMS"]):
+            framework.config.update("jax_platforms", platforms)
     elif backend == "tensorflow" and limit:
         _limit_tensorflow(framework.config, limit // 2**20)
     elif backend == "torch" and limit and framework.cuda.is_available():

@@ -69,7 +69,7 @@ class Method:
         skip: Number of leading arguments of a request that identify the method. The other arguments are for the
             function.
         at_once: Whether it runs at once, and ``status`` does not show it as running.
-        kept: Whether it changes state that would be lost with the executor.
+        stateful: Whether it changes state that would be lost with the executor.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Method:
     path: Path | None = None
     skip: int = 1
     at_once: bool = False
-    kept: bool = False
+    stateful: bool = False
 
 
 def once(function: Callable[..., Any]) -> Method:
@@ -241,9 +241,9 @@ class Methods:
         method = self._methods.get(name)
         if method is None:
             similar = difflib.get_close_matches(str(name), self._methods, 1)
-            known = f"it has: {', '.join(self.names())}" if self._methods else "it has none; add it with add_method"
+            methods = f"it has: {', '.join(self.names())}" if self._methods else "it has none; add it with add_method"
             guess = f" (did you mean {similar[0]!r}?)" if similar else ""
-            raise LookupError(f"no method {name!r} here; {known}{guess}")
+            raise LookupError(f"no method {name!r} here; {methods}{guess}")
         if method.function is None:
             assert method.path is not None
             method.function = self._unpickle(method.path.read_bytes())
@@ -374,16 +374,16 @@ class Hosting:
     def _end(self, key: tuple[str, str]) -> None:
         """End a role in a background task. No request waits for it, because its computations may take time to end."""
         run, _ = key
-        task = asyncio.get_running_loop().create_task(self._end_behind(self._taken(key)))
+        task = asyncio.get_running_loop().create_task(self._end_behind(self._remove(key)))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         if all(run != other for other, _ in self._roles):
             self._over(run)
 
-    def _taken(self, key: tuple[str, str]) -> list[Role]:
+    def _remove(self, key: tuple[str, str]) -> list[Role]:
         """Remove a role and the roles that it has made, and return them."""
         role = self._roles.pop(key, None)
-        companions = [companion for name in self._companions.pop(key, ()) for companion in self._taken((key[0], name))]
+        companions = [companion for name in self._companions.pop(key, ()) for companion in self._remove((key[0], name))]
         return companions if role is None else [role, *companions]
 
     async def _end_behind(self, roles: list[Role]) -> None:
@@ -518,7 +518,7 @@ class Calls:
         if refusal is not None:
             call.session.answer(call, Response(error=refusal))
             return
-        if method.kept and self._activity is not None:
+        if method.stateful and self._activity is not None:
             self._activity.use()
         self._start(call, method, call.request.args)
 
@@ -884,7 +884,7 @@ class Session:
                     await connection.drain(leave=MAX_QUEUED_BYTES // 2)
             except TimeoutError:
                 if connection.bytes_sent == sent:
-                    _log(
+                    _log_closing(
                         f"its master has read nothing for {STALLED_AFTER_S:g} s, {connection.queued_bytes:,} bytes wait for it"
                     )
                     connection.abort()
@@ -897,7 +897,7 @@ class Session:
 
     def _on_close(self, reason: BaseException | None) -> None:
         if isinstance(reason, ProtocolError):
-            _log(str(reason))
+            _log_closing(str(reason))
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -906,5 +906,5 @@ def _no_connect() -> LeaseError:
     return LeaseError("a session begins with connect")
 
 
-def _log(why: str) -> None:
-    print(f"ddlf-worker: closed a connection: {why}", file=sys.__stderr__, flush=True)
+def _log_closing(reason: str) -> None:
+    print(f"ddlf-worker: closed a connection: {reason}", file=sys.__stderr__, flush=True)

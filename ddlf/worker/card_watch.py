@@ -84,7 +84,7 @@ class CardWatch:
         self.problem = ""
         self._cards = tuple(cards)
         self._loss: Loss | None = None
-        self._asked: tuple[Card, float] | None = None  # a card whose answer is awaited, and since when
+        self._question: tuple[Card, float] | None = None  # a card whose answer is awaited, and since when
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -102,9 +102,9 @@ class CardWatch:
         Args:
             patience_s: A card counts as hanging after these seconds without an answer.
         """
-        asked, patience = self._asked, patience_s or ANSWER_S
-        if self._loss is None and asked is not None and time.monotonic() - asked[1] > patience:
-            self._loss = Loss(asked[0], f"hangs: it has not answered for {patience:g} s")
+        question, patience = self._question, patience_s or ANSWER_S
+        if self._loss is None and question is not None and time.monotonic() - question[1] > patience:
+            self._loss = Loss(question[0], f"hangs: it has not answered for {patience:g} s")
         return self._loss
 
     def _watch(self) -> None:
@@ -119,12 +119,12 @@ class CardWatch:
                 self._look(pynvml, events)
                 self.problem = ""
             except pynvml.NVMLError as error:  # perhaps the driver is being replaced: this costs no worker
-                self._asked, self.problem = None, f"NVML cannot read the cards: {error}"
+                self._question, self.problem = None, f"NVML cannot read the cards: {error}"
             if self._stopped.wait(LOOK_S):
                 return
 
     def _ask(self, card: Card) -> None:
-        self._asked = card, time.monotonic()
+        self._question = card, time.monotonic()
 
     def _look(self, nvml: Any, events: Any) -> None:
         readings = []
@@ -142,7 +142,7 @@ class CardWatch:
             card = next((card for card in self._cards if card.uuid == uuid), self._cards[0])
             if xid in FATAL:
                 self._loss = Loss(card, f"{FATAL[xid]} (Xid {xid})")
-        self._asked = None
+        self._question = None
         self.readings = tuple(readings)
 
 
@@ -155,7 +155,7 @@ def read(nvml: Any, card: Card) -> Reading:
     handle = nvml.nvmlDeviceGetHandleByUUID(card.uuid)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
 
-    def known(ask: Any) -> Any:
+    def or_none(ask: Any) -> Any:
         try:
             return ask()
         except nvml.NVMLError as error:
@@ -163,15 +163,15 @@ def read(nvml: Any, card: Card) -> Reading:
                 raise
             return None  # an instance of a divided card does not report it
 
-    watts = known(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+    watts = or_none(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     return Reading(
         number=card.number,
         name=card.name,
-        utilisation=known(lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        utilisation=or_none(lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
         memory=int(memory.used),
         total=int(memory.total),
         watts=None if watts is None else watts / 1000,
-        celsius=known(lambda: int(nvml.nvmlDeviceGetTemperature(handle, 0))),
+        celsius=or_none(lambda: int(nvml.nvmlDeviceGetTemperature(handle, 0))),
     )
 
 

@@ -71,14 +71,14 @@ class Loss:
 
     Args:
         card: The card.
-        why: The reason, as the end of a sentence about the card.
+        reason: The reason, as the end of a sentence about the card.
     """
 
     card: Card
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"the card {self.card} {self.why}"
+        return f"the card {self.card} {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ def find_cards() -> Found:
         cards, problems, lost = list[Card](), list[str](), lost_cards()
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
-                here = [*_cards_of(pynvml, index, pynvml.nvmlDeviceGetHandleByIndex(index), lost)]
-                cards += here
-                if not here:
+                instances = [*_cards_of(pynvml, index, pynvml.nvmlDeviceGetHandleByIndex(index), lost)]
+                cards += instances
+                if not instances:
                     problems.append(f"the card {index} is divided (MIG), but has no instance")
             except pynvml.NVMLError as error:
                 if error.value not in (FELL_OFF, NEEDS_RESET):
@@ -247,7 +247,7 @@ def seen_cards(cards: Sequence[Card], mask: str | None) -> tuple[Card, ...]:
     """
     if mask is None:
         return tuple(cards)
-    seen: list[Card] = []
+    visible: list[Card] = []
     for part in mask.split(","):
         if part.strip().casefold() in HIDDEN:  # CUDA ignores all that follows
             break
@@ -257,9 +257,9 @@ def seen_cards(cards: Sequence[Card], mask: str | None) -> tuple[Card, ...]:
                 f"{MASK}={mask} names the card {part.strip()}, which this machine does not have",
                 hint=f"it has: {listed(cards)}",
             )
-        if card not in seen:
-            seen.append(card)
-    return tuple(seen)
+        if card not in visible:
+            visible.append(card)
+    return tuple(visible)
 
 
 def named_cards(
@@ -276,7 +276,7 @@ def named_cards(
     Raises:
         ConfigError: A card does not exist, is hidden by the mask, or is named twice; or the cards cannot be used together.
     """
-    seen = seen_cards(cards, mask)
+    visible = seen_cards(cards, mask)
     chosen: list[Card] = []
     for name in names:
         instances = [card.number for card in cards if card.number.startswith(f"{name}:")]
@@ -285,7 +285,7 @@ def named_cards(
         card = named(cards, name)
         if card is None:
             raise ConfigError(f"this machine has no card {name}", hint=f"it has: {listed(cards) or 'none'}")
-        if card not in seen:
+        if card not in visible:
             raise ConfigError(f"the card {card} is hidden by {MASK}={mask}", hint="change this variable, or unset it")
         if card in chosen:
             raise ConfigError(f"the card {card} is named twice", hint="name it once")
@@ -302,9 +302,9 @@ def named(cards: Sequence[Card], name: str) -> Card | None:
     for card in cards:
         if card.number == name or card.uuid == name:
             return card
-    near = [card for card in cards if card.uuid.startswith(name) and name.startswith(("GPU-", "MIG-"))]
-    near += [card for card in cards if card.number.startswith(f"{name}:")]
-    return near[0] if near else None
+    matches = [card for card in cards if card.uuid.startswith(name) and name.startswith(("GPU-", "MIG-"))]
+    matches += [card for card in cards if card.number.startswith(f"{name}:")]
+    return matches[0] if matches else None
 
 
 def listed(cards: Sequence[Card]) -> str:
@@ -384,24 +384,24 @@ def facts_of_cards(backend: str, mask: str | None) -> dict[str, Any]:
         about cards that DDLF does not hand out; ``mask``; ``seen``, the numbers of the cards that the mask leaves;
         ``wrong``, what is wrong with the mask; ``programs``, the program of each process that computes on a card.
     """
-    found = find_cards()
-    wrong = ""
-    seen: tuple[Card, ...] = ()
+    inventory = find_cards()
+    problem = ""
+    visible: tuple[Card, ...] = ()
     try:
-        seen = seen_cards(found.cards, mask) if found.cards else ()
+        visible = seen_cards(inventory.cards, mask) if inventory.cards else ()
     except ConfigError as error:
-        wrong = f"{error.message}; {error.hint}"
+        problem = f"{error.message}; {error.hint}"
     build = build_of(backend)
     return {
-        **asdict(found),
+        **asdict(inventory),
         "package": build.package,
         "build_cuda": build.cuda,
         "extra": build.extra,
         "others": other_kind(),
         "mask": mask,
-        "wrong": wrong,
-        "seen": [card.number for card in seen],
-        "programs": {str(pid): program_of(pid) for card in found.cards for pid in card.processes},
+        "wrong": problem,
+        "seen": [card.number for card in visible],
+        "programs": {str(pid): program_of(pid) for card in inventory.cards for pid in card.processes},
     }
 
 

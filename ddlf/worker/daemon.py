@@ -180,7 +180,7 @@ class Control:
         self._loop = asyncio.get_running_loop()
         self.claimed = range(0)
         self.master_id = b""
-        self.who = ""
+        self.master_name = ""
         self.orphan_grace_s = ORPHAN_GRACE_S
         self._liveness: Liveness | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -220,7 +220,13 @@ class Control:
         """Return the facts about this master's lease as data, for ``ddlf status``."""
         silent_s = self._liveness.silent_s(self._loop.time()) if self._liveness is not None else 0.0
         since = lease.holder.since if lease.holder else ""
-        return {"holder": self.who, "since": since, "epoch": lease.epoch, "state": self.judge(), "silent_s": silent_s}
+        return {
+            "holder": self.master_name,
+            "since": since,
+            "epoch": lease.epoch,
+            "state": self.judge(),
+            "silent_s": silent_s,
+        }
 
     def _on_frame(self, frame: Frame) -> None:
         self.hear()
@@ -298,7 +304,7 @@ class Control:
         claimed = range(first_id, first_id + CLAIMED_IDS)
         granted = 0
         if session:
-            self.master_id, self.who = session, str(Holder(session, str(who), str(job)))
+            self.master_id, self.master_name = session, str(Holder(session, str(who), str(job)))
             holder = Holder(session, str(who), str(job), time.strftime("%H:%M"))
             granted = self._daemon.grant(self, holder, int(epoch), bool(takeover))
         self.claimed = claimed
@@ -425,8 +431,8 @@ class Daemon:
         try:
             self.assignment = Assignment.take(options.gpus)
             state_dir = self._make_state_dir()
-            self._certificate = own = self._make_certificate()
-            self._encryption = worker_tls(own, options.security) if own and options.security else None
+            self._certificate = certificate = self._make_certificate()
+            self._encryption = worker_tls(certificate, options.security) if certificate and options.security else None
         except (OSError, ConfigError) as error:
             self._stop_listening()
             self._folder.remove()
@@ -564,16 +570,16 @@ class Daemon:
         for sentence in await asyncio.to_thread(self.assignment.avoided):
             self.log(sentence)
         self._card_watch.start()
-        told, problem = 0.0, ""
+        told_at, problem = 0.0, ""
         while (loss := self._card_watch.loss(self._holder.dead_after_s if self._holder else None)) is None:
-            if self._holder is not None and self._card_watch.readings and time.monotonic() - told >= CARD_TELL_S:
-                told = time.monotonic()
+            if self._holder is not None and self._card_watch.readings and time.monotonic() - told_at >= CARD_TELL_S:
+                told_at = time.monotonic()
                 self._holder.event("cards", {"cards": self._readings()})
             if self._card_watch.problem != problem:
                 problem = self._card_watch.problem
                 self.log(problem or "NVML reads the cards again")
             await asyncio.sleep(CARD_CHECK_S)
-        await asyncio.to_thread(remember_lost, loss.card.uuid, loss.why)
+        await asyncio.to_thread(remember_lost, loss.card.uuid, loss.reason)
         self.log(f"{loss}; this worker ends")
         if self._holder is not None:
             facts = {"by": f"its daemon, because {loss}", "lost_card": str(loss), "hint": REPAIR}
@@ -736,7 +742,7 @@ class Daemon:
             if before.master_id != master.master_id:
                 before.event("lease_lost", {"by": str(master), "since": master.since, "epoch": epoch})
                 before.orphan_grace_s = CANCEL_GRACE_S  # a master waits now
-                self.log(f"{master} takes over from {before.who}")
+                self.log(f"{master} takes over from {before.master_name}")
             before.close()
         return epoch
 
@@ -785,8 +791,8 @@ class Daemon:
 
     def addresses(self) -> dict[str, Any]:
         """Return the addresses of this worker for connections from others, as data."""
-        own = self._options.advertise
-        advertised = [own[0], own[1] or self.port] if own else None
+        advertise = self._options.advertise
+        advertised = [advertise[0], advertise[1] or self.port] if advertise else None
         listens = addresses_of(self.host) if self._listener is not None else []
         return {
             "machine": same_machine(),
@@ -832,14 +838,14 @@ class Daemon:
         if control is self._holder:
             await self._questions.give(id, piece, last)
 
-    def interfere(self, control: Control, doing: str, *, who: str = "", force: bool = False) -> str:
+    def interfere(self, control: Control, doing: str, *, requester: str = "", force: bool = False) -> str:
         """Check that a connection may stop or restart the work on this worker, and log it. A stop is also reported to
         the master that has the worker.
 
         Args:
             control: The connection that asked for it.
             doing: The action, for people: ``"stopped"`` or ``"restarted"``.
-            who: Name of the other side, for people.
+            requester: Name of the other side, for people.
             force: Whether to do it even if another master has the worker.
 
         Returns:
@@ -848,18 +854,23 @@ class Daemon:
         Raises:
             LeaseError: Another master has the worker, and ``force`` is false.
         """
-        who = "".join(letter if letter.isprintable() else "?" for letter in str(who)[:100]) or control.who or "somebody"
+        requester = (
+            "".join(letter if letter.isprintable() else "?" for letter in str(requester)[:100])
+            or control.master_name
+            or "somebody"
+        )
         holder = self._holder
         if holder is not None and holder is not control:
             if not force and holder.judge() != "dead":
                 since = self._lease.holder.since if self._lease.holder else ""
-                raise LeaseError(f"in use by {holder.who} since {since}", hint="--force ends that run")
+                raise LeaseError(f"in use by {holder.master_name} since {since}", hint="--force ends that run")
             if doing == "stopped":  # a restarted executor reports its own end
-                holder.event("stopped_by", {"by": who})
+                holder.event("stopped_by", {"by": requester})
         self.log(
-            f"{doing} by {who}" + (f", while {holder.who} had this worker" if holder not in (None, control) else "")
+            f"{doing} by {requester}"
+            + (f", while {holder.master_name} had this worker" if holder not in (None, control) else "")
         )
-        return who
+        return requester
 
     async def preload(self, modules: list[str], *, replace: bool = False) -> dict[str, Any]:
         """Let the executors that start from now on have these modules imported already, and wait until this is

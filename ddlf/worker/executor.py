@@ -98,11 +98,11 @@ class Executor:
             worker.on_shard = activity.show_shard
             worker.on_part = activity.show_part
         self.peers.changed = self.end_sessions_without_lease
-        self.peers.lost = lambda id, why: self._tell({"what": "silent", "worker": id, "why": why})
+        self.peers.lost = lambda id, reason: self._tell({"what": "silent", "worker": id, "why": reason})
         self._hosting = worker.roles = methods.roles = Hosting(worker, free, over=self.peers.forget)
         worker.on_tell = self._tell
         self.commands = methods.commands = {
-            name: Method(name, getattr(worker, name), skip=0, at_once=name in AT_ONCE, kept=name in KEPT)
+            name: Method(name, getattr(worker, name), skip=0, at_once=name in AT_ONCE, stateful=name in KEPT)
             for name in (*IN_TURN, *AT_ONCE)
         }
         self.commands["clean"].function = self._clean

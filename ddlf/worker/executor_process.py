@@ -85,7 +85,7 @@ class Questions:
         sock = socket.socket(fileno=descriptor)
         sock.setblocking(False)
         try:
-            what, name, file = json.loads(question)
+            kind, name, file = json.loads(question)
         except ValueError:
             event = None
         if event is None:
@@ -93,7 +93,7 @@ class Questions:
             return
         id = next(self._ids)
         self._open[id] = sock
-        event("wanted", {"id": id, "what": what, "name": name, "file": file})
+        event("wanted", {"id": id, "what": kind, "name": name, "file": file})
 
     async def give(self, id: int, piece: bytes, last: bool) -> None:
         """Pass a part of the answer to the executor. The thread that asked may have ended."""
@@ -189,8 +189,8 @@ class ExecutorProcess:
         self._start_failures = 0
         self._reason: Reason | None = None
         self._served = False
-        self._wanted = asyncio.Event()
-        self._wanted.set()
+        self._may_start = asyncio.Event()
+        self._may_start.set()
         self.state = "starting"
         self.settled = asyncio.Event()
         self.restarts = -1
@@ -215,7 +215,7 @@ class ExecutorProcess:
     async def keep_running(self) -> None:
         """Start the process, and start another one whenever it ends."""
         while True:
-            await self._wanted.wait()
+            await self._may_start.wait()
             try:
                 await self._start()
                 facts = self._facts(await self._wait(), self.pid)
@@ -238,7 +238,7 @@ class ExecutorProcess:
                 self._log(f"executor {facts['text']}; starting a new one")
             else:
                 self.state = "failed"
-                self._wanted.clear()
+                self._may_start.clear()
                 self.settled.set()
                 self._log(
                     f"executor {facts['text']}; {MAX_START_FAILURES} executors in a row ended at their start, so no other one "
@@ -416,20 +416,20 @@ class ExecutorProcess:
         running = self.activity.running()
         return running is not None and running.id == id
 
-    async def restart(self, who: str) -> None:
+    async def restart(self, requester: str) -> None:
         """Kill the process if there is one, and wait for its end. ``keep_running`` starts another one, even after a
         failure.
 
         Args:
-            who: The person or process that wants it, for people.
+            requester: The person or process that wants it, for people.
         """
         if self.state == "failed":
             self.state = "starting"
             self.settled.clear()
         self._start_failures = 0
-        self._wanted.set()
+        self._may_start.set()
         if self._process is not None and self._process.returncode is None:
-            self._reason = Reason(f"was restarted by {who}", "ask that user whether they have finished")
+            self._reason = Reason(f"was restarted by {requester}", "ask that user whether they have finished")
         self._kill_group()
         if self._process is not None:
             await self._process.wait()

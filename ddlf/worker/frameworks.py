@@ -86,14 +86,14 @@ class Framework(ABC):
     def op_without_determinism(self, error: BaseException) -> str:
         """Return the op that cannot compute equal bits, if an error is about this; empty otherwise."""
         text = str(error)
-        found = next((match for pattern in self.lacking if (match := re.search(pattern, text)) is not None), None)
-        return found["op"].strip(" .%`'\"") if found is not None else ""
+        match = next((match for pattern in self.lacking if (match := re.search(pattern, text)) is not None), None)
+        return match["op"].strip(" .%`'\"") if match is not None else ""
 
 
 def _is_of(error: BaseException, name: str) -> bool:
     """Return whether a framework, and not the user's code, has raised an error."""
-    known = (name, f"{name}lib")
-    return any(kind.__module__.partition(".")[0] in known for kind in type(error).__mro__)
+    modules = (name, f"{name}lib")
+    return any(kind.__module__.partition(".")[0] in modules for kind in type(error).__mro__)
 
 
 class TensorFlow(Framework):
@@ -178,8 +178,8 @@ class Jax(Framework):
 
     @cache  # noqa: B019 - there is one object of this class
     def _default(self) -> str | None:
-        found: str | None = self._jax.config.jax_default_matmul_precision
-        return found
+        precision: str | None = self._jax.config.jax_default_matmul_precision
+        return precision
 
     def tf32(self) -> str:
         if self._jax.default_backend() not in ("gpu", "cuda"):
@@ -194,8 +194,8 @@ class Jax(Framework):
         return int((self._jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
 
     def indivisible(self, error: BaseException) -> tuple[int, int] | None:
-        found = re.search(r"axis 0 is partitioned (\d+) times, but the dimension size is (\d+)", str(error))
-        return (int(found[2]), int(found[1])) if found is not None and _is_of(error, self.name) else None
+        match = re.search(r"axis 0 is partitioned (\d+) times, but the dimension size is (\d+)", str(error))
+        return (int(match[2]), int(match[1])) if match is not None and _is_of(error, self.name) else None
 
     def full_error(self) -> Exception:
         error: Exception = self._jax.errors.JaxRuntimeError(
@@ -268,7 +268,7 @@ class Other(Framework):
         return ""
 
 
-FRAMEWORKS: dict[str, Framework] = {one.name: one for one in (TensorFlow(), Jax(), Torch())}
+FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (TensorFlow(), Jax(), Torch())}
 OTHER = Other()
 
 

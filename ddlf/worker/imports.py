@@ -29,7 +29,7 @@ from ddlf.worker.executor_process import MAX_QUESTION_BYTES
 LENGTH = struct.Struct("<Q")
 
 
-def ask_daemon(channel: socket.socket, what: str, name: str, file: str = "") -> Any:
+def ask_daemon(channel: socket.socket, question: str, name: str, file: str = "") -> Any:
     """Ask the master a question through the daemon, such as for the source of a module, and wait for the answer.
 
     Returns:
@@ -38,11 +38,11 @@ def ask_daemon(channel: socket.socket, what: str, name: str, file: str = "") -> 
     reply, daemon_end = socket.socketpair()
     with reply:
         with daemon_end:
-            question = json.dumps([what, name, file]).encode()
+            text = json.dumps([question, name, file]).encode()
             try:
-                if len(question) > MAX_QUESTION_BYTES:
+                if len(text) > MAX_QUESTION_BYTES:
                     return None
-                socket.send_fds(channel, [question], [daemon_end.fileno()])
+                socket.send_fds(channel, [text], [daemon_end.fileno()])
             except OSError:
                 return None
         data = b"".join(iter(lambda: reply.recv(1024**2), b""))
@@ -71,7 +71,7 @@ class MasterFinder(importlib.abc.MetaPathFinder):
         self.enabled: Callable[[], bool] = lambda: True
         self._turn = turn
         self._names: tuple[object, frozenset[str]] = (None, frozenset())
-        self._found: set[str] = set()
+        self._loaded: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -88,7 +88,7 @@ class MasterFinder(importlib.abc.MetaPathFinder):
         answer = self.ask("module", fullname)
         if not isinstance(answer, dict):
             return None
-        self._found.add(fullname)
+        self._loaded.add(fullname)
         loader = MasterLoader(self, answer)
         is_package = loader.kind != "source"
         return importlib.machinery.ModuleSpec(fullname, loader, origin=loader.file, is_package=is_package)
@@ -101,9 +101,9 @@ class MasterFinder(importlib.abc.MetaPathFinder):
 
     def forget(self) -> None:
         """Remove all modules of this master from the process. The next master has its own."""
-        found, self._found = self._found, set()
+        names, self._loaded = self._loaded, set()
         # Do not examine all modules: a fork shares their memory with its parent until the memory is accessed.
-        for name in found:
+        for name in names:
             loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
             if isinstance(loader, MasterLoader) and loader.finder is self:
                 del sys.modules[name]
@@ -112,11 +112,11 @@ class MasterFinder(importlib.abc.MetaPathFinder):
 class MasterLoader(importlib.abc.InspectLoader):
     """Loads one module from its source text on the master."""
 
-    def __init__(self, finder: MasterFinder, found: dict[str, Any]) -> None:
+    def __init__(self, finder: MasterFinder, answer: dict[str, Any]) -> None:
         self.finder = finder
-        self.kind = str(found["kind"])
-        self.file = str(found["file"])
-        self._source = bytes(found["source"])
+        self.kind = str(answer["kind"])
+        self.file = str(answer["file"])
+        self._source = bytes(answer["source"])
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Run the module's code. Tracebacks show the master's file."""
@@ -221,6 +221,6 @@ def leave_current_folder() -> None:
     """Stop importing from the folder in which the worker was started. A worker on another machine could not find those
     modules.
     """
-    current, own = os.getcwd(), str(Path(__file__).resolve().parents[2])  # DDLF itself may be in this folder
-    if sys.path and sys.path[0] in ("", current) and current != own and not sys.flags.safe_path:
+    current, package_folder = os.getcwd(), str(Path(__file__).resolve().parents[2])  # DDLF itself may be in this folder
+    if sys.path and sys.path[0] in ("", current) and current != package_folder and not sys.flags.safe_path:
         del sys.path[0]

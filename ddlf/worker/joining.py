@@ -154,22 +154,22 @@ class Joining:
         """
         addresses, self._addresses = self._addresses, self._join.addresses
         tries = [asyncio.ensure_future(self._try(host, port)) for host, port in addresses]
-        kept: asyncio.Task[socket.socket] | None = None
+        chosen: asyncio.Task[socket.socket] | None = None
         try:
             waiting = set(tries)
-            while waiting and kept is None:
+            while waiting and chosen is None:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                kept = next((task for task in tries if task in done and task.exception() is None), None)
-            if kept is None:
+                chosen = next((task for task in tries if task in done and task.exception() is None), None)
+            if chosen is None:
                 errors = [error for task in tries if isinstance(error := task.exception(), DDLFError)]
                 raise min(errors, key=_rank)
             with contextlib.suppress(OSError):  # if it is lost already, the wait for its use ends at once
-                await send_all(kept.result(), KEPT)
-            address = addresses[tries.index(kept)]
+                await send_all(chosen.result(), KEPT)
+            address = addresses[tries.index(chosen)]
             self._addresses = (address,)
-            return kept.result(), "{}:{}".format(*address)
+            return chosen.result(), "{}:{}".format(*address)
         finally:
-            await _close_others(tries, kept)
+            await _close_others(tries, chosen)
 
     async def _try(self, host: str, port: int) -> socket.socket:
         where = f"{host}:{port}"
@@ -200,13 +200,15 @@ def _rank(error: DDLFError) -> int:
     return next((rank for rank, kind in enumerate((RunOver, LeaseError, AuthError)) if isinstance(error, kind)), 3)
 
 
-async def _close_others(tries: Sequence[asyncio.Task[socket.socket]], kept: asyncio.Task[socket.socket] | None) -> None:
+async def _close_others(
+    tries: Sequence[asyncio.Task[socket.socket]], chosen: asyncio.Task[socket.socket] | None
+) -> None:
     """End all tries but one, and close the connections of the others that succeeded."""
-    others = [task for task in tries if task is not kept]
-    for task in others:
+    unused = [task for task in tries if task is not chosen]
+    for task in unused:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    for task in others:
+    await asyncio.gather(*unused, return_exceptions=True)
+    for task in unused:
         if not task.cancelled() and task.exception() is None:
             task.result().close()
 

@@ -53,18 +53,18 @@ class Holder:
 
     Args:
         master_id: Random bytes that the master chose. They stay the same when it comes back.
-        who: Its name for people, such as ``"anna@pc7 pid 41"``.
+        name: Its name for people, such as ``"anna@pc7 pid 41"``.
         job: Its job, for people; may be empty.
         since: Time of day of its claim, for people.
     """
 
     master_id: bytes
-    who: str
+    name: str
     job: str = ""
     since: str = ""
 
     def __str__(self) -> str:
-        return f"{self.who} ({self.job})" if self.job else self.who
+        return f"{self.name} ({self.job})" if self.job else self.name
 
 
 class Lease:

@@ -47,23 +47,23 @@ def folder_of_cards() -> Path:
 
 def lost_cards() -> dict[str, str]:
     """Return why each lost card is not used, by its unique name."""
-    found, boot = {}, _boot()
+    reasons, boot = {}, _boot()
     for path in sorted(folder_of_cards().glob(f"*{ENDING}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             facts = json.loads(path.read_text())
             if facts["boot"] == boot:
-                found[str(facts["uuid"])] = str(facts["why"])
-    return found
+                reasons[str(facts["uuid"])] = str(facts["why"])
+    return reasons
 
 
-def remember_lost(uuid: str, why: str) -> None:
+def remember_lost(uuid: str, reason: str) -> None:
     """Let no worker take a card again.
 
     Args:
         uuid: Unique name of the card.
-        why: A sentence about it.
+        reason: A sentence about it.
     """
-    facts = {"uuid": uuid, "why": f"{why} at {time.strftime('%H:%M:%S')}", "boot": _boot()}
+    facts = {"uuid": uuid, "why": f"{reason} at {time.strftime('%H:%M:%S')}", "boot": _boot()}
     path = _file(uuid)
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(facts))

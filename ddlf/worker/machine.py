@@ -90,14 +90,16 @@ def unmet(needs: Iterable[str] = ()) -> list[str]:
     missing = []
     for text in (*(metadata.requires("ddlf") or ()), *needs):
         try:
-            wanted = Requirement(text)
+            requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        version = packages([wanted.name]).get(wanted.name)
-        if version is None or not wanted.specifier.contains(version, prereleases=True):
-            missing.append(f"{wanted.name}{wanted.specifier} ({f'{version} is' if version else 'not'} installed)")
+        version = packages([requirement.name]).get(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            missing.append(
+                f"{requirement.name}{requirement.specifier} ({f'{version} is' if version else 'not'} installed)"
+            )
     return missing
 
 
@@ -259,13 +261,13 @@ def cpu_group() -> str:
 
     Workers that have another affinity, or their own CPU quota, have other texts.
     """
-    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     quotas = [str(folder) for folder in (*_group_folders(""), *_group_folders("cpu"))] if any(_cpu_quotas()) else []
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = os.readlink("/proc/self/ns/cgroup") if quotas else ""
     alone = os.getpid() if cores_of_engine() else 0  # an engine has given these CPUs to this worker only
-    return json.dumps([same_machine(), own, quotas, namespace, alone])
+    return json.dumps([same_machine(), cpus, quotas, namespace, alone])
 
 
 def disks(folders: Iterable[Path]) -> list[dict[str, Any]]:
@@ -328,13 +330,15 @@ def addresses_in(network: str) -> list[str]:
         ConfigError: There is none.
     """
     if "/" in network:
-        own = [address for address in addresses_of("::") if ipaddress.ip_address(address) in _network(network)]
+        addresses = [address for address in addresses_of("::") if ipaddress.ip_address(address) in _network(network)]
     else:
-        own = [address for name, address in _ipv4_by_interface() if name == network]
-    if not own:
-        known = ", ".join(f"{address} ({name})" for name, address in _ipv4_by_interface())
-        raise ConfigError(f"this machine has no address in {network}", hint=f"it has: {known or 'none that is known'}")
-    return own
+        addresses = [address for name, address in _ipv4_by_interface() if name == network]
+    if not addresses:
+        existing = ", ".join(f"{address} ({name})" for name, address in _ipv4_by_interface())
+        raise ConfigError(
+            f"this machine has no address in {network}", hint=f"it has: {existing or 'none that is known'}"
+        )
+    return addresses
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
@@ -352,7 +356,7 @@ def same_machine() -> str:
 
 def _ipv4_by_interface() -> list[tuple[str, str]]:
     """Return the name of each network interface with an IPv4 address, and the address; empty where that is unknown."""
-    found = []
+    addresses = []
     if sys.platform.startswith("linux"):
         import fcntl
 
@@ -360,8 +364,8 @@ def _ipv4_by_interface() -> list[tuple[str, str]]:
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):  # no IPv4 address
                     answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                    found.append((name, socket.inet_ntoa(answer[20:24])))
-    return found
+                    addresses.append((name, socket.inet_ntoa(answer[20:24])))
+    return addresses
 
 
 def _ipv4() -> list[str]:

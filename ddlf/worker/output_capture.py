@@ -164,26 +164,26 @@ class Raw(io.RawIOBase):
         return os.isatty(self._copy)
 
 
-def joined(rest: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
+def joined(unfinished: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
     """Append ``data`` to an unfinished line, whose length is limited. Return the kept bytes, and the number of bytes
     that were cut off.
 
     A carriage return restarts the line, like on a terminal.
     """
-    kept, more = rest
-    kept += data
-    if b"\r" in kept:
-        begin = kept.rstrip(b"\r").rfind(b"\r") + 1
-        kept, more = (kept[begin:], 0) if begin else (kept, more)
-    return kept[:MAX_LINE_BYTES], more + max(0, len(kept) - MAX_LINE_BYTES)
+    line, cut_off = unfinished
+    line += data
+    if b"\r" in line:
+        begin = line.rstrip(b"\r").rfind(b"\r") + 1
+        line, cut_off = (line[begin:], 0) if begin else (line, cut_off)
+    return line[:MAX_LINE_BYTES], cut_off + max(0, len(line) - MAX_LINE_BYTES)
 
 
-def shown(kept: bytes, more: int) -> bytes:
+def shown(line: bytes, cut_off: int) -> bytes:
     """Return a line as it is sent to the master, with a note about bytes that were cut off."""
-    if not more:
-        return kept.rstrip(b"\r")
-    whole = kept.decode("utf-8", "ignore").encode() if _is_text(kept) else kept  # no partial character
-    return b"%b [cut, %d more bytes]" % (whole, more)
+    if not cut_off:
+        return line.rstrip(b"\r")
+    characters = line.decode("utf-8", "ignore").encode() if _is_text(line) else line  # no partial character
+    return b"%b [cut, %d more bytes]" % (characters, cut_off)
 
 
 def _is_text(data: bytes) -> bool:

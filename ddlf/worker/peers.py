@@ -130,7 +130,7 @@ class Peer:
         self.shows = shows
         self.offers = Offers()
         self._caller = caller
-        self.found_at(addresses)
+        self.set_addresses(addresses)
         self._timing = Timing.of(dead_after_s=dead_after_s)
         self._control: ControlChannel | None = None
         self._listening: asyncio.Task[Any] | None = None
@@ -141,9 +141,9 @@ class Peer:
         self._bytes_before = (0, 0)
         self._is_over = False
 
-    def found_at(self, addresses: list[Any]) -> None:
+    def set_addresses(self, addresses: list[Any]) -> None:
         """Set the addresses of the other worker for later connections, in the form of the constructor's argument."""
-        self._addresses = [(str(host), int(port), bool(given)) for host, port, given in addresses]
+        self._addresses = [(str(host), int(port), bool(is_advertised)) for host, port, is_advertised in addresses]
 
     async def call(self, role: tuple[str, str], verb: str, /, *args: Any, **data: Any) -> Any:
         """Call a verb of a role on that worker and return its result.
@@ -207,7 +207,7 @@ class Peer:
             for address in offered + self._addresses:
                 if self._is_over:
                     raise AppMissing(f"this worker is not in a run with {self.name} any more")
-                host, port, given = address
+                host, port, is_advertised = address
                 try:
                     outcome = await self._greet(host, port)
                 except LeaseError:
@@ -221,7 +221,7 @@ class Peer:
                     self._addresses.sort(key=lambda candidate: candidate != address)  # next time try this address first
                     return outcome
                 problems.append(f"{host}:{port} {outcome}" if port else f"a connection that it offered {outcome}")
-                if given:
+                if is_advertised:
                     break
             raise ConnectError(
                 "; ".join(problems) or "it has no known address; if it joins its master, start it with --port, too",
@@ -289,7 +289,7 @@ class Peer:
             if channel is not None:
                 channel.stream.abort()
 
-    def _judge(self, who: Any) -> str:
+    def _judge(self, identity: Any) -> str:
         """Check the answer of the process at an address. Return the reason why it is not the wanted worker; empty if it
         is.
 
@@ -297,7 +297,7 @@ class Peer:
             LeaseError: It is the right worker, and does not admit this worker.
         """
         try:
-            executor, run, id, refusal = who["executor"], who["run"], who["id"], who["refusal"]
+            executor, run, id, refusal = identity["executor"], identity["run"], identity["id"], identity["refusal"]
         except (LookupError, TypeError):
             raise ProtocolError("the process that answered did not identify itself") from None
         if executor == self._caller.executor:
@@ -346,15 +346,15 @@ class Peer:
             if self._channel is not None:
                 self._channel.stream.close()
 
-    async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
+    async def error_of(self, channel: Channel, reason: BaseException | None) -> DDLFError:
         """Return the error for the requests that were open when the channel ended."""
         if self._is_over:
             return AppMissing(f"this worker is not in a run with {self.name} any more")
         return self._lost(self._silence.message if self._silence is not None else reason or "the other side closed it")
 
-    def _lost(self, why: object) -> WorkerLost:
-        lost = f"the link from worker {self._caller.me} to it was lost ({why})"
-        return WorkerLost(lost, worker=self.name, hint="check the network between the two workers")
+    def _lost(self, reason: object) -> WorkerLost:
+        message = f"the link from worker {self._caller.me} to it was lost ({reason})"
+        return WorkerLost(message, worker=self.name, hint="check the network between the two workers")
 
 
 DIALS_AT_ONCE = 4
@@ -420,7 +420,7 @@ class Peers(Mapping[int, Peer]):
         self.dialling = Dialling(())
         self.lease: Callable[[], bytes] = lambda: b""
         self.changed: Callable[[], object] = lambda: None
-        self.lost: Callable[[int, str], object] = lambda id, why: None
+        self.lost: Callable[[int, str], object] = lambda id, reason: None
         self._peers: dict[int, Peer] = {}
         self._callers: dict[str, int] = {}
         self._lease = b""
@@ -469,7 +469,7 @@ class Peers(Mapping[int, Peer]):
             peer = before.get(facts["id"])
             # The pass differs for each lease, and therefore after each return of the master.
             if peer is not None and peer.shows == facts["shows"]:
-                peer.found_at(facts["addresses"])
+                peer.set_addresses(facts["addresses"])
             else:
                 peer = Peer(self, **facts, dead_after_s=dead_after_s)
             self._peers[facts["id"]] = peer
@@ -513,7 +513,7 @@ class Peers(Mapping[int, Peer]):
             OSError: The connection ended.
             ProtocolError: This worker calls no others, so the other side probably looks for a master.
         """
-        kept = False
+        is_kept = False
         try:
             if not self._peers:
                 await send_all(sock, short_answer())
@@ -521,9 +521,9 @@ class Peers(Mapping[int, Peer]):
             offer = await receive_offer(sock, preamble, self.dialling.tokens, self._judge)
             if offer is not None:
                 self._peers[offer.place].offers.keep(sock, offer.incarnation)
-                kept = True
+                is_kept = True
         finally:
-            if not kept:
+            if not is_kept:
                 sock.close()
 
     def _judge(self, offer: Offer) -> Verdict:
@@ -534,11 +534,11 @@ class Peers(Mapping[int, Peer]):
 
     # -- requests of other workers ------------------------------------------------------------------------------------
 
-    def greet(self, *asked: Any) -> tuple[dict[str, Any], Admitted | None]:
+    def greet(self, *arguments: Any) -> tuple[dict[str, Any], Admitted | None]:
         """Identify this worker, and check whether another worker may call it.
 
         Args:
-            asked: Name of the run, number of the wanted worker, the caller's executor, and its pass.
+            arguments: Name of the run, number of the wanted worker, the caller's executor, and its pass.
 
         Returns:
             Facts for the caller, and its admission; None if it is not admitted.
@@ -546,9 +546,9 @@ class Peers(Mapping[int, Peer]):
         Raises:
             ProtocolError: The arguments do not have this form.
         """
-        if list(map(type, asked)) != [str, int, str, bytes]:
+        if list(map(type, arguments)) != [str, int, str, bytes]:
             raise ProtocolError("greet takes a run, a number, the name of an executor, and a pass")
-        run, id, executor, shown = asked
+        run, id, executor, shown_pass = arguments
         lease, refusal = self.lease(), ""
         if run != self.run or lease != self._lease or not run:
             refusal = "the worker is not in this run"
@@ -556,7 +556,7 @@ class Peers(Mapping[int, Peer]):
             refusal = f"this is worker {self.me}"
         elif executor not in self._callers:
             refusal = "its master has not allowed this worker to call it"
-        elif not hmac.compare_digest(shown, peer_pass(lease, run, executor)):
+        elif not hmac.compare_digest(shown_pass, peer_pass(lease, run, executor)):
             refusal = "its pass does not match the present lease"
         in_run = run == self.run and lease == self._lease
         facts = {"executor": self.executor, "run": run if in_run else "", "id": self.me, "refusal": refusal}
@@ -632,19 +632,19 @@ class Unreached(Exception):
         self.worker, self.why, self.link = worker, why, link
 
 
-def calls_of(me: int, peers: Peers, own: Callable[..., Awaitable[Any]], run: str) -> Ask:
+def calls_of(own_number: int, peers: Peers, call_own: Callable[..., Awaitable[Any]], run: str) -> Ask:
     """Return a function that calls a role's verb on any worker of a run, this one included.
 
     Args:
-        me: Number of this worker.
+        own_number: Number of this worker.
         peers: The other workers.
-        own: Calls a role of this worker: ``Hosting.call``.
+        call_own: Calls a role of this worker: ``Hosting.call``.
         run: Name of the run.
     """
 
     async def ask(number: int, role: str, verb: str, *arguments: Any) -> Any:
-        if number == me:
-            return await own(run, role, verb, *arguments)
+        if number == own_number:
+            return await call_own(run, role, verb, *arguments)
         peer = peers[number]
         try:
             peer.refuse_silent()  # a new connection would take seconds, and the master tries this link again

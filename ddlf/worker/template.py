@@ -133,8 +133,8 @@ class Template:
         socket.
         """
         request = json.loads(message)
-        wanted = DESCRIPTORS if request["do"] == "fork" else 1
-        if len(descriptors) == wanted:  # with fewer descriptors, the kernel had none left
+        expected = DESCRIPTORS if request["do"] == "fork" else 1
+        if len(descriptors) == expected:  # with fewer descriptors, the kernel had none left
             with contextlib.suppress(OSError):  # no memory, process number or descriptor is free
                 if request["do"] == "preload":
                     return self._preload(request["modules"], message, descriptors)
@@ -197,15 +197,15 @@ class Template:
         return None
 
     def _begin_warm_one(self, modules: list[str]) -> MainFunction | None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
-            ours.close()
+            own_end.close()
             self._let_go()
-            return lambda: warm_up(self._imported + modules, theirs, parent)
-        theirs.close()
-        self._warm_one, self._warm_pid, self._modules = ours, pid, modules
-        self._poll.register(ours, select.POLLIN)
+            return lambda: warm_up(self._imported + modules, other_end, parent)
+        other_end.close()
+        self._warm_one, self._warm_pid, self._modules = own_end, pid, modules
+        self._poll.register(own_end, select.POLLIN)
         return None
 
     def _hear_warm_one(self) -> None:

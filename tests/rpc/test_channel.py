@@ -60,7 +60,7 @@ class Owner:
     def on_cancel(self, channel, id):
         self.calls.append(("cancel", id))
 
-    async def why(self, channel, reason):
+    async def error_of(self, channel, reason):
         return WorkerLost(f"because {reason}", worker=self.name)
 
 

@@ -359,7 +359,7 @@ class WorkerAddress(_Section):
         return self
 
     @property
-    def wanted(self) -> Wanted:
+    def wish(self) -> Wanted:
         """The cards that it shall have."""
         return Wanted(self.gpus, self.gpu_memory)
 

@@ -40,7 +40,7 @@ class Local(Launcher):
 
     Args:
         n: Number of workers, 1 to 1,024; None for one on each free card, or two without a card.
-        wanted: The cards for all of them, and the limit of memory for each.
+        wish: The cards for all of them, and the limit of memory for each.
     """
 
     revives = True
@@ -53,7 +53,7 @@ class Local(Launcher):
             raise ConfigError(f"the number of local workers must be 1-1024, got {n!r}")
         self.tokens = Tokens((new_token().encode(),), source="a throw-away token")
         self.addresses = [("127.0.0.1", 0)] * n
-        self._wanted = wish
+        self._wish = wish
         self._cards: list[Wanted] = []
         self._template: Template | None = None
         self._processes: list[asyncio.subprocess.Process] = []  # in the order of the workers
@@ -76,7 +76,7 @@ class Local(Launcher):
             return self.addresses
 
     async def _start_all(self, modules: tuple[str, ...]) -> list[tuple[asyncio.subprocess.Process, int]]:
-        self._cards = spread(len(self.addresses), self._wanted)
+        self._cards = spread(len(self.addresses), self._wish)
         self._template = self._template or start_template(modules)
         starting = (self._start_one(index) for index in range(len(self.addresses)))
         outcomes = await asyncio.gather(*starting, return_exceptions=True)
