@@ -13,16 +13,16 @@ FACTORS = (1, 1, 0.909999, 0.583120, 1, 0.480916, 1)
 
 def test_the_rolling_clip_gives_the_golden_sequence():
     mean = spread = 0.0
-    for count, (norm, most, factor) in enumerate(zip(NORMS, MOST, FACTORS, strict=True)):
+    for count, (norm, expected_limit, factor) in enumerate(zip(NORMS, MOST, FACTORS, strict=True)):
         mean, spread, limit = Rolling().observe(np.float64(norm), mean, spread, count, np)
-        assert limit == pytest.approx(most, abs=1e-6)
+        assert limit == pytest.approx(expected_limit, abs=1e-6)
         assert Rolling.factor(np.float64(norm), limit, np) == pytest.approx(factor, abs=1e-6)
 
 
 def test_the_rolling_clip_allows_less_after_the_first_batches():
     for count, k in ((14, 4.0), (15, 2.0)):
-        mean, spread, most = Rolling().observe(np.float64(2), 1.0, 0.5, count, np)
-        assert most == pytest.approx(mean + k * spread)
+        mean, spread, limit = Rolling().observe(np.float64(2), 1.0, 0.5, count, np)
+        assert limit == pytest.approx(mean + k * spread)
 
 
 def test_each_unit_is_clipped_to_a_share_of_its_weights():

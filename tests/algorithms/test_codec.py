@@ -258,9 +258,9 @@ def test_int8_survives_the_extremes_of_float32():
 
 def test_blocks_lose_less_than_one_scale_for_the_whole_tensor():
     update = [np.float32(np.repeat([1, 10], 8192) * np.random.default_rng(0).normal(size=16_384))]
-    whole, blocks = ([round_trip(code, update[0])] for code in (Int8(), Int8(block=4096)))
+    one_scale, blocks = ([round_trip(code, update[0])] for code in (Int8(), Int8(block=4096)))
     quiet = [update[0][:8192]]
-    assert relative_error(quiet, [blocks[0][:8192]]) < relative_error(quiet, [whole[0][:8192]]) / 5
+    assert relative_error(quiet, [blocks[0][:8192]]) < relative_error(quiet, [one_scale[0][:8192]]) / 5
 
 
 @given(tensor=moderate, fraction=st.floats(0.01, 1))
@@ -359,8 +359,8 @@ def test_powersgd_recovers_from_a_zero_matrix():
 
 def test_powersgd_restarts_after_a_payload_of_another_rank():
     tensor = np.float32(np.random.default_rng(4).normal(size=(60, 40)))
-    other = PowerSGD(rank=3).pack(tensor)["right"]
-    assert np.array_equal(PowerSGD().pack_after(tensor, other)["left"], PowerSGD().pack(tensor)["left"])
+    of_another_rank = PowerSGD(rank=3).pack(tensor)["right"]
+    assert np.array_equal(PowerSGD().pack_after(tensor, of_another_rank)["left"], PowerSGD().pack(tensor)["left"])
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (1, 100), (100, 1), (4, 4), (0, 100)])

@@ -190,17 +190,17 @@ def test_a_malformed_update_is_refused(encoded):
 def test_the_start_of_a_codec_is_stored_with_its_residual():
     (tensors,) = updates_of_a_cnn()
     count = len(tensors)
-    encoded, left = encode_update(PowerSGD(), tensors, EXACT)
-    assert [len(left), [part is not None for part in left[count:]]] == [
+    encoded, residual = encode_update(PowerSGD(), tensors, EXACT)
+    assert [len(residual), [part is not None for part in residual[count:]]] == [
         2 * count,
-        [part is not None for part in left[:count]],
+        [part is not None for part in residual[:count]],
     ]
-    assert np.array_equal(left[count + 4], encoded["payloads"][4]["right"])
-    on, _ = encode_update(PowerSGD(), tensors, EXACT, [None] * count + left[count:])
+    assert np.array_equal(residual[count + 4], encoded["payloads"][4]["right"])
+    on, _ = encode_update(PowerSGD(), tensors, EXACT, [None] * count + residual[count:])
     anew, _ = encode_update(PowerSGD(), tensors, EXACT)
     assert not np.array_equal(on["payloads"][4]["left"], anew["payloads"][4]["left"])
-    _, other = encode_update(Int8(), tensors, EXACT, left)  # another codec drops this state
-    assert len(other) == count
+    _, residual_of_int8 = encode_update(Int8(), tensors, EXACT, residual)  # another codec drops this state
+    assert len(residual_of_int8) == count
 
 
 @pytest.mark.parametrize("wrong", [{"lossless": [False]}, {"residuals": [None]}])
@@ -226,31 +226,33 @@ def test_master_and_worker_hold_the_same_bits_without_drift(code):
     history = weights_in_training(50)
     start, _ = next(history)
     on_master = on_worker = start
-    behind = []
+    distances = []
     for new, update in history:
         encoded, on_master = encode_delta(new, on_master, code, EXACT)
         on_worker = apply_delta(on_worker, encoded)
         assert [w.tobytes() for w in on_worker] == [w.tobytes() for w in on_master]
         for i in (1, 3, 5, 6, 7):  # small tensors, statistics, the counter
             assert on_worker[i].tobytes() == new[i].tobytes()
-        behind.append(np.linalg.norm(on_worker[4] - new[4]) / np.linalg.norm(update[4]))
+        distances.append(np.linalg.norm(on_worker[4] - new[4]) / np.linalg.norm(update[4]))
     if isinstance(code, PowerSGD) or (isinstance(code, TopK) and code.fraction < 1):
-        assert max(behind) < 50**0.5  # a random update waits for its turn, without more drift
+        assert max(distances) < 50**0.5  # a random update waits for its turn, without more drift
     else:
-        most = 0.25 if isinstance(code, Int4) else 0.12
-        assert max(behind[25:]) <= 1.2 * max(behind[:25]) < most  # part of one update after any number of updates
+        limit = 0.25 if isinstance(code, Int4) else 0.12
+        assert (
+            max(distances[25:]) <= 1.2 * max(distances[:25]) < limit
+        )  # part of one update after any number of updates
 
 
 def test_differences_to_the_weights_sent_before_would_drift():
     """The test above can fail: weights drift if the master forgets the lost parts."""
     history = weights_in_training(50)
     old, _ = next(history)
-    on_worker, behind = old, []
+    on_worker, distances = old, []
     for new, update in history:
         encoded, _received = encode_delta(new, old, Int8(), EXACT)
         on_worker, old = apply_delta(on_worker, encoded), new
-        behind.append(np.linalg.norm(on_worker[4] - new[4]) / np.linalg.norm(update[4]))
-    assert behind[-1] > 4 * behind[0]
+        distances.append(np.linalg.norm(on_worker[4] - new[4]) / np.linalg.norm(update[4]))
+    assert distances[-1] > 4 * distances[0]
 
 
 def test_float32_weights_arrive_exactly():

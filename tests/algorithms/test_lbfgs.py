@@ -211,16 +211,16 @@ def test_sums_of_integers_do_not_depend_on_the_order(seed, peak):
     vectors = [chance.uniform(-peak, peak, 50) for _ in range(20)]
     format = FixedPoint.fitting(peak, len(vectors))
     numbers = [format.of(vector) for vector in vectors]
-    total, other = sum(numbers), sum(numbers[i] for i in chance.permutation(20))
-    assert (total == other).all()
+    total, permuted_total = sum(numbers), sum(numbers[i] for i in chance.permutation(20))
+    assert (total == permuted_total).all()
     np.testing.assert_allclose(format.value(total), np.sum(vectors, axis=0), atol=peak * 1e-13)
 
 
 def test_values_up_to_the_limit_do_not_overflow():
     format = FixedPoint.fitting(0.3, 1000)
     assert format.limit >= 300
-    most = format.of(np.array([format.limit, -format.limit]))
-    total = format.value(1000 * most)
+    extremes = format.of(np.array([format.limit, -format.limit]))
+    total = format.value(1000 * extremes)
     np.testing.assert_allclose(total, [1000 * format.limit, -1000 * format.limit])
 
 

@@ -164,12 +164,12 @@ def test_missing_slots_are_named():
         merge.result()
 
 
-@pytest.mark.parametrize(("first", "again"), [(0, 0), (1, 1)])
-def test_second_update_of_a_slot_is_refused(first, again):
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 1)])
+def test_second_update_of_a_slot_is_refused(first, second):
     merge = RunningMerge(2, like=updates_of(1)[0])
     merge.add(first, updates_of(1)[0], 1)
-    with pytest.raises(ConfigError, match=f"slot {again} was merged already"):
-        merge.add(again, updates_of(1)[0], 1)
+    with pytest.raises(ConfigError, match=f"slot {second} was merged already"):
+        merge.add(second, updates_of(1)[0], 1)
 
 
 @pytest.mark.parametrize(

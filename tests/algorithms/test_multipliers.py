@@ -9,7 +9,7 @@ DIGITS = {"w1": (1, 9), "b1": (2, 8), "w2": (4, 6), "b2": (5, 5), "w3": (7, 3), 
 
 
 def test_the_first_quarter_of_the_digits_is_frozen():
-    assert [factor(*both, 0.25) for both in DIGITS.values()] == [0, 0, 0.5, 0.5, 0.9, 0.9]
+    assert [factor(*arguments, 0.25) for arguments in DIGITS.values()] == [0, 0, 0.5, 0.5, 0.9, 0.9]
     assert factors(DIGITS, 0.25) == dict(zip(DIGITS, [0, 0, 0.5, 0.5, 0.9, 0.9], strict=True))
 
 

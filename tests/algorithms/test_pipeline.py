@@ -22,18 +22,18 @@ def test_a_stage_keeps_the_activations_of_at_most_as_many_micro_batches_as_stage
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (3, 8), (4, 8)])
 def test_idle_time_of_equal_stages_follows_the_formula(stages, micro_batches):
     """Each pass takes one unit of time. It begins when its stage is free and its inputs are ready."""
-    done, now = {}, [0] * stages
-    left = [list(passes(stage, stages, micro_batches)) for stage in range(stages)]
-    while any(left):
-        for stage, todo in enumerate(left):
+    end_times, now = {}, [0] * stages
+    open_passes = [list(passes(stage, stages, micro_batches)) for stage in range(stages)]
+    while any(open_passes):
+        for stage, todo in enumerate(open_passes):
             if todo:
                 forward, number = todo[0]
-                other = stage - 1 if forward else stage + 1
-                needed = (other, forward, number) if 0 <= other < stages else None
-                if needed is None or needed in done:
+                neighbour = stage - 1 if forward else stage + 1
+                needed = (neighbour, forward, number) if 0 <= neighbour < stages else None
+                if needed is None or needed in end_times:
                     todo.pop(0)
-                    now[stage] = max(now[stage], done.get(needed, 0)) + 1
-                    done[stage, forward, number] = now[stage]
+                    now[stage] = max(now[stage], end_times.get(needed, 0)) + 1
+                    end_times[stage, forward, number] = now[stage]
     idle = 1 - 2 * micro_batches / max(now)
     assert idle == pytest.approx((stages - 1) / (micro_batches + stages - 1))
 

@@ -78,11 +78,11 @@ def test_shards_of_any_cut_have_the_bits_of_one(name):
     chance = np.random.default_rng(7)
     w = chance.normal(size=size).astype(np.float32)
     gradients = chance.normal(size=(4, size)).astype(np.float32)
-    whole = applied(rule, w, gradients)[-1]
-    assert whole.dtype == np.float32
+    uncut = applied(rule, w, gradients)[-1]
+    assert uncut.dtype == np.float32
     for shards in (2, 3, 7):
         parts = [applied(rule, w[low:high], gradients[:, low:high])[-1] for low, high in cut(size, shards)]
-        assert np.concatenate(parts).tobytes() == whole.tobytes()
+        assert np.concatenate(parts).tobytes() == uncut.tobytes()
 
 
 @pytest.mark.parametrize("name", PUSHED.names)
@@ -152,13 +152,13 @@ def test_softsync_steps_along_the_weighted_mean_of_pushes():
 def test_softsync_leaves_factors_out_of_the_state_of_adagrad():
     """After equal stale pushes, the state equals that of one fresh push, and the step is a quarter of its step."""
     g, rule = np.array([2.0, -1.0], np.float32), Adagrad()
-    alone, state_alone = np.zeros(2, np.float32), rule.start(2)
-    rule.apply(alone, state_alone, g)
+    unscaled, unscaled_state = np.zeros(2, np.float32), rule.start(2)
+    rule.apply(unscaled, unscaled_state, g)
     collected, weights, state = Softsync.begun(2, replicas=3, n=1), np.zeros(2, np.float32), rule.start(2)
     (due,) = filter(None, [collected.add(g, 0.25) for _ in range(3)])
     rule.apply(weights, state, *due)
-    np.testing.assert_allclose(weights, alone / 4, rtol=1e-6)
-    np.testing.assert_allclose(state[0], state_alone[0], rtol=1e-6)
+    np.testing.assert_allclose(weights, unscaled / 4, rtol=1e-6)
+    np.testing.assert_allclose(state[0], unscaled_state[0], rtol=1e-6)
 
 
 def test_softsync_with_as_many_as_replicas_steps_with_each_push():

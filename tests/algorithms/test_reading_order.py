@@ -136,8 +136,8 @@ def test_pieces_read_in_turn_give_the_batches_of_the_portion(data, sizes, shuffl
     assert samples_of(turned, sizes).tolist() == expected
     assert len(turned) == len(portion)
     if shuffle.startswith("window"):
-        most = int(shuffle[7:]) * turned.windows
-        assert all(len(set(block.tolist())) <= most for block, _ in turned.blocks(sizes))
+        limit = int(shuffle[7:]) * turned.windows
+        assert all(len(set(block.tolist())) <= limit for block, _ in turned.blocks(sizes))
 
 
 def test_the_order_never_changes():

@@ -11,7 +11,7 @@ from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun
 
-some = hnp.arrays(np.float64, st.tuples(st.integers(1, 7), st.just(5)), elements=st.integers(-8, 8))
+point_sets = hnp.arrays(np.float64, st.tuples(st.integers(1, 7), st.just(5)), elements=st.integers(-8, 8))
 
 
 def in_two(rows):
@@ -19,7 +19,7 @@ def in_two(rows):
     return [[row[:2].reshape(2, 1), row[2:]] for row in rows]
 
 
-def whole(update):
+def in_one_row(update):
     return np.concatenate([tensor.ravel() for tensor in update])
 
 
@@ -36,7 +36,7 @@ def test_geometric_median_follows_the_formula_of_its_source(steps):
     for _ in range(steps):
         b = counts / np.maximum(1e-6, np.linalg.norm(points - v, axis=1))
         v = (b[:, np.newaxis] * points).sum(axis=0) / b.sum()
-    median = whole(merged(GeometricMedian(steps=steps), in_two(points), counts))
+    median = in_one_row(merged(GeometricMedian(steps=steps), in_two(points), counts))
     np.testing.assert_allclose(median, v, rtol=0, atol=1e-12)
 
 
@@ -48,13 +48,13 @@ def test_the_geometric_median_has_the_least_sum_of_distances():
     def sum_of_distances(v):
         return (counts * np.linalg.norm(points - v, axis=1)).sum()
 
-    median = whole(merged(GeometricMedian(steps=200), in_two(points), counts))
+    median = in_one_row(merged(GeometricMedian(steps=200), in_two(points), counts))
     assert all(sum_of_distances(median) < sum_of_distances(median + 0.01 * chance.normal(size=5)) for _ in range(50))
 
 
-@given(some)
+@given(point_sets)
 def test_geometric_median_lies_among_the_updates(points):
-    median = whole(merged(GeometricMedian(), in_two(points), [1] * len(points)))
+    median = in_one_row(merged(GeometricMedian(), in_two(points), [1] * len(points)))
     assert np.isfinite(median).all()
     assert (points.min(axis=0) - 1e-9 <= median).all()
     assert (median <= points.max(axis=0) + 1e-9).all()
@@ -63,7 +63,7 @@ def test_geometric_median_lies_among_the_updates(points):
 def test_most_of_the_samples_decide_where_the_geometric_median_is():
     """A slot with most of the samples is the median, for any other updates."""
     points = np.random.default_rng(7).normal(size=(3, 5)) * 1000
-    median = whole(merged(GeometricMedian(steps=500), in_two(points), [10, 2, 3]))
+    median = in_one_row(merged(GeometricMedian(steps=500), in_two(points), [10, 2, 3]))
     np.testing.assert_allclose(median, points[0], atol=1e-3)
 
 
@@ -71,22 +71,22 @@ def test_most_of_the_samples_decide_where_the_geometric_median_is():
 
 
 @pytest.mark.parametrize("longest", [0.5, 1.0, 3.0])
-@given(points=some, counts=st.lists(st.integers(1, 100), min_size=7, max_size=7))
+@given(points=point_sets, counts=st.lists(st.integers(1, 100), min_size=7, max_size=7))
 def test_the_clipped_mean_is_its_formula_over_all_tensors(longest, points, counts):
     counts = counts[: len(points)]
     lengths = np.linalg.norm(points, axis=1)
     limit = longest * np.median(lengths)
     factors = [min(1.0, limit / length) if length else 1.0 for length in lengths]
     expected = sum(n * f * row for n, f, row in zip(counts, factors, points, strict=True)) / sum(counts)
-    mean = whole(merged(ClippedMean(longest=longest), in_two(points), counts))
+    mean = in_one_row(merged(ClippedMean(longest=longest), in_two(points), counts))
     np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-12)
 
 
 def test_updates_of_equal_length_are_averaged():
     points = np.random.default_rng(8).normal(size=(5, 5))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
-    mean = whole(merged(ClippedMean(), in_two(points), [3, 1, 4, 1, 5]))
-    np.testing.assert_allclose(mean, whole(merged(Mean(), in_two(points), [3, 1, 4, 1, 5])), atol=1e-15)
+    mean = in_one_row(merged(ClippedMean(), in_two(points), [3, 1, 4, 1, 5]))
+    np.testing.assert_allclose(mean, in_one_row(merged(Mean(), in_two(points), [3, 1, 4, 1, 5])), atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_rule_bounds_one_bad_update_from_its_useful_number_of_slots(text):
     def moved(slots):
         points = honest[:slots].copy()
         points[-1] *= -far
-        return np.abs(whole(merged(rule, in_two(points), [1] * slots))).max()
+        return np.abs(in_one_row(merged(rule, in_two(points), [1] * slots))).max()
 
     assert moved(rule.useful) < 10
     assert moved(rule.useful - 1) > far / 20
@@ -184,5 +184,5 @@ async def test_a_merge_by_coordinates_is_refused_with_a_sparse_codec(merge):
     for codec in ("topk:0.2", "int4-block", "powersgd"):
         run.codec = codec
         await run.train_model(fresh=True)
-    whole = FakeRun(merge="geometric", codec="topk:0.1")
-    assert len(await whole.train_model()) == whole.master_epochs
+    not_by_coordinates = FakeRun(merge="geometric", codec="topk:0.1")
+    assert len(await not_by_coordinates.train_model()) == not_by_coordinates.master_epochs

@@ -113,9 +113,9 @@ def test_text_of_an_earlier_version_without_overlap_is_read():
 
 
 async def test_streaming_with_one_fragment_has_the_bits_of_diloco():
-    whole = await trained(outer="diloco")
-    assert bits(await trained(outer="streaming:1")) == bits(whole)
-    assert bits(await trained(outer="streaming:2")) != bits(whole)
+    diloco = await trained(outer="diloco")
+    assert bits(await trained(outer="streaming:1")) == bits(diloco)
+    assert bits(await trained(outer="streaming:2")) != bits(diloco)
 
 
 async def test_a_round_changes_only_its_fragment_and_the_last_round_changes_all():
@@ -133,7 +133,7 @@ async def test_a_round_changes_only_its_fragment_and_the_last_round_changes_all(
 
 def test_only_a_fragment_travels_either_way():
     weights = list(START.values())
-    whole = sum(w.nbytes for w in weights)
+    nbytes = sum(w.nbytes for w in weights)
     out = StarWeights("float32", [False] * 8, fragments=True)
     assert not out.encode(0, weights, 0)["delta"]
     for part in range(4):
@@ -141,7 +141,7 @@ def test_only_a_fragment_travels_either_way():
         weights = [w + 1 if i in tensors else w for i, w in enumerate(weights)]
         message = out.encode(0, weights, part + 1, tensors=tensors)
         sent = sum(array.nbytes for payload in message["encoded"]["payloads"] for array in payload.values())
-        assert sent == sum(weights[i].nbytes for i in tensors) < 0.3 * whole
+        assert sent == sum(weights[i].nbytes for i in tensors) < 0.3 * nbytes
         assert all(np.array_equal(a, b) for a, b in zip(out.slot_weights[0], weights, strict=True))
 
 
@@ -158,14 +158,14 @@ async def test_streaming_run_resumes_within_an_epoch_with_the_same_bits(settings
         "samples": 194,
         "master_epochs": 2,
     }
-    whole = await trained(**settings, checkpoint=tmp_path / "whole", checkpoint_keep=100)
-    assert min(record.samples for record in whole.history) == 2
-    for number in (1, len(whole.history) // 2):
+    uninterrupted = await trained(**settings, checkpoint=tmp_path / "whole", checkpoint_keep=100)
+    assert min(record.samples for record in uninterrupted.history) == 2
+    for number in (1, len(uninterrupted.history) // 2):
         source = tmp_path / "whole" / f"round-{number:06d}"
-        again = await trained(
+        resumed = await trained(
             **settings, resume=source, checkpoint=tmp_path / f"{number}", checkpoint_every=100, workers=1
         )
-        assert bits(again) == bits(whole)
+        assert bits(resumed) == bits(uninterrupted)
 
 
 async def test_local_weights_lost_with_a_worker_are_reported():

@@ -130,9 +130,9 @@ async def test_wrong_kinds_of_arguments_are_refused_before_anything_is_sent(clus
     with pytest.raises(TypeError, match="run_method takes a function, got a str"):
         await cluster.workers[0].run_method("calculate")
     for host in (cluster, cluster.workers[0]):
-        for nothing in (None, "calculate"):
+        for not_callable in (None, "calculate"):
             with pytest.raises(TypeError, match="add_method takes a function, got a "):
-                await host.add_method(nothing, name="calculate")
+                await host.add_method(not_callable, name="calculate")
     assert [worker.bytes_sent for worker in cluster.workers] == before
 
 
@@ -274,10 +274,10 @@ async def test_code_is_sent_again_to_an_executor_that_lost_it(cluster):
 async def test_code_that_one_master_sent_may_be_missing_for_another(cluster):
     assert await cluster.run_method(without_self, a=1) == [(1, 1)] * 2
     first = cluster.workers[0]
-    other = ddlf.ProxyWorker(first.host, first.port, first._link.token, guest=True)
-    await other.connect()
-    assert await other.run_method(without_self, a=2) == (2, 1)
-    await other.close()
+    guest = ddlf.ProxyWorker(first.host, first.port, first._link.token, guest=True)
+    await guest.connect()
+    assert await guest.run_method(without_self, a=2) == (2, 1)
+    await guest.close()
 
 
 # -- code and variables -------------------------------------------------------------------------------------------------
@@ -324,8 +324,8 @@ async def test_clean_frees_data_model_and_variables_and_leaves_methods(cluster):
     await cluster.set_variable("v", 7)
     await cluster.run_code("self.data['x'] = 1; self.model = object(); self.x_train = [1]; self.anything = 1; name = 5")
     await cluster.clean()
-    left = "[hasattr(self, name) for name in ('model', 'x_train', 'anything')] + [self.data, len(self.datasets)]"
-    assert await cluster.run_code(left) == [[False, False, False, {}, 0]] * 2
+    remains = "[hasattr(self, name) for name in ('model', 'x_train', 'anything')] + [self.data, len(self.datasets)]"
+    assert await cluster.run_code(remains) == [[False, False, False, {}, 0]] * 2
     assert await cluster.variables() == [{}, {}]
     assert await cluster.run("worker_numbers") == [(1, 2), (2, 2)]
 
@@ -657,13 +657,13 @@ async def test_a_worker_that_dies_during_the_connect_is_tried_again(start_worker
 
 async def test_another_token_is_an_error_of_one_sentence_with_a_remedy(start_worker, tmp_path):
     worker = start_worker()
-    other = tmp_path / "other-token"
-    other.write_text(new_token())
-    other.chmod(0o600)
+    other_token = tmp_path / "other-token"
+    other_token.write_text(new_token())
+    other_token.chmod(0o600)
     with pytest.raises(
         ConnectError, match="the worker has another token than this side; copy the same token file"
     ) as caught:
-        await Cluster(["127.0.0.1"], worker.port, token_file=other).connect()
+        await Cluster(["127.0.0.1"], worker.port, token_file=other_token).connect()
     assert caught.value.exit_code == AuthError.exit_code == 4
 
 

@@ -427,10 +427,12 @@ def test_the_first_of_very_many_problems_are_shown_and_the_rest_counted():
     assert lines[-1] == "... and 80 more problems"
 
 
-@pytest.mark.parametrize("where", ["token: {}", "security: {{token: {}}}", "run: {{token: {}}}", "x: {}", "name: [{}]"])
-def test_a_secret_in_the_file_is_never_shown(where):
+@pytest.mark.parametrize(
+    "section", ["token: {}", "security: {{token: {}}}", "run: {{token: {}}}", "x: {}", "name: [{}]"]
+)
+def test_a_secret_in_the_file_is_never_shown(section):
     secret = "s3cr3t" * 8
-    assert "s3cr3t" not in complaint(ONE + where.format(secret))
+    assert "s3cr3t" not in complaint(ONE + section.format(secret))
 
 
 def test_a_token_file_given_as_configuration_is_not_shown():

@@ -104,13 +104,13 @@ async def test_a_retried_request_may_have_run_although_another_master_has_the_wo
     proxy.partition()
     proxy.reset()
     await until(lambda: not worker.connected and daemon.status()["lease"] is None)
-    other = ProxyWorker("127.0.0.1", daemon.port, worker._link.token)
-    await other.connect()
+    second_master = ProxyWorker("127.0.0.1", daemon.port, worker._link.token)
+    await second_master.connect()
     proxy.heal()
     with pytest.raises(LeaseError, match=r"leased by|was taken over by") as raised:
         await asyncio.wait_for(running, PATIENCE_S)
     assert raised.value.may_have_run is True
-    await other.close()
+    await second_master.close()
 
 
 async def test_a_request_that_cannot_be_sent_ends_with_a_single_error(cluster):

@@ -113,10 +113,10 @@ async def test_workers_use_the_given_address(cluster, free_port):
     second = cluster.workers[1]
     async with relayed(cluster, second) as relay:
         await introduce(cluster.workers, RUN)
-        heard = len(relay.heard)
-        assert heard > 0
+        relayed_bytes = len(relay.heard)
+        assert relayed_bytes > 0
         await role(cluster.workers[0]).call(2, "push", 1.0)
-        assert len(relay.heard) > heard
+        assert len(relay.heard) > relayed_bytes
         await introduce(cluster.workers, RUN, calls={})
     second.advertise = f"127.0.0.1:{free_port}"  # no worker listens there, so other addresses are used
     await introduce(cluster.workers, RUN)

@@ -413,8 +413,8 @@ async def test_an_item_that_may_have_run_once_still_may_have_run_after_retries(m
 
 async def test_a_worker_that_joins_during_a_map_gets_items_at_once():
     async with in_process_cluster(2) as cluster:
-        whole = cluster.workers
-        late = whole[1]
+        all_workers = cluster.workers
+        late = all_workers[1]
         cluster._members.present.remove(late)
         cluster._members.missing.append(late)
         numbers = set()

@@ -137,8 +137,8 @@ async def test_values_of_some_workers_are_not_given_to_the_rest(token):
         await cluster.options(workers=[1]).add_method(identity)
         for number in (1, 2, 3):
             machines.crash(number)
-        again = cluster.options(idempotent=True)
-        assert await again.run_method(identity) == [(1, 3, "all"), (2, 3, "two"), (3, 3, None)]
+        idempotent = cluster.options(idempotent=True)
+        assert await idempotent.run_method(identity) == [(1, 3, "all"), (2, 3, "two"), (3, 3, None)]
         assert await cluster.methods() == [["identity"], [], []]
 
 

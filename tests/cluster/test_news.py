@@ -129,13 +129,13 @@ async def test_only_the_caller_receives_the_reports_of_its_running_method():
             self.tell(done=number)
             await asyncio.sleep(0.01)
 
-    heard = []
+    reports = []
     async with in_process_cluster(1) as cluster:
         request = Request("run_method", count)
-        request.hear = heard.append
+        request.hear = reports.append
         await cluster.workers[0].rpc(request)
         await cluster.workers[0].run_method(count)
-    assert heard == [{"done": 0}, {"done": 1}, {"done": 2}]
+    assert reports == [{"done": 0}, {"done": 1}, {"done": 2}]
 
 
 async def test_worker_that_is_lost_while_idle_has_the_reason_of_its_launcher():

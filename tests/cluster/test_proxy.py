@@ -95,11 +95,11 @@ async def test_a_proxy_shows_its_name_and_address(worker):
 
 async def test_a_worker_with_another_python_is_refused_with_both_versions(worker, monkeypatch):
     monkeypatch.setattr("sys.version_info", FakeVersion())
-    other = ProxyWorker(worker.host, worker.port, worker._link.token, guest=True)
+    guest = ProxyWorker(worker.host, worker.port, worker._link.token, guest=True)
     with pytest.raises(VersionError, match=r"runs Python 3\.\d+\.\d+, the master .*: install 3\.99 on the worker"):
-        await other.connect()
-    assert not other.connected
-    await other.close()
+        await guest.connect()
+    assert not guest.connected
+    await guest.close()
 
 
 class FakeVersion(tuple):
@@ -132,11 +132,11 @@ async def test_the_error_of_an_address_without_a_worker_says_what_to_do(host, te
 
 
 async def test_nothing_is_started_before_connect(worker):
-    other = ProxyWorker(worker.host, worker.port, worker._link.token)
+    unconnected = ProxyWorker(worker.host, worker.port, worker._link.token)
     with pytest.raises(WorkerLost, match="not connected yet; connect first") as caught:
-        await other.ping()
+        await unconnected.ping()
     assert not caught.value.may_have_run
-    await other.close()
+    await unconnected.close()
 
 
 async def test_a_message_that_is_too_large_is_refused_before_it_is_sent(start_worker, token_file):

@@ -26,13 +26,13 @@ def claim_elsewhere(worker):
     """Try to claim the worker in another thread with its own event loop. Return the error, or None."""
 
     async def claim():
-        other = ProxyWorker(worker.host, worker.port, worker._link.token)
+        second_master = ProxyWorker(worker.host, worker.port, worker._link.token)
         try:
-            await other.connect_control()
+            await second_master.connect_control()
         except LeaseError as error:
             return error
         finally:
-            await other.close()
+            await second_master.close()
         return None
 
     outcomes = []

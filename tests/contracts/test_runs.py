@@ -201,16 +201,16 @@ async def test_every_loop_and_every_rule_has_a_row():
 class TestEach:
     async def test_run_has_the_same_bits_for_any_assignment_of_slots(self, settings, undisturbed):
         """Another worker carries each slot. In asynchronous training, the order of updates is fixed."""
-        other = run_of(settings, workers=K if settings["mode"] == "async" else 1)
-        other.cluster.workers.reverse()
-        await other.train_model()
-        assert bits(other) == bits(await undisturbed(settings))
-        assert bits(await trained(settings, workers=5)) == bits(other)
+        moved = run_of(settings, workers=K if settings["mode"] == "async" else 1)
+        moved.cluster.workers.reverse()
+        await moved.train_model()
+        assert bits(moved) == bits(await undisturbed(settings))
+        assert bits(await trained(settings, workers=5)) == bits(moved)
 
     async def test_one_slot_equals_training_in_one_process(self, settings):
         settings = {**settings, "weights_codec": "float32"}
         run = await trained(settings, slots=1, arrivals=[1] * ROUNDS)
-        for actual, expected in zip(run.model.get_weights(), alone(run), strict=True):
+        for actual, expected in zip(run.model.get_weights(), trained_by_hand(run), strict=True):
             assert np.array_equal(actual, expected)
 
     async def test_with_a_rate_of_0_nothing_changes(self, settings):
@@ -237,8 +237,8 @@ class TestEach:
     async def test_run_resumed_at_any_commit_has_the_same_bits(self, settings, tmp_path):
         asynchronous = settings["mode"] == "async"
         settings = {**settings, "slots": 1 if asynchronous else K, "arrivals": [1] * ROUNDS}
-        async for whole, resumed in resumed_at_any_commit(settings, tmp_path, ROUNDS):
-            assert bits(resumed) == bits(whole)
+        async for uninterrupted, resumed in resumed_at_any_commit(settings, tmp_path, ROUNDS):
+            assert bits(resumed) == bits(uninterrupted)
 
     async def test_integers_stay_and_untrained_weights_are_merged_plainly(self, settings, undisturbed):
         run = await undisturbed(settings)
@@ -255,8 +255,8 @@ class TestEach:
 async def test_asynchronous_run_of_several_slots_resumes_at_any_commit(name, tmp_path):
     """The bits differ, because all slots then begin with the weights of the checkpoint."""
     settings = {**RUNS[f"async, {name}"], "slots": 2, "arrivals": [2, 1, 1, 2, 1, 2]}
-    async for whole, resumed in resumed_at_any_commit(settings, tmp_path, 6):
-        assert len(resumed.history) == len(whole.history)
+    async for uninterrupted, resumed in resumed_at_any_commit(settings, tmp_path, 6):
+        assert len(resumed.history) == len(uninterrupted.history)
 
 
 async def resumed_at_any_commit(settings, tmp_path, commits):
@@ -272,7 +272,7 @@ async def resumed_at_any_commit(settings, tmp_path, commits):
         )
 
 
-def alone(run):
+def trained_by_hand(run):
     """Return the weights after training one slot by hand: local rounds, codec, and rules of both kinds."""
     weights, slot_state = list(START.values()), {}
     outer = OUTER.read(getattr(run, "outer", None) or "subtract")
@@ -326,10 +326,10 @@ def alone_in_fragments(run, rule):
         parts = fragments if number == ROUNDS - 1 else [fragments[number % rule.fragments]]
         travels = [i for i, trained in enumerate(trains) if not trained or any(i in part for part in parts)]
         update, momentum = run.cluster.workers[0].fit(task, local, momentum)
-        behind = [update[i] + (weights[i] - local[i]) if is_float(local[i]) else update[i] for i in travels]
+        local_updates = [update[i] + (weights[i] - local[i]) if is_float(local[i]) else update[i] for i in travels]
         local = [np.asarray(w - g) if is_float(w) else w for w, g in zip(local, update, strict=True)]
         owed = [residual[i] for i in travels]
-        encoded, residual_after, _ = send_update(run.codec, behind, [not trains[i] for i in travels], owed)
+        encoded, residual_after, _ = send_update(run.codec, local_updates, [not trains[i] for i in travels], owed)
         sent = decode_update(encoded, [weights[i] for i in travels])
         for index, i in enumerate(travels):
             residual[i] = residual_after[index]

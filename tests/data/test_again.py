@@ -79,12 +79,12 @@ def test_open_data_set_finds_newer_and_older_version(location):
 def test_another_data_set_is_not_a_newer_version(tmp_path):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     np.savez(tmp_path / "b.npz", x=X + 1, y=Y)
-    where = tmp_path / "place"
-    split(open_source(tmp_path / "a.npz"), Folder(where), [300, 300])
-    run = DataSet(where)
-    shutil.rmtree(where)
-    split(open_source(tmp_path / "b.npz"), Folder(where), [300, 300])
-    repartition(Folder(where), PartitionedSource(Folder(where)), [200] * 3)
+    folder = tmp_path / "place"
+    split(open_source(tmp_path / "a.npz"), Folder(folder), [300, 300])
+    run = DataSet(folder)
+    shutil.rmtree(folder)
+    split(open_source(tmp_path / "b.npz"), Folder(folder), [300, 300])
+    repartition(Folder(folder), PartitionedSource(Folder(folder)), [200] * 3)
     assert run.newer(1) is None
     with pytest.raises(DatasetError, match="now contains another data set"):
         run.at(2)

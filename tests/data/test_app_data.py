@@ -79,8 +79,11 @@ def test_labels_of_other_classes_are_refused(tmp_path, part):
 
     app = Blobs()
     app.train_data = placed("cat", "dog", "eel")
-    for same in (placed("cat", "dog", "eel"), placed("dog", "cat")):  # a missing last class does not change the numbers
-        setattr(app, f"{part}_data", same)
+    for accepted in (
+        placed("cat", "dog", "eel"),
+        placed("dog", "cat"),
+    ):  # a missing last class does not change the numbers
+        setattr(app, f"{part}_data", accepted)
         check_data(app)
     setattr(app, f"{part}_data", placed("dog", "eel"))
     with pytest.raises(AppError, match=rf"label 0 is 'cat' in train_data \(.*\), but 'dog' in {part}_data"):

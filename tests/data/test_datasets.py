@@ -85,10 +85,10 @@ def test_black_and_white_are_ends_of_range(folder, value, scaled):
 def test_download_is_cached_on_disk(downloads, tmp_path):
     first = ddlf.load_mnist()
     assert len(downloads) == 1
-    again = ddlf.load_mnist()
+    cached = ddlf.load_mnist()
     assert len(downloads) == 1
-    assert np.array_equal(first[0][0], again[0][0])
-    assert np.array_equal(first[1][1], again[1][1])
+    assert np.array_equal(first[0][0], cached[0][0])
+    assert np.array_equal(first[1][1], cached[1][1])
     assert sorted(path.name for path in (tmp_path / "cache/ddlf/datasets").iterdir()) == ["mnist.npz", "mnist.sha256"]
 
 
@@ -155,8 +155,8 @@ def test_missing_folder_is_named(monkeypatch, tmp_path):
 
 def test_fingerprint_differs_exactly_if_content_differs():
     x, y = np.arange(12.0).reshape(3, 4), np.arange(3)
-    same = fingerprint(x, y)
-    assert fingerprint(np.asfortranarray(x), y.copy()) == same
+    original = fingerprint(x, y)
+    assert fingerprint(np.asfortranarray(x), y.copy()) == original
     changed = x.copy()
     changed[2, 3] = np.nextafter(changed[2, 3], 100)
     different = [
@@ -168,7 +168,7 @@ def test_fingerprint_differs_exactly_if_content_differs():
         fingerprint({"x": x}, y),
         fingerprint(y, x),
     ]
-    assert len({same, *different}) == 8
+    assert len({original, *different}) == 8
 
 
 def test_fingerprint_refuses_other_objects():

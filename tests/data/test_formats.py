@@ -22,10 +22,10 @@ from tests.data.archives import npy, packed
 
 def all_of(source, at_once=3):
     """Return all samples. Check that a source that skips its first samples, like a resumed split, gives the same rest."""
-    whole = np.concatenate(list(source.rows(at_once)))
-    for first in range(1, min(len(whole), 6)):
-        assert np.concatenate(list(source.rows(at_once, first))).tobytes() == whole[first:].tobytes()
-    return whole
+    rows = np.concatenate(list(source.rows(at_once)))
+    for first in range(1, min(len(rows), 6)):
+        assert np.concatenate(list(source.rows(at_once, first))).tobytes() == rows[first:].tobytes()
+    return rows
 
 
 def png(value=1, size=(4, 3), mode="L"):
@@ -67,11 +67,11 @@ def recorded(path, records):
         crc = google_crc32c.value(data)
         return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
-    whole = b""
+    content = b""
     for data in records:
         length = struct.pack("<Q", len(data))
-        whole += length + masked(length) + data + masked(data)
-    path.write_bytes(whole)
+        content += length + masked(length) + data + masked(data)
+    path.write_bytes(content)
     return path
 
 
@@ -115,13 +115,13 @@ def test_tfrecord_source_has_features_of_examples(tmp_path):
 
 
 def test_tfrecord_source_notices_every_flipped_byte(tmp_path):
-    whole = recorded(tmp_path / "a.tfrecord", [example(label=1), example(label=2)]).read_bytes()
-    for at in range(len(whole)):
-        (tmp_path / "a.tfrecord").write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    content = recorded(tmp_path / "a.tfrecord", [example(label=1), example(label=2)]).read_bytes()
+    for at in range(len(content)):
+        (tmp_path / "a.tfrecord").write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
         with pytest.raises(DatasetError, match=r"record [01] of .*a.tfrecord is damaged"):
             open_source(tmp_path / "a.tfrecord")
-        if at not in (0, len(whole) // 2):
-            (tmp_path / "a.tfrecord").write_bytes(whole[:at])
+        if at not in (0, len(content) // 2):
+            (tmp_path / "a.tfrecord").write_bytes(content[:at])
             with pytest.raises(DatasetError, match=r"ends inside of record [01]"):
                 open_source(tmp_path / "a.tfrecord")
 
@@ -226,8 +226,8 @@ def test_unusable_tar_file_is_refused_in_one_sentence(tmp_path, members, message
 
 
 def test_damaged_source_file_is_named(tmp_path):
-    whole = packed(tmp_path / "a.tar", [("0.npy", npy(np.ones(1000)))]).read_bytes()
-    (tmp_path / "a.tar").write_bytes(whole[:1500])
+    content = packed(tmp_path / "a.tar", [("0.npy", npy(np.ones(1000)))]).read_bytes()
+    (tmp_path / "a.tar").write_bytes(content[:1500])
     with pytest.raises(
         DatasetError, match=r"a\.tar (is not a readable tar file|ends too early)|0\.npy of .* ends too early"
     ):

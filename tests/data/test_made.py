@@ -44,10 +44,10 @@ def test_nodes_compare_counts_shapes_and_labels_of_generated_data():
     def noisy(part):
         return ((np.random.default_rng().normal(size=x.shape).astype("f4"), y) for x, y in numbers(part))
 
-    same = ddlf.data.generated(numbers, SIZES).manifest.content
-    assert ddlf.data.generated(noisy, SIZES).manifest.content == same
-    assert ddlf.data.generated(lambda part: ((x, y + 1) for x, y in numbers(part)), SIZES).manifest.content != same
-    assert ddlf.data.generated(numbers, [50, 30]).manifest.content != same
+    original = ddlf.data.generated(numbers, SIZES).manifest.content
+    assert ddlf.data.generated(noisy, SIZES).manifest.content == original
+    assert ddlf.data.generated(lambda part: ((x, y + 1) for x, y in numbers(part)), SIZES).manifest.content != original
+    assert ddlf.data.generated(numbers, [50, 30]).manifest.content != original
 
 
 def test_endless_data_continues_and_is_reported_inexact():

@@ -63,8 +63,8 @@ def test_ragged_rows_survive_shuffle_repartition_and_export(texts, tmp_path):
     for ending, more in ((".tar", {"ragged": "x"}), (".parquet", {"ragged": "x"}), (".tfrecord", {"ragged": "x"})):
         export(Folder(texts), data.manifest, tmp_path / f"again{ending}")
         split(open_source(tmp_path / f"again{ending}", **more), Folder(tmp_path / ending), [3, 4], memory=10**6)
-        again = ddlf.data.open(tmp_path / ending)
-        assert sorted(zip(again["y"].tolist(), again["x"].tolist(), strict=True)) == sorted(
+        exported = ddlf.data.open(tmp_path / ending)
+        assert sorted(zip(exported["y"].tolist(), exported["x"].tolist(), strict=True)) == sorted(
             zip(data["y"].tolist(), data["x"].tolist(), strict=True)
         )
     export(Folder(texts), data.manifest, tmp_path / "again.npz")

@@ -327,9 +327,9 @@ def test_damaged_page_is_named_and_can_be_left_out(folder, monkeypatch):
     path = folder / "part-0.parquet"
     pq.write_table(table(np.arange(100)), path, row_group_size=GROUP, write_page_checksum=True, compression="none")
     column = pq.read_metadata(path).row_group(2).column(1)
-    whole = bytearray(path.read_bytes())
-    whole[column.dictionary_page_offset + column.total_compressed_size - 3] ^= 1
-    path.write_bytes(whole)
+    content = bytearray(path.read_bytes())
+    content[column.dictionary_page_offset + column.total_compressed_size - 3] ^= 1
+    path.write_bytes(content)
     data = ddlf.data.open(folder, x="f0", y="id")
     with pytest.raises(DatasetDamaged, match=r"part-0\.parquet, row group 2 cannot be read"):
         data.load(2)
@@ -358,13 +358,13 @@ def test_incomplete_copy_in_the_cache_is_fetched_again(folder, tmp_path):
     data = ddlf.data.open(folder, x="image", y="id")
     assert np.array_equal(data.mapped(1)["y"], np.arange(GROUP, 2 * GROUP))
     (copy,) = [path for path in (tmp_path / "cache").iterdir() if path.name == data.manifest.files[1].sha256]
-    whole = bytearray(copy.read_bytes())
-    whole[-60] ^= 1
-    copy.write_bytes(whole)
-    again = ddlf.data.open(folder, x="image", y="id")
-    assert np.array_equal(again.mapped(1)["y"], np.arange(GROUP, 2 * GROUP))
-    assert bytes(again.mapped(1)["x"][24]) == png(2 * GROUP - 1)
-    copy.write_bytes(whole[:100])
+    content = bytearray(copy.read_bytes())
+    content[-60] ^= 1
+    copy.write_bytes(content)
+    reopened = ddlf.data.open(folder, x="image", y="id")
+    assert np.array_equal(reopened.mapped(1)["y"], np.arange(GROUP, 2 * GROUP))
+    assert bytes(reopened.mapped(1)["x"][24]) == png(2 * GROUP - 1)
+    copy.write_bytes(content[:100])
     assert np.array_equal(ddlf.data.open(folder, x="image", y="id").mapped(1)["y"], np.arange(GROUP, 2 * GROUP))
 
 

@@ -231,8 +231,8 @@ def test_every_source_can_skip_first_samples(tmp_path, first):
     (tmp_path / "c.csv").write_text("a,b\n1,2\n3,4\n\n5,6\n7,8\n9,10\n")
     for name in ("a.npz", "b.npy", "c.csv"):
         source = open_source(tmp_path / name)
-        whole = np.concatenate(list(source.rows(2)))
-        assert np.array_equal(np.concatenate(list(source.rows(2, first))), whole[first:])
+        rows = np.concatenate(list(source.rows(2)))
+        assert np.array_equal(np.concatenate(list(source.rows(2, first))), rows[first:])
 
 
 def test_images_are_decoded_on_the_cores_of_the_process(monkeypatch):

@@ -256,11 +256,11 @@ def test_cache_keeps_cap_and_drops_least_recently_used(tmp_path):
     cache, names = Cache(tmp_path / "c", 250), [hashlib.sha256(bytes([n])).hexdigest() for n in range(4)]
 
     def get(number):
-        came = []
-        path = cache.path(names[number], 100, lambda path: (came.append(1), path.write_bytes(bytes(100))))
+        fetched = []
+        path = cache.path(names[number], 100, lambda path: (fetched.append(1), path.write_bytes(bytes(100))))
         assert path.stat().st_size == 100
         assert sum(file.stat().st_size for file in (tmp_path / "c").iterdir() if file.is_file()) <= 250
-        return bool(came)
+        return bool(fetched)
 
     assert [get(0), get(1), get(0)] == [True, True, False]
     part = tmp_path / "c" / f".{names[3]}-100-00000000"  # a file of a killed process

@@ -164,9 +164,9 @@ def test_the_server_clips_no_update_that_has_noise_already():
 def test_no_honest_update_with_noise_is_longer_than_the_limit():
     mechanism = Mechanism(clip=1.0, noise=2.0, divisor=4, least=4, trust="nobody")
     for size in (1, 10, 1000):
-        most = mechanism.longest(size)
-        assert max(norm_of(mechanism.protected([np.full(size, 9.0)])) for _ in range(100)) < most
-        assert most < 1 + (math.sqrt(size) + 11)
+        limit = mechanism.longest(size)
+        assert max(norm_of(mechanism.protected([np.full(size, 9.0)])) for _ in range(100)) < limit
+        assert limit < 1 + (math.sqrt(size) + 11)
     assert Mechanism(clip=1.0, noise=2.0, divisor=4).longest(10) == math.inf
 
 

@@ -140,9 +140,9 @@ def test_each_choice_without_a_contradiction_has_one_column(choice, column):
 
 def test_each_cell_of_each_column_names_tests_that_exist():
     assert tuple(column for column, _ in EVIDENCE) == COLUMNS
-    for column, behind in EVIDENCE:
-        assert set(behind) == set(column.cells)
-        for name in {test_name for tests in behind.values() for test_name in tests}:
+    for column, tests_by_cell in EVIDENCE:
+        assert set(tests_by_cell) == set(column.cells)
+        for name in {test_name for tests in tests_by_cell.values() for test_name in tests}:
             file, _, test = name.partition("::")
             body = ast.parse((ROOT / "tests" / file).read_text()).body
             assert test in {getattr(node, "name", "") for node in body}, name

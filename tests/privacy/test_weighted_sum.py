@@ -19,8 +19,8 @@ def updates():
 
 
 def test_mean_of_masked_numbers_is_the_mean_by_samples():
-    members, most = shares_of(len(SAMPLES)), max(SAMPLES)
-    weights = [samples / most for samples in SAMPLES]
+    members, largest = shares_of(len(SAMPLES)), max(SAMPLES)
+    weights = [samples / largest for samples in SAMPLES]
     vectors = {
         number + 1: member.masked(numbers_of(update, weight, LIMIT)).astype("<u4").tobytes()
         for number, (member, update, weight) in enumerate(zip(members, updates(), weights, strict=True))

@@ -16,22 +16,22 @@ def address(array: np.ndarray) -> int:
 def test_memory_is_reused_after_its_array_was_freed() -> None:
     pool = BufferPool()
     first = pool.take(MIN_BYTES)
-    where = address(first)
+    first_address = address(first)
     assert pool.free_bytes == 0
     del first
     assert pool.free_bytes == MIN_BYTES
-    assert address(pool.take(MIN_BYTES)) == where
+    assert address(pool.take(MIN_BYTES)) == first_address
 
 
 def test_memory_is_not_reused_while_a_view_of_it_lives() -> None:
     pool = BufferPool()
     memory = pool.take(MIN_BYTES)
     array = np.frombuffer(memory, np.float32).reshape(2, -1)  # ``values.loads`` makes arrays in this way
-    where = address(memory)
+    first_address = address(memory)
     for view in (array[1, 5:], array.T, array.view(np.uint8), memoryview(array), memory[10:], np.asarray(array)[::2]):
         del memory, array
         assert pool.free_bytes == 0
-        assert address(pool.take(MIN_BYTES)) != where
+        assert address(pool.take(MIN_BYTES)) != first_address
         pool.clear()
         memory = array = view
     del memory, array, view
@@ -80,5 +80,5 @@ def rounds(number):
 rounds(3)
 print(rounds(10))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 100  # page faults in a round; new memory takes 7,600 and 29,000
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(completed.stdout) < 100  # page faults in a round; new memory takes 7,600 and 29,000

@@ -142,16 +142,16 @@ async def test_events_go_to_the_owner_and_other_messages_break_the_protocol(chan
 
 
 async def test_only_an_open_request_that_listens_hears_its_events(channel):
-    heard, request = [], Request("run", "f")
-    request.hear = heard.append
-    call, other = await called(channel, request, Request("run", "g"))
+    received, request = [], Request("run", "f")
+    request.hear = received.append
+    call, second_call = await called(channel, request, Request("run", "g"))
     for id in (5, 6, 7):
         channel.stream.on_frame(Frame(Kind.EVENT, id, "doing", None, dumps({"done": id})))
     channel.stream.answer(5, None)
     channel.stream.answer(6, None)
-    await asyncio.gather(call, other)
+    await asyncio.gather(call, second_call)
     channel.stream.on_frame(Frame(Kind.EVENT, 5, "doing", None, dumps({"done": 5})))
-    assert heard == [{"done": 5}]
+    assert received == [{"done": 5}]
     assert channel._owner.calls == []
 
 

@@ -118,16 +118,18 @@ def test_code_that_never_arrived_is_asked_for_and_then_sent_in_full():
 
 
 def test_code_pickled_once_is_sent_in_full_on_each_connection():
-    once, senders = PickleOnce(), (CodeSender(), CodeSender())
-    full = [sender.dump(noisy, once) for sender in senders]
+    pickled_once, senders = PickleOnce(), (CodeSender(), CodeSender())
+    full = [sender.dump(noisy, pickled_once) for sender in senders]
     assert full[0] == full[1]
-    assert senders[0].dump(noisy, once) == (Tag.CODE, full[0][1][:32])
-    assert full[0][1][32:] == once(noisy)
+    assert senders[0].dump(noisy, pickled_once) == (Tag.CODE, full[0][1][:32])
+    assert full[0][1][32:] == pickled_once(noisy)
 
 
 def test_a_new_object_at_the_address_of_a_freed_one_is_pickled_itself():
-    once = PickleOnce()
-    assert [unpickle(once(Model.double.__get__([number]))).__self__ for number in range(50)] == [[n] for n in range(50)]
+    pickled_once = PickleOnce()
+    assert [unpickle(pickled_once(Model.double.__get__([number]))).__self__ for number in range(50)] == [
+        [n] for n in range(50)
+    ]
 
 
 def test_the_cache_drops_the_least_recently_used_entry(monkeypatch):

@@ -74,10 +74,10 @@ async def ends(request):
 @pytest.fixture
 async def raw():
     """Yield a connection, and the bare socket at its other end."""
-    sock, other = socket_pair()
+    sock, peer = socket_pair()
     end = End(sock)
-    with other:
-        yield end, other
+    with peer:
+        yield end, peer
     end.connection.close()
 
 
@@ -120,16 +120,16 @@ async def test_thousands_of_buffers_arrive_in_one_frame(ends):
 
 
 async def test_a_thousand_frames_in_one_segment_all_arrive(raw):
-    end, other = raw
-    other.send(b"".join(message(b"", id=number) for number in range(1000)))
+    end, peer = raw
+    peer.send(b"".join(message(b"", id=number) for number in range(1000)))
     assert [frame.id for frame in await end.receive(1000)] == list(range(1000))
 
 
 async def test_a_frame_that_comes_byte_by_byte_arrives(raw):
-    end, other = raw
+    end, peer = raw
     for byte in message(b"value"):
         assert not end.frames
-        other.send(bytes([byte]))
+        peer.send(bytes([byte]))
         await settle()
     assert (await end.receive(1))[0].buffers == [b"value"]
 
@@ -189,22 +189,22 @@ async def test_an_array_is_received_into_the_memory_that_it_keeps():
 
 
 async def test_drain_returns_only_when_the_kernel_has_taken_everything(raw):
-    end, other = raw
+    end, peer = raw
     end.connection.send(1, 1, "run", [b"x" * 10 * MIB])
     drained = asyncio.create_task(end.connection.drain())
     await settle()
     assert not drained.done()
     assert end.connection.queued_bytes > 0
-    left = end.connection.queued_bytes + end.connection.bytes_sent
+    total_bytes = end.connection.queued_bytes + end.connection.bytes_sent
     while not drained.done():
-        assert other.recv(MIB)
+        assert peer.recv(MIB)
         await settle()
     assert end.connection.queued_bytes == 0
-    assert end.connection.bytes_sent == left
+    assert end.connection.bytes_sent == total_bytes
 
 
 async def test_drain_does_not_wait_for_messages_queued_after_it(raw):
-    end, other = raw
+    end, peer = raw
     end.connection.send(1, 1, "run", [b"x" * 3 * MIB])
     target = end.connection.queued_bytes + end.connection.bytes_sent
     drained = asyncio.create_task(end.connection.drain())
@@ -212,41 +212,41 @@ async def test_drain_does_not_wait_for_messages_queued_after_it(raw):
     end.connection.send(1, 2, "run", [b"y" * 30 * MIB])
     received = 0
     while not drained.done():
-        received += len(other.recv(MIB))
+        received += len(peer.recv(MIB))
         await settle()
     assert end.connection.queued_bytes > 20 * MIB
     assert received <= target
 
 
 async def test_drain_can_return_with_some_bytes_queued(raw):
-    end, other = raw
+    end, peer = raw
     end.connection.send(1, 1, "run", [b"x" * 10 * MIB])
     drained = asyncio.create_task(end.connection.drain(leave=4 * MIB))
     await settle()
     while not drained.done():
         assert end.connection.queued_bytes > 4 * MIB
-        assert other.recv(MIB // 4)
+        assert peer.recv(MIB // 4)
         await settle()
     assert 3 * MIB < end.connection.queued_bytes <= 4 * MIB
     await end.connection.drain(leave=4 * MIB)
 
 
 async def test_a_detached_message_may_change_and_is_copied_once(raw):
-    end, other = raw
+    end, peer = raw
     data = bytearray(b"x" * 8 * MIB)
     end.connection.send(1, 1, "run", [data])
     tracemalloc.start()
     end.connection.detach()
-    once, _ = tracemalloc.get_traced_memory()
+    memory_of_one, _ = tracemalloc.get_traced_memory()
     end.connection.detach()
     twice, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert once > 4 * MIB
-    assert twice - once < MIB
+    assert memory_of_one > 4 * MIB
+    assert twice - memory_of_one < MIB
     data[:] = b"y" * len(data)
     received = b""
     while len(received) < len(data):
-        received += other.recv(MIB)
+        received += peer.recv(MIB)
         await settle()
     assert b"y" not in received[-MIB:]
 
@@ -254,7 +254,7 @@ async def test_a_detached_message_may_change_and_is_copied_once(raw):
 async def test_abort_resets_a_tcp_connection_instead_of_sending_the_queue():
     with socket.create_server(("127.0.0.1", 0)) as server:
         sock = socket.create_connection(server.getsockname())
-        other, _ = server.accept()
+        peer, _ = server.accept()
         sock.setblocking(False)
         end = End(sock)
         end.connection.send(1, 1, "run", [b"x" * 20 * MIB])
@@ -262,8 +262,8 @@ async def test_abort_resets_a_tcp_connection_instead_of_sending_the_queue():
         end.connection.abort()
         assert end.ends == [None]
         received = []
-        with other, pytest.raises(ConnectionResetError):
-            received.extend(iter(lambda: other.recv(MIB), b""))
+        with peer, pytest.raises(ConnectionResetError):
+            received.extend(iter(lambda: peer.recv(MIB), b""))
 
 
 async def test_drain_returns_at_once_when_nothing_waits(ends):
@@ -292,23 +292,23 @@ async def test_a_peer_that_stops_reading_stops_a_sender_that_drains(raw):
 
 
 async def test_a_cancelled_drain_does_not_disturb_other_drains(raw):
-    end, other = raw
+    end, peer = raw
     end.connection.send(1, 1, "run", [b"x" * 4 * MIB])
     first, second = (asyncio.create_task(end.connection.drain()) for _ in range(2))
     await settle()
     first.cancel()
     while not second.done():
-        assert other.recv(MIB)
+        assert peer.recv(MIB)
         await settle()
     assert first.cancelled()
     await second
 
 
 async def test_nothing_is_read_while_reading_is_paused(raw):
-    end, other = raw
+    end, peer = raw
     end.connection.pause_reading()
     end.connection.pause_reading()
-    other.send(message(b"value"))
+    peer.send(message(b"value"))
     await settle()
     assert end.frames == []
     assert end.connection.bytes_received == 0
@@ -329,11 +329,11 @@ async def test_a_paused_receiver_makes_the_sender_wait(ends):
 
 
 async def test_the_callback_can_pause_reading_while_a_large_buffer_arrives(raw):
-    end, other = raw
+    end, peer = raw
     end.on_frame = lambda frame: end.connection.pause_reading()
-    other.send(message(b"first"))
+    peer.send(message(b"first"))
     await end.receive(1)
-    other.send(message(b"second"))
+    peer.send(message(b"second"))
     await settle()
     assert len(end.frames) == 1
     end.connection.resume_reading()
@@ -362,9 +362,9 @@ async def test_the_event_loop_stays_responsive_while_a_large_message_arrives(end
 
 
 async def test_an_end_between_messages_has_no_reason(raw):
-    end, other = raw
-    other.send(message(b"last"))
-    other.close()
+    end, peer = raw
+    peer.send(message(b"last"))
+    peer.close()
     assert await end.end() is None
     assert len(end.frames) == 1, "what came before is delivered first"
     assert end.connection.closed
@@ -372,10 +372,10 @@ async def test_an_end_between_messages_has_no_reason(raw):
 
 @pytest.mark.parametrize("length", [1, 15, 16, 20, 30, 100, 20_000])
 async def test_an_end_in_the_middle_of_a_message_has_this_reason(raw, length):
-    end, other = raw
+    end, peer = raw
     data = message(b"tree", b"x" * 30_000)
-    other.send(data[:length])
-    other.close()
+    peer.send(data[:length])
+    peer.close()
     reason = await end.end()
     assert isinstance(reason, ConnectionResetError)
     assert str(reason) == "the other side closed the connection in the middle of a message"
@@ -383,13 +383,13 @@ async def test_an_end_in_the_middle_of_a_message_has_this_reason(raw, length):
 
 
 async def test_mid_frame_is_true_when_a_message_has_begun(raw):
-    end, other = raw
+    end, peer = raw
     assert not end.connection.mid_frame
     data = message(b"value")
-    other.send(data[:5])
+    peer.send(data[:5])
     await settle()
     assert end.connection.mid_frame
-    other.send(data[5:])
+    peer.send(data[5:])
     await end.receive(1)
     assert not end.connection.mid_frame
 
@@ -404,38 +404,38 @@ async def test_mid_frame_is_true_when_a_message_has_begun(raw):
     ],
 )
 async def test_an_invalid_frame_ends_the_connection_after_the_valid_ones(raw, data, sentence):
-    end, other = raw
-    other.send(message(b"good") + data)
+    end, peer = raw
+    peer.send(message(b"good") + data)
     reason = await end.end()
     assert isinstance(reason, ProtocolError)
     assert str(reason) == sentence
     assert len(end.frames) == 1
     await settle()
-    assert other.recv(1) == b""
+    assert peer.recv(1) == b""
 
 
 async def test_nothing_is_allocated_for_a_message_above_the_limit():
-    sock, other = socket_pair()
+    sock, peer = socket_pair()
     end = End(sock, limits=Limits(max_body_bytes=1000), allocate=lambda size: pytest.fail("allocated"))
-    other.send(message(b"x" * 30_000)[:100])
+    peer.send(message(b"x" * 30_000)[:100])
     assert str(await end.end()) == "message 30000 > 1000 bytes"
-    other.close()
+    peer.close()
 
 
 async def test_a_protocol_error_of_the_callback_ends_the_connection(raw):
-    end, other = raw
+    end, peer = raw
 
     def refuse(frame):
         raise ProtocolError("not this one")
 
     end.on_frame = refuse
-    other.send(message(b"one") + message(b"two"))
+    peer.send(message(b"one") + message(b"two"))
     assert str(await end.end()) == "not this one"
     assert len(end.frames) == 1
 
 
 async def test_any_other_error_of_the_callback_ends_the_connection_and_is_reported(raw):
-    end, other = raw
+    end, peer = raw
     reported = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
 
@@ -443,16 +443,16 @@ async def test_any_other_error_of_the_callback_ends_the_connection_and_is_report
         raise ZeroDivisionError("a bug")
 
     end.on_frame = fail
-    other.send(message(b"one"))
+    peer.send(message(b"one"))
     assert isinstance(await end.end(), ZeroDivisionError)
     await settle()
     assert [str(error) for error in reported] == ["a bug"]
 
 
 async def test_no_frame_is_delivered_after_the_callback_closed_the_connection(raw):
-    end, other = raw
+    end, peer = raw
     end.on_frame = lambda frame: end.connection.close()
-    other.send(message(b"one") + message(b"two"))
+    peer.send(message(b"one") + message(b"two"))
     await end.end()
     await settle()
     assert len(end.frames) == 1
@@ -490,9 +490,9 @@ async def test_sending_on_a_closed_connection_is_an_error(ends):
 
 @pytest.mark.parametrize("size", [10, 100_000])
 async def test_sending_to_a_closed_peer_is_an_error_and_ends_the_connection_once(raw, size):
-    end, other = raw
+    end, peer = raw
     end.connection.pause_reading()  # so that only the sender notices the end
-    other.close()
+    peer.close()
     with pytest.raises(ConnectionError):
         await end.post(1, 1, "run", [b"x" * size])
     assert end.connection.closed
@@ -501,24 +501,24 @@ async def test_sending_to_a_closed_peer_is_an_error_and_ends_the_connection_once
 
 
 async def test_waiting_drains_fail_when_the_peer_closes(raw):
-    end, other = raw
+    end, peer = raw
     sending = asyncio.create_task(end.post(1, 1, "run", [b"x" * 10 * MIB]))
     await settle()
-    other.close()
+    peer.close()
     with pytest.raises(ConnectionError):
         await asyncio.wait_for(sending, PATIENCE_S)
     assert len(end.ends) == 1
 
 
 async def test_a_message_above_the_peers_limit_is_refused_before_a_byte_is_sent():
-    sock, other = socket_pair()
+    sock, peer = socket_pair()
     end = End(sock, peer_limits=Limits(max_body_bytes=1000))
-    with other:
+    with peer:
         with pytest.raises(FrameTooLarge, match="a message of 1,001 bytes is over the receiver's limit of 1,000"):
             end.connection.send(1, 1, "run", [b"x" * 1001])
         assert (end.connection.bytes_sent, end.connection.queued_bytes) == (0, 0)
         end.connection.send(1, 1, "run", [b"x" * 1000])
-        assert len(other.recv(9999)) == end.connection.bytes_sent
+        assert len(peer.recv(9999)) == end.connection.bytes_sent
         end.connection.close()
 
 
@@ -624,21 +624,21 @@ async def test_a_flipped_bit_ends_an_encrypted_connection():
 
 
 async def test_memory_for_receiving_is_counted_and_released(raw, monkeypatch):
-    end, other = raw
+    end, peer = raw
     budget = Budget(10 * MIB)
     monkeypatch.setattr("ddlf.rpc.connection.RECEIVING", budget)
     data = message(b"x" * 100_000)
-    other.send(data[:50_000])
+    peer.send(data[:50_000])
     while not budget.used_bytes:
         await settle()
     assert budget.used_bytes == 100_000
-    other.send(data[50_000:])
+    peer.send(data[50_000:])
     await end.receive(1)
     assert budget.used_bytes == 0, "what has arrived is its owner's"
-    other.send(data[:50_000])
+    peer.send(data[:50_000])
     while not budget.used_bytes:
         await settle()
-    other.close()
+    peer.close()
     await end.end()
     assert budget.used_bytes == 0, "what will never arrive is nobody's"
 

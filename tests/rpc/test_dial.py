@@ -56,7 +56,7 @@ async def worker(sock, token=TOKEN):
     await asyncio.Event().wait()
 
 
-def says(data: bytes, *, then_close=False):
+def server_that_sends(data: bytes, *, then_close=False):
     """Return a handler that sends ``data`` to each caller."""
 
     async def handle(sock):
@@ -156,8 +156,8 @@ ANOTHER = "127.0.0.1:PORT: another program listens there, not a DDLF worker; che
     ],
 )
 async def test_another_program_is_recognised_by_its_first_bytes_without_waiting(data):
-    assert await refusal(says(data)) == ANOTHER
-    assert await refusal(says(data, then_close=True)) == ANOTHER
+    assert await refusal(server_that_sends(data)) == ANOTHER
+    assert await refusal(server_that_sends(data, then_close=True)) == ANOTHER
 
 
 async def test_a_real_http_server_is_recognised_as_another_program(monkeypatch):
@@ -177,7 +177,7 @@ async def test_a_real_http_server_is_recognised_as_another_program(monkeypatch):
 
 async def test_dialling_a_silent_listener_ends_within_the_time_of_a_handshake(monkeypatch):
     monkeypatch.setattr(dial_module, "HANDSHAKE_TIMEOUT_S", 0.1)
-    assert await refusal(says(b"")) == (
+    assert await refusal(server_that_sends(b"")) == (
         "127.0.0.1:PORT: connected, but no DDLF handshake within 0.1 s; "
         "another program listens there, or the worker is suspended or busy"
     )
@@ -198,7 +198,7 @@ async def test_dialling_a_listener_that_drips_bytes_ends_within_the_time_of_a_ha
 async def test_a_listener_that_closes_during_the_handshake_is_named_as_such(length):
     reply = WorkerHandshake((TOKEN,), LIMIT)
     data = reply.answer(short_answer() + bytes(56))[1][:length]
-    assert await refusal(says(data, then_close=True)) == (
+    assert await refusal(server_that_sends(data, then_close=True)) == (
         "127.0.0.1:PORT: connected, but the other side closed the connection during the handshake; "
         "it is not a DDLF worker, or it runs another version"
     )
@@ -253,7 +253,7 @@ async def test_the_error_gives_the_verdict_of_the_worker(verdict, kind, text):
 
 
 async def test_a_worker_of_another_version_is_an_error_that_names_both():
-    async with listening(says(PREAMBLE.pack(b"DDLF", 2, 1, 1, 0))) as port:
+    async with listening(server_that_sends(PREAMBLE.pack(b"DDLF", 2, 1, 1, 0))) as port:
         with pytest.raises(VersionError) as caught:
             await call(port)
     assert str(caught.value) == (
@@ -272,8 +272,8 @@ async def test_a_failed_call_leaves_no_socket_behind(monkeypatch):
         return socks[-1]
 
     monkeypatch.setattr(dial_module, "open_socket", remember)
-    await refusal(says(bytes(200)))
-    async with listening(says(b"")) as port:
+    await refusal(server_that_sends(bytes(200)))
+    async with listening(server_that_sends(b"")) as port:
         opened.clear()
         calling = asyncio.create_task(call(port))
         await opened.wait()

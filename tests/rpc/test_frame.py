@@ -102,12 +102,12 @@ def test_random_splits_give_the_same_frames(cuts, seed):
     sent = [
         frame(random.randbytes(size), random.randbytes(999)) for size in (9, 16_383, 16_384, 16_385, 32_768, 99_999)
     ]
-    data, decoder, got, at = wire(*sent), FrameDecoder(LIMITS), [], 0
+    data, decoder, frames, at = wire(*sent), FrameDecoder(LIMITS), [], 0
     while at < len(data):
-        size = cuts[len(got) % len(cuts)]
-        got += feed(decoder, data[at : at + size], 10**9)
+        size = cuts[len(frames) % len(cuts)]
+        frames += feed(decoder, data[at : at + size], 10**9)
         at += size
-    assert got == sent
+    assert frames == sent
 
 
 def test_the_header_may_have_its_full_size():
@@ -127,9 +127,9 @@ def test_four_thousand_buffers_arrive_in_one_frame():
 def test_a_large_buffer_is_received_into_memory_of_its_exact_size_and_not_copied():
     allocate = Recorder()
     decoder = FrameDecoder(LIMITS, allocate)
-    (got,) = feed(decoder, wire(frame(b"tree", b"x" * 100_000, b"y" * 5, b"z" * 50_000)), 10**9)
+    (received,) = feed(decoder, wire(frame(b"tree", b"x" * 100_000, b"y" * 5, b"z" * 50_000)), 10**9)
     assert allocate.sizes == [100_000, 50_000]
-    assert [len(buffer) for buffer in got.buffers] == [4, 100_000, 5, 50_000]
+    assert [len(buffer) for buffer in received.buffers] == [4, 100_000, 5, 50_000]
 
 
 def test_a_large_buffer_is_written_directly_to_its_memory_and_not_to_the_scratch_memory():
@@ -271,10 +271,10 @@ def test_an_invalid_frame_is_refused_before_memory_is_allocated(case, chunk):
 @pytest.mark.parametrize("chunk", [1, 100, 10**9])
 def test_the_frames_before_an_invalid_one_arrive_for_any_split(chunk):
     sent = [frame(b"one"), frame(b"two")]
-    got = []
+    frames = []
     with pytest.raises(ProtocolError, match="empty header"):
-        feed(FrameDecoder(LIMITS), wire(*sent) + raw(b""), chunk, got)
-    assert got == sent
+        feed(FrameDecoder(LIMITS), wire(*sent) + raw(b""), chunk, frames)
+    assert frames == sent
 
 
 def test_a_false_size_allocates_only_one_buffer_at_a_time():

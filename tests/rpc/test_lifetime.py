@@ -42,12 +42,12 @@ def test_a_received_array_is_freed_with_its_last_reference() -> None:
     decoder = FrameDecoder(LIMITS, allocate)
     frames = []
     for piece in encode_frame(2, 1, "", dumps((np.ones(100_000),)), limits=LIMITS):
-        rest = memoryview(piece)
-        while rest:
+        unread = memoryview(piece)
+        while unread:
             room = decoder.wants()
-            count = min(len(room), len(rest))
-            room[:count] = rest[:count]
-            rest = rest[count:]
+            count = min(len(room), len(unread))
+            room[:count] = unread[:count]
+            unread = unread[count:]
             frames += decoder.received(count)
     (value,) = loads(frames.pop().buffers)
     assert value.sum() == 100_000

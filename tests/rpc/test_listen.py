@@ -133,8 +133,10 @@ async def test_a_connection_that_arrives_while_accepting_is_cancelled_stays_with
             accepting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await accepting
-            left, _ = listener.accept()  # does not wait: the connection is there, or this raises BlockingIOError
-            left.close()
+            waiting_sock, _ = (
+                listener.accept()
+            )  # does not wait: the connection is there, or this raises BlockingIOError
+            waiting_sock.close()
 
 
 async def test_a_task_that_is_cancelled_before_its_first_line_leaves_no_socket_open(pair):

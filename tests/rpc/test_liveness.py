@@ -115,17 +115,17 @@ def test_gaps_alone_do_not_make_a_peer_dead(timing, steps):
     This holds for any stalls of this side's event loop.
     """
     watch = Watch(timing)
-    looked = 0.0
+    watched_s = 0.0
     for watching, gap in steps:
         begin = watch.now
         watch.look_until(begin + watching * timing.heartbeat_s)
-        looked += watch.now - begin
+        watched_s += watch.now - begin
         watch.stop_for(gap)
         short = gap <= GAP_HEARTBEATS * timing.heartbeat_s
         watch.liveness.judge(watch.now)
-        looked += gap if short else 0
+        watched_s += gap if short else 0
         if watch.liveness.state == "dead":
-            assert looked >= timing.dead_after_s - GRACE_HEARTBEATS * timing.heartbeat_s - 2 * MIN_LOOK_S
+            assert watched_s >= timing.dead_after_s - GRACE_HEARTBEATS * timing.heartbeat_s - 2 * MIN_LOOK_S
 
 
 @pytest.mark.parametrize("silent", [0, 0.3, 1.9, 2, 3.7, 4, 100])

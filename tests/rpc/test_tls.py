@@ -370,7 +370,7 @@ def bad_files(tmp_path):
     """Return unusable files, each with the reason."""
     ca = Authority(tmp_path)
     certificate, key = ca.issue("right")
-    _, other = ca.issue("other")
+    _, other_key = ca.issue("other")
     open_key = tmp_path / "open.key"
     open_key.write_bytes(key.read_bytes())
     open_key.chmod(0o644)
@@ -384,7 +384,7 @@ def bad_files(tmp_path):
     secret.chmod(0o600)
     expired = Authority(tmp_path, "expired", datetime.timedelta(days=-1))
     return [
-        ((None, certificate, other), f"tls_key {other} does not belong to tls_cert {certificate}; both are"),
+        ((None, certificate, other_key), f"tls_key {other_key} does not belong to tls_cert {certificate}; both are"),
         ((None, *expired.issue("old", ends_in=datetime.timedelta(days=-3))), "old.pem has expired (20"),
         ((None, *ca.issue("new", ends_in=3 * datetime.timedelta(days=365))), "new.pem is not valid before 20"),
         ((expired.file, None, None), f"tls_ca {expired.file} has expired ("),

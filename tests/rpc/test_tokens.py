@@ -351,9 +351,9 @@ print(loopback_tokens().primary.decode())
         assert process.stdout.readline() == "ready\n"
     for process in processes:
         process.stdin.write("go\n")
-    got = {process.communicate(timeout=PATIENCE_S)[0] for process in processes}
+    outputs = {process.communicate(timeout=PATIENCE_S)[0] for process in processes}
     folder = home / ".local" / "state" / "ddlf"
-    assert got == {(folder / "loopback-token").read_text()}
+    assert outputs == {(folder / "loopback-token").read_text()}
     assert os.listdir(folder) == ["loopback-token"]
 
 

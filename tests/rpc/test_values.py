@@ -36,7 +36,7 @@ def travel(value):
     return loads([bytearray(buffer) for buffer in dumps(value)])
 
 
-def same(a, b) -> bool:
+def is_same(a, b) -> bool:
     """Return whether two values and all types inside are equal. ``==`` does not tell 1 from True, and NaN differs from itself."""
     if type(a) is not type(b):
         return False
@@ -46,15 +46,15 @@ def same(a, b) -> bool:
     if isinstance(a, float):
         return struct.pack("d", a) == struct.pack("d", b)
     if isinstance(a, complex):
-        return same(a.real, b.real) and same(a.imag, b.imag)
+        return is_same(a.real, b.real) and is_same(a.imag, b.imag)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(is_same, a, b))
     if isinstance(a, dict):
         return len(a) == len(b) and all(
-            same(k, m) and same(v, w) for (k, v), (m, w) in zip(a.items(), b.items(), strict=True)
+            is_same(k, m) and is_same(v, w) for (k, v), (m, w) in zip(a.items(), b.items(), strict=True)
         )
     if isinstance(a, set | frozenset):
-        return len(a) == len(b) and all(any(same(x, y) for y in b) for x in a)
+        return len(a) == len(b) and all(any(is_same(x, y) for y in b) for x in a)
     return a == b
 
 
@@ -77,7 +77,7 @@ values = st.recursive(
 
 @given(values)
 def test_every_value_arrives_unchanged_with_all_its_types(value):
-    assert same(travel(value), value)
+    assert is_same(travel(value), value)
 
 
 @given(
@@ -87,7 +87,7 @@ def test_every_value_arrives_unchanged_with_all_its_types(value):
     )
 )
 def test_every_array_arrives_with_its_bits_shape_type_and_byte_order(array):
-    assert same(travel(array), array)
+    assert is_same(travel(array), array)
 
 
 @pytest.mark.parametrize("order", "<>")
@@ -95,8 +95,8 @@ def test_every_array_arrives_with_its_bits_shape_type_and_byte_order(array):
 @pytest.mark.parametrize("dtype", TYPES, ids=DTYPES)
 def test_each_element_type_travels_in_both_byte_orders(dtype, shape, order):
     array = np.arange(math.prod(shape)).astype(dtype).reshape(shape).astype(dtype.newbyteorder(order))
-    assert same(travel(array), array)
-    assert same(travel([array])[0], array)
+    assert is_same(travel(array), array)
+    assert is_same(travel([array])[0], array)
 
 
 @pytest.mark.parametrize("size", [4, 400])
@@ -130,8 +130,8 @@ def test_an_array_is_copied_neither_by_the_sender_nor_by_the_receiver():
 
 
 def test_small_arrays_travel_inside_the_value_and_larger_ones_beside_it():
-    at_limit, above = np.zeros(INLINE_ARRAY_BYTES, np.uint8), np.zeros(INLINE_ARRAY_BYTES + 1, np.uint8)
-    assert [len(dumps(array)) for array in (at_limit, above)] == [1, 2]
+    at_limit, above_limit = np.zeros(INLINE_ARRAY_BYTES, np.uint8), np.zeros(INLINE_ARRAY_BYTES + 1, np.uint8)
+    assert [len(dumps(array)) for array in (at_limit, above_limit)] == [1, 2]
     assert travel(at_limit).flags.writeable
 
 
@@ -146,7 +146,7 @@ def test_a_bfloat16_array_is_an_error_with_advice_if_no_package_defines_the_type
 def test_array_scalars_keep_their_type():
     for dtype in TYPES:
         scalar = dtype.type(1)
-        assert same(travel(scalar), scalar)
+        assert is_same(travel(scalar), scalar)
     assert type(travel(np.float64(0.5))) is np.float64, "this holds for scalars that derive from a Python type, too"
 
 
@@ -242,7 +242,7 @@ def test_arrays_of_texts_arrive_unchanged(array, order):
 
 def test_texts_of_numpy_keep_their_type():
     for text in (np.str_("a"), np.bytes_(b"a"), np.str_("\ud800")):
-        assert same(travel(text), text)
+        assert is_same(travel(text), text)
 
 
 class Mode(Flag):
@@ -570,7 +570,7 @@ def test_the_bytes_of_each_value_in_the_document_equal_the_encoded_ones(written_
         names = {"np": np, "inf": math.inf, "date": datetime.date, "timedelta": datetime.timedelta, "Decimal": Decimal}
         value = eval(expression, names)
         assert dumps(value)[0] == data, expression
-        assert same(loads([data]), value), expression
+        assert is_same(loads([data]), value), expression
 
 
 def test_the_array_of_the_document_equals_the_encoded_one(written_bytes):
@@ -578,7 +578,7 @@ def test_the_array_of_the_document_equals_the_encoded_one(written_bytes):
     tree, memory = dumps(array)
     assert tree == written_bytes["large-array"]
     assert bytes(memory) == array.tobytes()
-    assert same(loads([tree, bytearray(memory)]), array)
+    assert is_same(loads([tree, bytearray(memory)]), array)
 
 
 def test_one_message_holds_any_number_of_small_arrays():

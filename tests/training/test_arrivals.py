@@ -202,8 +202,8 @@ async def test_run_warns_of_a_buffer_that_is_never_full():
     assert never == (
         "it merges 13 updates at once, but only 12 more will come: they are merged only at the end, as a small step; use a smaller size"
     )
-    (left,) = warnings(await trained(arrival="fedbuff:3", converge="target:loss,100,last=4"))
-    assert left == "1 of its updates wait for others, and are not in the model: continued training merges them"
+    (warning,) = warnings(await trained(arrival="fedbuff:3", converge="target:loss,100,last=4"))
+    assert warning == "1 of its updates wait for others, and are not in the model: continued training merges them"
 
 
 async def test_run_reports_waiting_updates_also_if_the_last_one_is_rejected():

@@ -155,8 +155,8 @@ async def test_callbacks_continue_from_a_checkpoint_like_an_uninterrupted_run(on
     (tmp_path / "whole").mkdir()
     (tmp_path / "parts").mkdir()
     settings = {"checkpoint": tmp_path / "whole" / "checkpoints"}
-    whole = OneWeight(one_worker, on_master(lambda: the_eight(tmp_path / "whole")), **settings)
-    await whole.train_sync()
+    uninterrupted = OneWeight(one_worker, on_master(lambda: the_eight(tmp_path / "whole")), **settings)
+    await uninterrupted.train_sync()
 
     class Stops(OneWeight):
         def on_round(self, record):
@@ -167,19 +167,19 @@ async def test_callbacks_continue_from_a_checkpoint_like_an_uninterrupted_run(on
         settings = {"checkpoint": tmp_path / "parts" / "checkpoints", "resume": "auto", "at": at}
         app = Stops(one_worker, on_master(lambda: the_eight(tmp_path / "parts")), **settings)
         await app.train_sync()
-    assert len(app.history) == len(whole.history)
-    assert equal(app.model.get_weights(), whole.model.get_weights())
-    assert app.history.history == whole.history.history
+    assert len(app.history) == len(uninterrupted.history)
+    assert equal(app.model.get_weights(), uninterrupted.model.get_weights())
+    assert app.history.history == uninterrupted.history.history
     assert rows(tmp_path / "parts" / "log.csv") == rows(tmp_path / "whole" / "log.csv")
-    stopped, undisturbed = app.callbacks[0], whole.callbacks[0]
+    stopped, undisturbed = app.callbacks[0], uninterrupted.callbacks[0]
     assert (stopped.best, stopped.wait, stopped.best_epoch) == (
         undisturbed.best,
         undisturbed.wait,
         undisturbed.best_epoch,
     )
-    again = OneWeight(one_worker, on_master(lambda: the_eight(tmp_path / "parts")), **settings)
-    assert await again.train_sync() == []  # the run has converged
-    assert equal(again.model.get_weights(), whole.model.get_weights())
+    resumed = OneWeight(one_worker, on_master(lambda: the_eight(tmp_path / "parts")), **settings)
+    assert await resumed.train_sync() == []  # the run has converged
+    assert equal(resumed.model.get_weights(), uninterrupted.model.get_weights())
 
 
 @pytest.mark.slow
@@ -194,20 +194,20 @@ async def test_two_slots_stop_and_slow_down_by_their_merged_metrics(two_workers,
     records = app.history if mode == "sync" else app.history[1::2]
     logs = [record.metrics for record in records]
     assert 5 < len(logs) < 25
-    alone, early, slow = one_weight(), *the_eight(tmp_path, start_from_epoch=2)[0:3:2]
+    single, early, slow = one_weight(), *the_eight(tmp_path, start_from_epoch=2)[0:3:2]
     for callback in (early, slow):
-        callback.set_model(alone)
+        callback.set_model(single)
         callback.on_train_begin()
     rate = np.float32(RATE)
     for epoch, log in enumerate(logs):
         rate = np.float32(float(rate) * 0.99)
-        assert not alone.stop_training
-        alone.optimizer.learning_rate = rate
+        assert not single.stop_training
+        single.optimizer.learning_rate = rate
         early.on_epoch_end(epoch, dict(log))
         slow.on_epoch_end(epoch, dict(log))
-        rate = np.float32(alone.optimizer.learning_rate.numpy())
+        rate = np.float32(single.optimizer.learning_rate.numpy())
         assert log["learning_rate"] == float(rate)
-    assert alone.stop_training
+    assert single.stop_training
     assert isinstance(app.model.optimizer, keras.optimizers.SGD)
     assert float(app.model.optimizer.learning_rate) == float(rate)
 
@@ -227,8 +227,8 @@ async def test_an_interrupted_run_continues_from_the_backup(one_worker, tmp_path
             keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True),
         ]
 
-    whole = OneWeight(one_worker, master_epochs=7)
-    await whole.train_sync()
+    uninterrupted = OneWeight(one_worker, master_epochs=7)
+    await uninterrupted.train_sync()
     app = OneWeight(one_worker, on_master(lambda: [*backed_up(), Breaks()]), master_epochs=7)
     with pytest.raises(ArithmeticError, match="here it breaks"):
         await app.train_sync()
@@ -236,7 +236,7 @@ async def test_an_interrupted_run_continues_from_the_backup(one_worker, tmp_path
     app = OneWeight(one_worker, on_master(backed_up), master_epochs=7)
     records = await app.train_sync()
     assert [record.round for record in records] == [5, 6, 7]
-    assert equal(app.model.get_weights(), whole.model.get_weights())
+    assert equal(app.model.get_weights(), uninterrupted.model.get_weights())
     assert [row["epoch"] for row in rows(tmp_path / "log.csv")] == [str(epoch) for epoch in range(7)]
     assert not (tmp_path / "backup").exists()
 

@@ -354,10 +354,10 @@ async def test_a_worker_whose_executor_ends_in_each_opening_is_excluded():
     async with story.ready():
         await wait_for(story, ("gone", 1))
     assert story.opened.count(1) == 3
-    alone = Story(1)
-    alone.openings[1] = [ExecutorCrashed(f"number {n}") for n in range(3)]
+    one_worker = Story(1)
+    one_worker.openings[1] = [ExecutorCrashed(f"number {n}") for n in range(3)]
     with pytest.raises(ExecutorCrashed, match="number 2"):
-        async with alone.ready():
+        async with one_worker.ready():
             pass
 
 
@@ -373,16 +373,16 @@ async def test_a_worker_that_loses_the_app_repeatedly_is_excluded():
 
 
 async def test_second_run_on_the_same_workers_is_refused():
-    story, other = Story(2), Story(1)
-    other.cluster.workers = story.cluster.workers[1:]
+    story, second_run = Story(2), Story(1)
+    second_run.cluster.workers = story.cluster.workers[1:]
     async with story.ready() as crew:
         with pytest.raises(LeaseError, match="worker 2 is in another training run of this program; wait"):
-            async with other.crew:
+            async with second_run.crew:
                 pass
-        assert other.opened == []
+        assert second_run.opened == []
         assert await crew.carry(0, 0, story.work) == 1
-    async with other.ready() as crew:
-        assert await crew.carry(0, 0, other.work) == 2
+    async with second_run.ready() as crew:
+        assert await crew.carry(0, 0, second_run.work) == 2
 
 
 async def test_run_ends_while_a_worker_is_still_opening():

@@ -136,8 +136,8 @@ def test_turns_are_drawn_by_chance_and_the_last_batch_is_the_last_step():
     assert drawn[:3] == [0, 0, 0]
     assert [drawn.count(replica) for replica in range(3)] == [5, 4, 6]
     assert drawn[-1] == 2
-    many = turns([100] * 4, 1, np.random.default_rng(2))
-    following = {(a, b) for a, b in itertools.pairwise(many)}
+    long_turns = turns([100] * 4, 1, np.random.default_rng(2))
+    following = {(a, b) for a, b in itertools.pairwise(long_turns)}
     assert len(following) == 16
 
 
@@ -201,15 +201,15 @@ async def test_data_that_a_program_generates_allows_one_replica_for_each_slot():
 
 
 async def test_resumed_after_any_commit_each_push_counts_once(tmp_path):
-    whole = run_of(checkpoint=tmp_path, checkpoint_keep=99, n_push=2, **PLAIN)
-    delayed(whole, 4)
-    await whole.train_model()
+    uninterrupted = run_of(checkpoint=tmp_path, checkpoint_keep=99, n_push=2, **PLAIN)
+    delayed(uninterrupted, 4)
+    await uninterrupted.train_model()
     for number in range(1, 6):
         run = run_of(resume=tmp_path / f"round-{number:06d}", checkpoint=tmp_path / str(number), n_push=2, **PLAIN)
         await run.train_model()
         assert run.ledger.is_exact(2)
         received = run.run_context.progress.state["shards"][0][:, 1]
-        assert (received == whole.run_context.progress.state["shards"][0][:, 1]).all()
+        assert (received == uninterrupted.run_context.progress.state["shards"][0][:, 1]).all()
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------

@@ -97,10 +97,10 @@ async def test_fresh_restarts_from_the_models_weights():
     await app.train_sync(2)
     start = weights(app)
     records = await app.train_sync(2, fresh=True)
-    other = FakeRun()
-    other.model.set_weights(start)
-    await other.train_sync(2)
-    assert equal(weights(app), weights(other))
+    new_run = FakeRun()
+    new_run.model.set_weights(start)
+    await new_run.train_sync(2)
+    assert equal(weights(app), weights(new_run))
     assert [record.round for record in records] == [record.round for record in app.history] == [1, 2]
     assert app.ledger.is_exact(2)
 
@@ -207,9 +207,9 @@ async def test_a_fresh_training_does_not_overwrite_the_earlier_one(tmp_path):
     before = content(tmp_path)
     with pytest.raises(ConfigError, match="has checkpoints already, the newest of round 2"):
         await app.train_sync(2, fresh=True)
-    other = FakeRun(checkpoint=tmp_path)
+    new_run = FakeRun(checkpoint=tmp_path)
     with pytest.raises(ConfigError, match="has checkpoints already, the newest of round 2"):
-        await other.train_sync(2)
+        await new_run.train_sync(2)
     app.resume = tmp_path
     with pytest.raises(ConfigError, match="fresh=True starts again"):
         await app.train_sync(2, fresh=True)
@@ -229,8 +229,8 @@ async def test_folder_that_another_app_wrote_to_is_refused(tmp_path):
 
 async def test_a_run_continues_from_a_chosen_checkpoint_in_another_folder(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
-    whole = FakeRun(checkpoint=old, checkpoint_keep=9, **ALL)
-    await whole.train_sync(6)
+    uninterrupted = FakeRun(checkpoint=old, checkpoint_keep=9, **ALL)
+    await uninterrupted.train_sync(6)
     before = content(old)
     for source, begins in ((old / "round-000002", 3), (old, 7)):
         app = FakeRun(checkpoint=new / str(begins), resume=source, master_epochs=8, **ALL)
@@ -238,8 +238,8 @@ async def test_a_run_continues_from_a_chosen_checkpoint_in_another_folder(tmp_pa
         assert [record.round for record in app.history] == list(range(1, 9))
         assert content(old) == before
         assert CheckpointFolder(new / str(begins)).newest().round == 8
-    await whole.train_sync(2)
-    assert equal(weights(app), weights(whole))
+    await uninterrupted.train_sync(2)
+    assert equal(weights(app), weights(uninterrupted))
 
 
 async def test_newest_checkpoint_is_resumed_in_its_folder(tmp_path):
@@ -365,17 +365,17 @@ async def test_a_converged_run_trains_only_if_more_epochs_are_requested(tmp_path
     await app.train_sync(6)
     start = weights(app)
     for _ in range(2):
-        again = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=6)
-        lines = lines_of(again)
-        assert await again.train_model() == []
+        resumed = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=6)
+        lines = lines_of(resumed)
+        assert await resumed.train_model() == []
         assert "nothing   to train: it converged after round 3; to continue, set more than 6 epochs" in lines
-        assert equal(weights(again), start)
-        assert [record.round for record in again.history] == [1, 2, 3]
+        assert equal(weights(resumed), start)
+        assert [record.round for record in resumed.history] == [1, 2, 3]
     more = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=8)
     assert [record.round for record in await more.train_model()] == [4, 5, 6, 7, 8]
-    done = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=8)
-    lines = lines_of(done)
-    assert await done.train_model() == []
+    extended = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=8)
+    lines = lines_of(extended)
+    assert await extended.train_model() == []
     assert "nothing   to train: all 8 epochs are done; to continue, set more epochs" in lines
 
 
@@ -488,22 +488,22 @@ async def test_states_of_slots_are_read_from_a_checkpoint_of_0_1(tmp_path, codec
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 async def test_a_run_continues_from_a_checkpoint_of_0_1(tmp_path, mode):
-    whole = FakeRun(mode=mode, master_epochs=9, worker_epochs=2)
-    await whole.train_model()
+    uninterrupted = FakeRun(mode=mode, master_epochs=9, worker_epochs=2)
+    await uninterrupted.train_model()
     await FakeRun(mode=mode, checkpoint=tmp_path, master_epochs=4, worker_epochs=2).train_model()
     as_of_0_1(tmp_path)
     app = FakeRun(mode=mode, resume=tmp_path, master_epochs=9, worker_epochs=2)
     await app.train_model()
-    assert len(app.history) == len(whole.history)
+    assert len(app.history) == len(uninterrupted.history)
     assert app.ledger.is_exact(9)
-    assert mode == "async" or equal(weights(app), weights(whole))
+    assert mode == "async" or equal(weights(app), weights(uninterrupted))
     records = CheckpointFolder(tmp_path).newest().records
-    assert len(records) == len(whole.history)
+    assert len(records) == len(uninterrupted.history)
     assert [record.recomputed for record in records[:2]] == [3, 3]
 
 
 @pytest.mark.parametrize(
-    ("options", "stored", "other"),
+    ("options", "stored", "other_options"),
     [
         ({}, {"outer": "None"}, {"outer": Nesterov()}),
         ({"outer": "subtract"}, {"outer": "Subtract(learning_rate=1.0)"}, {"outer": "subtract:0.5"}),
@@ -515,15 +515,15 @@ async def test_a_run_continues_from_a_checkpoint_of_0_1(tmp_path, mode):
     ],
     ids=["none", "subtract", "all"],
 )
-async def test_rules_in_the_form_of_0_1_are_recognized(tmp_path, options, stored, other):
+async def test_rules_in_the_form_of_0_1_are_recognized(tmp_path, options, stored, other_options):
     await FakeRun(checkpoint=tmp_path, **options).train_sync(2)
     file = tmp_path / "round-000002" / "manifest.json"
     manifest = unseal(file.read_bytes(), file)
     assert manifest["facts"]["settings"] | stored != manifest["facts"]["settings"], "these are written as they are now"
     manifest["facts"]["settings"].update(stored)
     file.write_bytes(seal(manifest))
-    with pytest.raises(CheckpointMismatch, match=f"{'merge' if 'merge' in other else 'outer'}: "):
-        await FakeRun(resume=tmp_path, **other).train_sync(3)
+    with pytest.raises(CheckpointMismatch, match=f"{'merge' if 'merge' in other_options else 'outer'}: "):
+        await FakeRun(resume=tmp_path, **other_options).train_sync(3)
     app = FakeRun(resume=tmp_path, **options)
     await app.train_sync(3)
     assert len(app.history) == 3
@@ -588,14 +588,14 @@ async def test_each_asynchronous_checkpoint_is_consistent_and_resumes(tmp_path):
 
 async def test_checkpoint_is_consistent_also_on_a_slow_disk(tmp_path):
     continued = threading.Event()
-    usual, left = checkpoints.seal, SlotStates.left
+    usual_seal, usual_left = checkpoints.seal, SlotStates.left
 
     def slowly(content):
         continued.wait(PATIENCE_S)
-        return usual(content)
+        return usual_seal(content)
 
     def on_left(self, *arguments):
-        left(self, *arguments)
+        usual_left(self, *arguments)
         if app.run_context.progress.version:
             continued.set()  # training continues while the earlier state is written
 
@@ -715,9 +715,9 @@ def test_the_rounds_of_a_longer_plan_begin_after_the_rounds_done():
         progress.plan(before, worker_epochs, more=False)
         assert sum(progress.epochs) == before
         progress.round = len(progress.epochs)
-        done = list(progress.epochs)
+        completed = list(progress.epochs)
         progress.plan(before + more, worker_epochs, more=False)
-        assert progress.epochs[: len(done)] == done
+        assert progress.epochs[: len(completed)] == completed
         assert sum(progress.epochs) == before + more
         progress.plan(more + 1, worker_epochs, more=True)
         assert sum(progress.epochs) == before + more + 1
@@ -774,8 +774,8 @@ async def test_a_sharded_run_whose_residuals_are_all_empty_is_resumed(tmp_path):
     """Its last checkpoint belongs to a running round. Workers wrote each slot's state in slices."""
     small = {"kernel": np.zeros((4, 3), np.float32), "bias": np.zeros(3, np.float32)}  # too small for a codec
     settings = {"exchange": "sharded", "local_rule": "scaffold", "codec": "powersgd:2", "slots": 3, "start": small}
-    whole = FakeRun(**settings)
-    await whole.train_sync(4)
+    uninterrupted = FakeRun(**settings)
+    await uninterrupted.train_sync(4)
     killed = FakeRun(checkpoint=tmp_path, **settings)
 
     def on_round(record):
@@ -787,4 +787,4 @@ async def test_a_sharded_run_whose_residuals_are_all_empty_is_resumed(tmp_path):
         await killed.train_sync(4)
     resumed = FakeRun(checkpoint=tmp_path, resume="auto", **settings)
     await resumed.train_sync(4)
-    assert equal(weights(resumed), weights(whole))
+    assert equal(weights(resumed), weights(uninterrupted))

@@ -93,14 +93,14 @@ async def test_two_towers_of_100_samples_equal_one_batch_of_200(two_workers, stu
 @pytest.mark.slow
 async def test_losses_and_a_resume_within_an_epoch_change_no_bit(two_workers, tmp_path):
     options = dict(app_class=Clipped, norm=True, dropout=0.3, width=WIDE, codec="float16", slots=3, master_epochs=3)
-    whole = app(two_workers, **options)
-    await whole.train_model()
+    undisturbed = app(two_workers, **options)
+    await undisturbed.train_model()
     lost = with_faults(app(two_workers, checkpoint=tmp_path, **options), {(2, 1): kill_executor(two_workers, 1)})
     with pytest.raises(Interrupted):
         await stop_after(lost, 7).train_model()
     assert "lost" in kinds(lost)
     resumed = app(two_workers.options(workers=[2]), checkpoint=tmp_path, resume="auto", **options)
     await resumed.train_model()
-    assert len(resumed.history) == len(whole.history) == 3 * 5
-    assert equal(resumed.model.get_weights(), whole.model.get_weights())
+    assert len(resumed.history) == len(undisturbed.history) == 3 * 5
+    assert equal(resumed.model.get_weights(), undisturbed.model.get_weights())
     assert resumed.ledger.is_exact(3)

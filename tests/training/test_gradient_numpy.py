@@ -64,8 +64,8 @@ async def test_each_round_makes_one_step_along_the_gradient_of_all_samples(step)
 async def test_slots_do_not_change_the_steps_of_a_run(step):
     one_slot, two_slots = await trained(slots=1, batch_size=32), await trained(slots=2, batch_size=16)
     assert int(two_slots.run_context.progress.state["outer"][0]) == step.steps == len(two_slots.history) > 1
-    for alone, shared in zip(one_slot.model.get_weights(), two_slots.model.get_weights(), strict=True):
-        np.testing.assert_allclose(alone, shared, rtol=1e-4, atol=1e-5)
+    for a, b in zip(one_slot.model.get_weights(), two_slots.model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def run_samples():

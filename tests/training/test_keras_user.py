@@ -155,15 +155,15 @@ async def test_own_layers_load_with_the_weights_of_a_file(one_worker, tmp_path):
             self.model = keras.Sequential([keras.Input((8,)), Twice(), keras.layers.Dense(self.width)])
             self.model.compile("sgd", "mse")
 
-    saved, loaded, other = Own(), Own(), Own()
+    saved, loaded, unloaded = Own(), Own(), Own()
     await saved.create_model()
     await saved.save_model(tmp_path / "own.keras")
     await loaded.load_model(tmp_path / "own.keras")
     assert equal(saved.model.get_weights(), loaded.model.get_weights())
-    other.width = 3
-    await other.create_model()
+    unloaded.width = 3
+    await unloaded.create_model()
     with pytest.raises(AppError, match=r"the weights of .*own\.keras' do not fit the app's model"):
-        await other.load_model(tmp_path / "own.keras")
+        await unloaded.load_model(tmp_path / "own.keras")
 
 
 @pytest.mark.slow

@@ -362,8 +362,8 @@ async def test_other_workers_compute_the_portions_of_a_slow_worker(undisturbed):
 @pytest.mark.parametrize("more", [{}, {"shards": 1}, {"slots": 3, "samples": 203}])
 async def test_run_resumed_at_any_iteration_has_the_same_bits(more, tmp_path, undisturbed):
     folder = tmp_path / "whole"
-    whole = await trained(checkpoint=folder, checkpoint_keep=100, **more)
-    assert bits(whole) == undisturbed
+    uninterrupted = await trained(checkpoint=folder, checkpoint_keep=100, **more)
+    assert bits(uninterrupted) == undisturbed
     for number in (1, 7):
         resumed = await trained(2, resume=folder / f"round-{number:06d}", checkpoint=tmp_path / f"{number}", **more)
         assert bits(resumed) == undisturbed

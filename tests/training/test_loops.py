@@ -392,22 +392,22 @@ async def test_joining_worker_gets_a_slot_and_the_ledger_stays_exact(
             assert record.slots == (2 if record.round >= grown.round else 1)
             assert len(record.workers) == (1 if mode == "async" else record.slots)
         assert {worker for record in trained.history for worker in record.workers} == {1, 2}
-        again = app(cluster, **options, resume="auto")
-        records = await again.train_model()
-        assert again.ledger.is_exact(7)
-        done = sorted((record.round, record.slot) for record in again.history)
+        resumed = app(cluster, **options, resume="auto")
+        records = await resumed.train_model()
+        assert resumed.ledger.is_exact(7)
+        slot_rounds = sorted((record.round, record.slot) for record in resumed.history)
         late = range(grown.round, 8)
         if mode == "async":
-            assert done == sorted([(n, 1) for n in range(1, 8)] + [(n, 2) for n in late])
+            assert slot_rounds == sorted([(n, 1) for n in range(1, 8)] + [(n, 2) for n in late])
         else:
-            assert [record.slots for record in again.history] == [1] * (grown.round - 1) + [2] * len(late)
+            assert [record.slots for record in resumed.history] == [1] * (grown.round - 1) + [2] * len(late)
         assert all(record.slots == 2 for record in records[-2:])
 
 
 @pytest.mark.slow
 async def test_run_resumed_on_more_workers_uses_them_unless_slots_are_set(cluster, tmp_path, capsys):
-    alone = app(cluster.options(workers=[1]), Quick, checkpoint=tmp_path, checkpoint_keep=99)
-    await alone.train_sync(2)
+    one_worker = app(cluster.options(workers=[1]), Quick, checkpoint=tmp_path, checkpoint_keep=99)
+    await one_worker.train_sync(2)
     for slots in (1, None):
         resumed = app(cluster, Quick, slots=slots, resume=tmp_path, checkpoint=None, verbose=True)
         records = await resumed.train_sync(3 if slots else 5)

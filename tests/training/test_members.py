@@ -69,9 +69,9 @@ async def test_model_of_a_returning_worker_is_compared_without_the_weights():
     _check_models(run, {1: {"weights": facts}})
     with pytest.raises(AppError, match=r"makes another model on worker 1 \(1 weights\) than on the master \(2\)"):
         _check_models(run, {1: {"weights": facts[:1]}})
-    other = [(name, shape, "float64") for name, shape, _ in facts]
+    other_facts = [(name, shape, "float64") for name, shape, _ in facts]
     with pytest.raises(AppError, match=r"a weight of shape .*, float64\) than on the master \(a weight .*, float32\)"):
-        _check_models(run, {1: {"weights": other}})
+        _check_models(run, {1: {"weights": other_facts}})
     assert isinstance(run.run_context.weights, WeightsRef)
 
 

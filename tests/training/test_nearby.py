@@ -118,14 +118,14 @@ async def test_a_worker_that_comes_back_in_time_brings_its_files_back():
 
 def test_files_without_a_worker_are_named_before_round_one():
     data = MadeUp(SIZES, hosts=2)
-    some = {
+    present = {
         1: unpacked_files(np.packbits([1, 1, 0, 0, 0, 1, 0, 1]).tobytes(), data),
         2: unpacked_files(np.packbits([0] * 8).tobytes(), data),
     }
     with pytest.raises(DatasetError, match=r"4 partition files of .*00002.*00003.*00004.*00006.* are on no worker"):
-        check_all_present(data, some)
-    check_all_present(data, some | {3: unpacked_files(None, data)})
-    check_all_present(MadeUp(SIZES), some)
+        check_all_present(data, present)
+    check_all_present(data, present | {3: unpacked_files(None, data)})
+    check_all_present(MadeUp(SIZES), present)
 
 
 async def test_global_shuffle_is_refused_when_workers_have_some_files():
@@ -147,9 +147,9 @@ def test_as_many_slots_as_possible_go_to_workers_with_their_files():
     started = {action.slot: action.worker for action in schedule.plan(0)}
     assert started[3] == 3
     assert {started.get(0), started.get(1), started.get(2)} == {1, 2, None}
-    left = next(slot for slot in (0, 1, 2) if slot not in started)
+    waiting_slot = next(slot for slot in (0, 1, 2) if slot not in started)
     schedule.apply(Finished(3, 1.0))
-    assert schedule.plan(1.0) == [Start(left, 3)], "a worker does not stay idle to wait for a nearer slot"
+    assert schedule.plan(1.0) == [Start(waiting_slot, 3)], "a worker does not stay idle to wait for a nearer slot"
 
 
 def test_a_slot_goes_to_the_next_nearest_worker_if_the_nearest_is_lost():

@@ -203,11 +203,11 @@ async def test_two_runs_at_once_need_separate_workers(two_workers):
 
 
 async def test_training_app_refuses_a_second_training_and_continues(small):
-    app, alone = Quick(small), Quick(small)
+    app, undisturbed = Quick(small), Quick(small)
     outcomes = await asyncio.gather(app.train_sync(2), app.train_sync(2), return_exceptions=True)
     assert isinstance(outcomes[1], LeaseError)
-    await alone.train_sync(2)
-    assert equal(app.model.get_weights(), alone.model.get_weights())
+    await undisturbed.train_sync(2)
+    assert equal(app.model.get_weights(), undisturbed.model.get_weights())
 
 
 async def test_phases_before_and_after_training_are_reported_for_each_node(two_workers):

@@ -94,10 +94,10 @@ async def test_an_app_that_continues_with_equal_balance_has_equal_parts_again():
 
 
 async def test_validation_data_is_evaluated_once_an_epoch(monkeypatch):
-    looked = []
+    evaluations = []
 
     async def report(self, weights, *, validate, last):
-        looked.append(validate)
+        evaluations.append(validate)
         return await usual(self, weights, validate=validate, last=last)
 
     from ddlf.training.run import Reporter
@@ -105,8 +105,8 @@ async def test_validation_data_is_evaluated_once_an_epoch(monkeypatch):
     usual = Reporter.report
     monkeypatch.setattr(Reporter, "report", report)
     await paced()
-    assert sum(looked) == 6
-    assert looked[-1]
+    assert sum(evaluations) == 6
+    assert evaluations[-1]
 
 
 async def test_workers_that_join_later_get_no_new_slots():

@@ -116,11 +116,11 @@ async def test_averaged_optimizers_are_the_mean_by_samples_of_all_slots():
 async def test_averaged_optimizers_of_float64_are_resumed_with_the_same_bits(tmp_path):
     """The sum of 3 equal float64 values may be rounded. The sum of float32 values never is."""
     facts = dict(optimizer_state="averaged", start={"kernel": np.random.default_rng(0).normal(size=(40, 30))})
-    whole = await trained(partition="equal", **facts)
+    uninterrupted = await trained(partition="equal", **facts)
     await trained(partition="equal", **facts, checkpoint=tmp_path, master_epochs=2)
     resumed = await trained(partition="equal", **facts, checkpoint=tmp_path, resume="auto")
-    assert len(resumed.history) == len(whole.history)
-    assert np.array_equal(resumed.model.get_weights()[0], whole.model.get_weights()[0])
+    assert len(resumed.history) == len(uninterrupted.history)
+    assert np.array_equal(resumed.model.get_weights()[0], uninterrupted.model.get_weights()[0])
 
 
 async def test_joining_slot_begins_with_the_mean_after_a_resume(tmp_path):

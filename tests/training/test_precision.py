@@ -46,29 +46,29 @@ def run_of(cluster, epochs=4, app_class=None, **settings):
 
 async def test_scale_of_the_loss_survives_rounds():
     async with in_process_cluster(1) as cluster:
-        whole = run_of(cluster)
-        await whole.train_sync()
+        uninterrupted = run_of(cluster)
+        await uninterrupted.train_sync()
         steps = 4 * 7  # steps of a slot: 102 or 101 samples in batches of 16
-        assert scales(whole) == [(steps % GROWTH, 2.0 ** (5 + steps // GROWTH))] * 2
-        assert {array.dtype for array in whole.model.get_weights()} == {np.dtype("float32")}
+        assert scales(uninterrupted) == [(steps % GROWTH, 2.0 ** (5 + steps // GROWTH))] * 2
+        assert {array.dtype for array in uninterrupted.model.get_weights()} == {np.dtype("float32")}
 
 
 @pytest.mark.slow
 async def test_scale_of_the_loss_survives_a_kill_and_a_resume(tmp_path):
     async with in_process_cluster(2) as cluster:
-        whole = run_of(cluster)
-        await whole.train_sync()
+        uninterrupted = run_of(cluster)
+        await uninterrupted.train_sync()
         killed = run_of(cluster)
         async with FaultPlan().kill(worker=2, at_round=3).on(killed):
             await killed.train_sync()
-        assert equal(killed.model.get_weights(), whole.model.get_weights())
-        assert scales(killed) == scales(whole)
+        assert equal(killed.model.get_weights(), uninterrupted.model.get_weights())
+        assert scales(killed) == scales(uninterrupted)
         first = run_of(cluster, epochs=2, checkpoint=tmp_path)
         await first.train_sync()
         resumed = run_of(cluster, resume=tmp_path)
         await resumed.train_sync()
-        assert equal(resumed.model.get_weights(), whole.model.get_weights())
-        assert scales(resumed) == scales(whole)
+        assert equal(resumed.model.get_weights(), uninterrupted.model.get_weights())
+        assert scales(resumed) == scales(uninterrupted)
 
 
 @pytest.mark.slow

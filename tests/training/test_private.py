@@ -440,5 +440,5 @@ async def test_master_evaluates_its_own_test_data_and_rejects_nothing_of_present
         assert history[1].workers == (1, 3)
         assert history[1].verdicts == ()
         assert [record.test for record in history] == [{}, {}, {}]  # the master can test at any time
-        whole = app.model.evaluate(*blobs(50, seed=5), verbose=0, return_dict=True)
-        assert await app.evaluate_model() == pytest.approx(whole, abs=1e-6)
+        expected = app.model.evaluate(*blobs(50, seed=5), verbose=0, return_dict=True)
+        assert await app.evaluate_model() == pytest.approx(expected, abs=1e-6)

@@ -117,13 +117,13 @@ def test_parts_within_a_slice_come_in_order_despite_copies():
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 8, 997])
 def test_taken_slices_are_views_and_make_up_the_whole(shards):
-    whole = empty()
+    row_of_all = empty()
     for part in cut(SIZE, shards):
         values = take(MODEL, part)
         assert all(any(np.shares_memory(v, w) for w in MODEL) for v in values)
         assert sum(v.size for v in values) == part[1] - part[0]
-        put(whole, part, values)
-    assert same_bits(whole, MODEL)
+        put(row_of_all, part, values)
+    assert same_bits(row_of_all, MODEL)
 
 
 @pytest.mark.parametrize(
@@ -136,19 +136,19 @@ def test_taken_slices_are_views_and_make_up_the_whole(shards):
     ],
 )
 def test_slice_of_wrong_length_or_type_is_refused(wrong):
-    whole = empty()
+    row_of_all = empty()
     with pytest.raises(ConfigError, match=r"values 3,680 to 3,700 should be .*float32 \(10,\)"):
-        put(whole, (3680, 3700), wrong(take(MODEL, (3680, 3700))))
-    assert same_bits(whole, empty())
+        put(row_of_all, (3680, 3700), wrong(take(MODEL, (3680, 3700))))
+    assert same_bits(row_of_all, empty())
 
 
 @pytest.mark.parametrize("name", [*CODEC.names, "int8-block:100", "int4-block:7", "topk:0.3", "powersgd:rank=20"])
 @pytest.mark.parametrize("shards", [1, 7, 50])
 def test_slice_of_encoded_values_decodes_to_the_slice_of_decoded_ones(name, shards):
     encoded, _ = encode_update(CODEC.read(name), MODEL, [False] * len(MODEL))
-    whole = decode_update(encoded, MODEL)
+    decoded = decode_update(encoded, MODEL)
     for part in cut(SIZE, shards):
-        assert same_bits(decode_slice(take_encoded(encoded, MODEL, part), MODEL, part), take(whole, part))
+        assert same_bits(decode_slice(take_encoded(encoded, MODEL, part), MODEL, part), take(decoded, part))
 
 
 LARGE = np.linspace(-1, 1, 700, dtype="f4")
@@ -188,10 +188,10 @@ def test_slices_of_encoded_values_are_hardly_more_than_the_whole(name):
         return sum(array.nbytes for payload in message["payloads"] for array in payload.values())
 
     parts = [size(take_encoded(encoded, MODEL, part)) for part in cut(SIZE, 4)]
-    most = (
+    overhead = (
         8192 if "block" in name or name == "powersgd" else 64
     )  # at each cut, both slices have the same block or matrix
-    assert sum(parts) <= size(encoded) + 3 * most
+    assert sum(parts) <= size(encoded) + 3 * overhead
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_a_merge_rule_fits_if_slices_give_the_bits_of_the_whole(name):
     rule, counts = MERGE.read(name), range(1, 10)
     chance = np.random.default_rng(1)
     updates = [chance.normal(size=400).astype("f4") * np.float32(10) ** (slot % 3) for slot in range(9)]
-    (whole,) = merged(rule, [[update] for update in updates], counts)
+    (merged_row,) = merged(rule, [[update] for update in updates], counts)
     halves = [merged(rule, [[update[part]] for update in updates], counts)[0] for part in (slice(150), slice(150, 400))]
-    assert fits(rule) == same_bits([whole], [np.concatenate(halves)])
+    assert fits(rule) == same_bits([merged_row], [np.concatenate(halves)])
 
 
 def test_every_outer_optimizer_fits():

@@ -94,9 +94,9 @@ def have_copies(run):
     """Whether each shard has a copy, so that any worker may be lost."""
     ends = [worker.end for worker in run.cluster.workers if not worker.lost and worker.end not in run.dead]
     shards = {number: shard for end in ends for number, shard in end.shards.items() if not shard.closed}
-    whole = len(ends) == run.cluster.N and all(end.owners.arranged == ends[0].owners.arranged for end in ends)
-    whole = whole and len(shards) == len(ends[0].owners.owners)
-    return whole and all(shard.holders and shard._with.issuperset(shard.holders) for shard in shards.values())
+    is_complete = len(ends) == run.cluster.N and all(end.owners.arranged == ends[0].owners.arranged for end in ends)
+    is_complete = is_complete and len(shards) == len(ends[0].owners.owners)
+    return is_complete and all(shard.holders and shard._with.issuperset(shard.holders) for shard in shards.values())
 
 
 @pytest.mark.parametrize("seed", [1, 3, 5])

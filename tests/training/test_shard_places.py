@@ -92,9 +92,9 @@ async def test_more_shards_than_layers_are_refused_before_any_task():
 
 async def test_a_run_is_not_resumed_with_another_cut(tmp_path):
     await run_of(2, shards=2, checkpoint=tmp_path, master_epochs=1).train_model()
-    again = run_of(2, shards=2, checkpoint=tmp_path, resume="auto", shard_cut="layers", master_epochs=2)
+    resumed = run_of(2, shards=2, checkpoint=tmp_path, resume="auto", shard_cut="layers", master_epochs=2)
     with pytest.raises(CheckpointMismatch, match="shard_cut"):
-        await again.train_model()
+        await resumed.train_model()
 
 
 async def test_a_run_by_layers_is_resumed(tmp_path):

@@ -178,22 +178,22 @@ WRONG = {
 
 @BOTH
 @pytest.mark.parametrize(
-    "sees",
+    "sees_folder",
     [pytest.param(True, id="a worker reads"), pytest.param(False, id="the master reads", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("harm", WRONG, ids=lambda harm: harm.__name__)
-async def test_unusable_slice_is_named_and_the_previous_checkpoint_used(harm, sees, settings, tmp_path):
+async def test_unusable_slice_is_named_and_the_previous_checkpoint_used(harm, sees_folder, settings, tmp_path):
     await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     for folder in sorted(tmp_path.glob("round-*"))[2:]:
         shutil.rmtree(folder)
     harm(tmp_path / "round-000002")
     run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
-    blind(run, *([] if sees else [1, 2, 3]))
+    blind(run, *([] if sees_folder else [1, 2, 3]))
     with pytest.raises(CheckpointCorrupt, match=WRONG[harm]) as caught:
         await run.train_model()
     assert caught.value.file == str(tmp_path / "round-000002" / "slice_0002.safetensors")
     resumed = run_of(settings, resume="auto", checkpoint=tmp_path)
-    blind(resumed, *([] if sees else [1, 2, 3]))
+    blind(resumed, *([] if sees_folder else [1, 2, 3]))
     await resumed.train_model()
     assert resumed.ledger.is_exact(resumed.master_epochs)
     (damaged,) = events_of(resumed, CheckpointDamaged)

@@ -47,10 +47,10 @@ async def test_master_receives_no_weights_for_checkpoints(settings, tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 async def test_any_number_of_workers_resumes_slices_with_the_same_bits(workers, tmp_path):
-    whole = await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
+    uninterrupted = await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
     more = {"checkpoint": tmp_path / "there", "workers": workers}
     run = await trained(SYNC, resume=tmp_path / "round-000002", **more)
-    assert bits(run) == bits(whole)
+    assert bits(run) == bits(uninterrupted)
 
 
 @pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])

@@ -88,7 +88,7 @@ async def test_with_fresh_optimizers_residuals_are_still_sent_later():
 
 @pytest.mark.parametrize("options", LOSSY, ids=IDS)
 async def test_a_slot_that_moves_between_living_workers_keeps_its_state(options):
-    alone = await trained(FakeCluster(1), slots=3, **options)
+    one_worker = await trained(FakeCluster(1), slots=3, **options)
     two = FakeCluster(2)
     usual = two.workers[0].rpc
 
@@ -100,7 +100,7 @@ async def test_a_slot_that_moves_between_living_workers_keeps_its_state(options)
     two.workers[0].rpc = rpc
     among = await trained(two, slots=3, **options)
     assert len({record.workers for record in among.history}) > 1, "or no slot moved and this test shows nothing"
-    assert equal(alone.model.get_weights(), among.model.get_weights())
+    assert equal(one_worker.model.get_weights(), among.model.get_weights())
     assert kinds(among) == []
 
 

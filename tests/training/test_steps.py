@@ -126,8 +126,8 @@ async def test_every_epoch_has_every_sample_once(mode, steps):
 @BOTH
 async def test_rounds_as_long_as_an_epoch_have_the_bits_of_the_default(mode):
     order = {"arrivals": [2, 1, 1, 2, 1, 2], "master_epochs": 3} if mode == "async" else {}
-    whole = await trained(2, mode=mode, worker_steps=None, **order)
-    assert bits(await trained(2, mode=mode, worker_steps=7, **order)) == bits(whole)
+    uninterrupted = await trained(2, mode=mode, worker_steps=None, **order)
+    assert bits(await trained(2, mode=mode, worker_steps=7, **order)) == bits(uninterrupted)
 
 
 @BOTH
@@ -153,14 +153,14 @@ async def test_run_resumed_after_any_commit_ends_with_the_same_bits(mode, tmp_pa
     settings = {"mode": mode, "slots": slots, "samples": 98, "codec": "int8"}
     count = {"sync": 6, "async": 14}[mode]
     settings |= {"arrivals": [1] * count} if mode == "async" else {}
-    whole = await trained(slots, checkpoint=tmp_path / "whole", checkpoint_keep=100, **settings)
-    assert len(whole.history) == count
+    uninterrupted = await trained(slots, checkpoint=tmp_path / "whole", checkpoint_keep=100, **settings)
+    assert len(uninterrupted.history) == count
     for number in range(1, count):
         if mode == "async":
             settings["arrivals"] = [1] * (count - number)
         source = tmp_path / "whole" / f"round-{number:06d}"
         resumed = await trained(slots, resume=source, checkpoint=tmp_path / f"from {number}", **settings)
-        assert bits(resumed) == bits(whole)
+        assert bits(resumed) == bits(uninterrupted)
 
 
 @BOTH
@@ -179,11 +179,11 @@ async def test_training_stopped_within_an_epoch_ends_it_when_it_continues(mode):
 
 
 async def test_a_run_extended_to_more_epochs_equals_the_longer_run(tmp_path):
-    whole = await trained(slots=3, master_epochs=4, checkpoint=tmp_path / "whole")
+    uninterrupted = await trained(slots=3, master_epochs=4, checkpoint=tmp_path / "whole")
     await trained(slots=3, master_epochs=2, checkpoint=tmp_path / "short")
     longer = await trained(slots=3, master_epochs=4, resume=tmp_path / "short")
     assert [record.rounds for record in longer.history] == [10] * 10 + [20] * 10
-    assert bits(longer)[0] == bits(whole)[0]
+    assert bits(longer)[0] == bits(uninterrupted)[0]
 
 
 @BOTH

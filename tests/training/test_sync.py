@@ -70,9 +70,9 @@ async def test_each_round_is_the_mean_of_local_training_weighted_by_samples(one_
 async def test_same_seed_gives_the_same_bits_for_any_assignment_of_slots(
     two_workers,
 ):
-    swapped, alone = two_workers.options(workers=[2, 1]), two_workers.options(workers=[1])
+    swapped, one_worker = two_workers.options(workers=[2, 1]), two_workers.options(workers=[1])
     runs = []
-    for cluster, seed in ((two_workers, 1), (swapped, 1), (alone, 2)):
+    for cluster, seed in ((two_workers, 1), (swapped, 1), (one_worker, 2)):
         trained = app(cluster, slots=2, seed=seed, dropout=0.3, norm=True)
         await trained.train_model()
         runs.append(trained.model.get_weights())
@@ -128,12 +128,14 @@ async def test_coded_updates_and_weights_cost_fewer_bytes_and_train_as_well(two_
     # The model is so large that numbers take more bytes than names.
     exact, coded = (app(two_workers, Quick, master_epochs=6, width=2000, learning_rate=0.005) for _ in range(2))
     coded.codec, coded.weights_codec = "int8", "delta:int8"
-    whole = await exact.train_model()
+    exact_history = await exact.train_model()
     records = await coded.train_model()
-    assert records[-1].bytes_out + records[-1].bytes_back < 0.4 * (whole[-1].bytes_out + whole[-1].bytes_back)
+    assert records[-1].bytes_out + records[-1].bytes_back < 0.4 * (
+        exact_history[-1].bytes_out + exact_history[-1].bytes_back
+    )
     assert 0 < records[-1].error < 0.2
     assert "update error" in str(records[-1])
-    assert abs(records[-1].loss - whole[-1].loss) < 0.02
+    assert abs(records[-1].loss - exact_history[-1].loss) < 0.02
 
 
 async def test_a_model_of_two_inputs_and_an_adam_optimizer_train(one_worker):

@@ -107,10 +107,10 @@ async def test_a_checkpoint_without_threads_is_resumed_with_any(tmp_path):
     app.run_context.progress = dataclasses.replace(app.run_context.progress, settings=settings)
     folder = tmp_path / "earlier"
     checkpoint = CheckpointFolder(tmp_path).newest()
-    earlier = dataclasses.replace(checkpoint, facts={**checkpoint.facts, "settings": settings})
+    old_checkpoint = dataclasses.replace(checkpoint, facts={**checkpoint.facts, "settings": settings})
     with_folder = CheckpointFolder(folder)
     with_folder.open("earlier")
-    with_folder.save(earlier)
+    with_folder.save(old_checkpoint)
     with_folder.close()
     resumed = FakeRun(resume=folder)
     resumed._threads = 2

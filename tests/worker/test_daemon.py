@@ -52,9 +52,9 @@ async def test_a_daemon_that_ends_leaves_no_process_port_folder_or_descriptor(tm
         assert not psutil.pid_exists(pid)
         assert not is_listening(running.port)
         assert set((own_folders / "tmp").iterdir()) == folders
-        if (left := set(os.listdir("/proc/self/fd")) - descriptors) == set():
+        if (leaked := set(os.listdir("/proc/self/fd")) - descriptors) == set():
             break
-    assert left == set()
+    assert leaked == set()
 
 
 async def test_a_daemon_can_be_stopped_before_its_executor_is_ready(tmp_path, own_folders):
@@ -330,11 +330,11 @@ async def test_the_next_daemon_removes_the_folder_of_a_killed_one(start_worker, 
 
     before = folders()
     worker = start_worker()
-    left = folders() - before
-    assert len(left) == 1
+    leftovers = folders() - before
+    assert len(leftovers) == 1
     worker.end(signal.SIGKILL)
-    assert left <= folders()
-    other = start_worker()
-    assert not left & folders()
-    other.end()
+    assert leftovers <= folders()
+    second_daemon = start_worker()
+    assert not leftovers & folders()
+    second_daemon.end()
     assert folders() == before

@@ -343,10 +343,10 @@ async def test_calls_waiting_behind_a_killed_method_run_in_the_new_executor(clus
     worker = cluster.workers[0]
     running = asyncio.ensure_future(worker.run_method(loop_stubbornly))
     id = (await busy(worker))["id"]
-    behind = asyncio.gather(*(worker.run_method(add, a=1, b=number) for number in range(5)), worker.run_code("1 + 1"))
+    waiting = asyncio.gather(*(worker.run_method(add, a=1, b=number) for number in range(5)), worker.run_code("1 + 1"))
     timed = asyncio.ensure_future(worker.rpc(Request("run_method", add, a=1, b=1), PATIENCE_S))
     assert await worker.ask("cancel", id, 0.2) == "killed"
-    assert await asyncio.wait_for(behind, PATIENCE_S) == [1, 2, 3, 4, 5, 2]
+    assert await asyncio.wait_for(waiting, PATIENCE_S) == [1, 2, 3, 4, 5, 2]
     assert await timed == 2
     with pytest.raises(
         ExecutorCrashed, match=r"ended by its daemon: 'loop_stubbornly' continued for 0\.2 s after it was"
@@ -381,11 +381,11 @@ async def test_a_concurrent_call_beside_a_crashed_one_may_have_run(cluster):
     await worker.run_code("import asyncio\nself.gate = asyncio.Event()")
     crashing = asyncio.ensure_future(worker.run_method(crash_at_gate))
     await busy(worker)
-    beside = asyncio.ensure_future(worker.run_method(stay_beside))
+    concurrent_call = asyncio.ensure_future(worker.run_method(stay_beside))
     await worker.run_method(look)
     with contextlib.suppress(ExecutorCrashed):
         await worker.run_method(open_gate)
-    outcomes = await asyncio.gather(crashing, beside, return_exceptions=True)
+    outcomes = await asyncio.gather(crashing, concurrent_call, return_exceptions=True)
     assert [error.may_have_run for error in outcomes] == [True, True]
 
 

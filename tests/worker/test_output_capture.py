@@ -208,7 +208,7 @@ async def test_lines_written_during_a_flush_are_sent_too(monkeypatch, copy):
     ids=lambda value: str(value)[:30],
 )
 def test_a_line_has_the_text_that_a_terminal_shows_and_a_long_one_is_cut(pieces, line):
-    rest = NOTHING
+    incomplete = NOTHING
     for piece in pieces:
-        rest = joined(rest, piece)
-    assert shown(*rest) == line
+        incomplete = joined(incomplete, piece)
+    assert shown(*incomplete) == line

@@ -68,7 +68,7 @@ async def cluster(shared):
     await shared.clean()
 
 
-def where(module):
+def process_of_module(module):
     """Return the process id, the id of the parent, and the id of the process that imported the module."""
     return os.getpid(), os.getppid(), getattr(sys.modules.get(module), "imported_in", None)
 
@@ -81,7 +81,7 @@ async def test_all_local_workers_have_a_module_from_one_import():
     await cluster.connect(modules=[MODULE])
     async with cluster:
         await preload(cluster, MODULE)
-        rows = await cluster.run_method(where, module=MODULE)
+        rows = await cluster.run_method(process_of_module, module=MODULE)
         (parent,) = {parent for _, parent, _ in rows}
         assert {imported_in for *_, imported_in in rows} == {parent}
         assert parent not in {pid for pid, *_ in rows}
@@ -108,7 +108,7 @@ async def test_an_idle_executor_is_replaced_by_one_that_has_the_module():
     async with Cluster.local(1) as cluster:
         (before,) = await cluster.status()
         await preload(cluster, MODULE)
-        ((pid, parent, imported_in),) = await cluster.run_method(where, module=MODULE)
+        ((pid, parent, imported_in),) = await cluster.run_method(process_of_module, module=MODULE)
         assert (imported_in, pid != before["executor_pid"]) == (parent, True)
         (after,) = await cluster.status()
         assert (after["restarts"], after["last_exit"]) == (0, None)  # the replacement does not count as a restart
@@ -117,7 +117,7 @@ async def test_an_idle_executor_is_replaced_by_one_that_has_the_module():
 async def test_a_killed_executor_is_back_without_an_import(cluster):
     await preload(cluster, MODULE)
     await cluster.workers[0].restart()  # it may have been used before
-    pid, _, imported_in = await cluster.workers[0].run_method(where, MODULE)
+    pid, _, imported_in = await cluster.workers[0].run_method(process_of_module, MODULE)
     assert imported_in
     for _ in range(2):
         running = asyncio.ensure_future(cluster.workers[0].run_code("while True: pass"))
@@ -126,9 +126,9 @@ async def test_a_killed_executor_is_back_without_an_import(cluster):
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(ExecutorCrashed, match="was ended by SIGKILL"):
             await running
-        before, (pid, _, again) = pid, await cluster.workers[0].run_method(where, MODULE)
+        before, (pid, _, imported_at) = pid, await cluster.workers[0].run_method(process_of_module, MODULE)
         assert pid != before
-        assert again == imported_in
+        assert imported_at == imported_in
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ async def test_a_killed_executor_is_back_without_an_import(cluster):
     [
         lambda cluster: cluster.set_variable("kept", 1),
         lambda cluster: cluster.run_code("import sys; sys.kept = 1"),
-        lambda cluster: cluster.run_method(where, module=MODULE),
+        lambda cluster: cluster.run_method(process_of_module, module=MODULE),
     ],
     ids=["variable", "code", "method"],
 )
@@ -150,7 +150,7 @@ async def test_an_executor_that_may_hold_something_is_not_replaced(use):
 
 async def test_hosted_methods_survive_the_replacement():
     async with Cluster.local(1) as cluster:
-        await cluster.add_method(where)
+        await cluster.add_method(process_of_module)
         await preload(cluster, MODULE)
         ((_, parent, imported_in),) = await cluster.run("where", module=MODULE)
         assert imported_in == parent
@@ -160,26 +160,26 @@ async def test_more_modules_can_be_preloaded_later():
     async with Cluster.local(1) as cluster:
         await preload(cluster, MODULE)
         await preload(cluster, MODULE, f"{MODULE}_2")
-        ((_, parent, imported_in),) = await cluster.run_method(where, module=f"{MODULE}_2")
+        ((_, parent, imported_in),) = await cluster.run_method(process_of_module, module=f"{MODULE}_2")
         assert imported_in == parent
-        ((_, _, before),) = await cluster.run_method(where, module=MODULE)
+        ((_, _, before),) = await cluster.run_method(process_of_module, module=MODULE)
         assert before not in (parent, None)  # the parent of this fork imported it
 
 
 async def test_a_worker_that_was_started_alone_has_its_own_template(running):
     async with connected(running.port) as worker:
-        _, parent, imported_in = await worker.run_method(where, MODULE)
+        _, parent, imported_in = await worker.run_method(process_of_module, MODULE)
         # no master asked for modules, so there is no fork of a template
         assert (parent, imported_in) == (os.getpid(), None)
         await worker.restart()
         await worker.ask("ping")
     async with connected(running.port) as worker:
         await worker.preload(MODULE)
-        _, parent, imported_in = await worker.run_method(where, MODULE)
+        _, parent, imported_in = await worker.run_method(process_of_module, MODULE)
         assert imported_in == parent != os.getpid()
     async with connected(running.port) as worker:  # the next run
         await worker.preload(MODULE)
-        assert (await worker.run_method(where, MODULE))[2] == imported_in
+        assert (await worker.run_method(process_of_module, MODULE))[2] == imported_in
 
 
 async def test_modules_to_preload_must_be_a_list_of_names(running):
@@ -215,7 +215,7 @@ async def test_without_a_template_executors_are_separate_processes(monkeypatch):
     async with Cluster.local(1) as cluster:
         await preload(cluster, MODULE)
         (status,) = await cluster.status()
-        ((_, parent, _),) = await cluster.run_method(where, module=MODULE)
+        ((_, parent, _),) = await cluster.run_method(process_of_module, module=MODULE)
         assert parent == status["pid"]
 
 
@@ -238,9 +238,9 @@ async def test_workers_survive_when_their_template_is_killed(descendants):
         assert await cluster.options(workers=[2]).get_variable("kept") == ["B"]
 
 
-async def test_a_template_that_does_not_answer_is_not_waited_for(monkeypatch, alone, tmp_path):
+async def test_a_template_that_does_not_answer_is_not_waited_for(monkeypatch, lone_template, tmp_path):
     monkeypatch.setattr("ddlf.worker.process.FORK_S", 0.0)
-    forked, channel = await fork(alone, tmp_path)
+    forked, channel = await fork(lone_template, tmp_path)
     assert forked is None
     channel.close()
 
@@ -254,10 +254,10 @@ async def test_a_killed_import_does_not_prevent_the_next_one(tmp_path, monkeypat
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     async with Cluster.local(1) as cluster:
         await preload(cluster, "killed_once")
-        assert (await cluster.run_method(where, module="killed_once"))[0][2] is None
+        assert (await cluster.run_method(process_of_module, module="killed_once"))[0][2] is None
         await cluster.workers[0].restart()
         await preload(cluster, "killed_once")
-        assert (await cluster.run_method(where, module="killed_once"))[0][2]
+        assert (await cluster.run_method(process_of_module, module="killed_once"))[0][2]
 
 
 # -- as good as new processes -------------------------------------------------------------------------------------------
@@ -415,19 +415,21 @@ async def test_a_closed_cluster_leaves_no_process_also_while_the_template_import
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def alone(modules):
+async def lone_template(modules):
     template = Template.start(dict(os.environ))
     yield template
     await template.close()
 
 
-async def fork(alone, folder):
+async def fork(lone_template, folder):
     """Start an executor without a daemon; it waits for its settings."""
     parent_end, child_end = socket.socketpair()
     page = Activity.create()
     try:
         with child_end, (folder / "log").open("w+b") as log:
-            return await alone.fork({"TMPDIR": str(folder)}, child_end.fileno(), page, 1, log.fileno()), parent_end
+            return await lone_template.fork(
+                {"TMPDIR": str(folder)}, child_end.fileno(), page, 1, log.fileno()
+            ), parent_end
     except BaseException:
         parent_end.close()
         raise
@@ -435,8 +437,8 @@ async def fork(alone, folder):
         os.close(page)
 
 
-async def test_the_end_of_a_fork_is_reported_once_and_its_pid_is_kept_until_its_release(alone, tmp_path):
-    forked, channel = await fork(alone, tmp_path)
+async def test_the_end_of_a_fork_is_reported_once_and_its_pid_is_kept_until_its_release(lone_template, tmp_path):
+    forked, channel = await fork(lone_template, tmp_path)
     channel.close()
     assert await forked.wait() == 0
     assert forked.returncode == 0
@@ -446,16 +448,16 @@ async def test_the_end_of_a_fork_is_reported_once_and_its_pid_is_kept_until_its_
     end_of(forked.pid)
 
 
-async def test_a_released_fork_ends(alone, tmp_path):
-    forked, channel = await fork(alone, tmp_path)
+async def test_a_released_fork_ends(lone_template, tmp_path):
+    forked, channel = await fork(lone_template, tmp_path)
     forked.release()
     end_of(forked.pid)
     channel.close()
 
 
-async def test_a_fork_outlives_its_template_and_its_end_is_noticed(alone, tmp_path):
-    forked, channel = await fork(alone, tmp_path)
-    alone.kill()
+async def test_a_fork_outlives_its_template_and_its_end_is_noticed(lone_template, tmp_path):
+    forked, channel = await fork(lone_template, tmp_path)
+    lone_template.kill()
     assert forked.returncode is None
     channel.close()
     assert await forked.wait() == UNKNOWN
@@ -472,16 +474,16 @@ async def test_a_template_that_cannot_start_gives_no_forks(tmp_path, modules):
     await template.close()
 
 
-async def test_a_caller_that_gives_up_leaves_no_process(alone, tmp_path):
+async def test_a_caller_that_gives_up_leaves_no_process(lone_template, tmp_path):
     for steps in (0, 1, 2):
-        task = asyncio.ensure_future(fork(alone, tmp_path))
+        task = asyncio.ensure_future(fork(lone_template, tmp_path))
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    process = psutil.Process(alone._process.pid)
-    forked, channel = await fork(alone, tmp_path)
+    process = psutil.Process(lone_template._process.pid)
+    forked, channel = await fork(lone_template, tmp_path)
     async with asyncio.timeout(PATIENCE_S):
         while [child.pid for child in process.children()] != [forked.pid]:  # noqa: ASYNC110 - the kernel has no event
             await asyncio.sleep(0)

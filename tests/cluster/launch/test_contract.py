@@ -171,13 +171,13 @@ def write_in_all_ways(self):
 
 
 async def test_all_output_of_a_worker_reaches_the_master_and_once_its_terminal(keys, descendants, capfd):
-    events, came = [], asyncio.Event()
+    events, arrived = [], asyncio.Event()
     native = {"native output", "native error", "of a program"}
 
     def hear(event):
         events.append(event)
         if isinstance(event, WorkerLogged) and native <= set(lines_of(WorkerLogged)):
-            came.set()
+            arrived.set()
 
     def lines_of(kind):
         return [line for event in events if isinstance(event, kind) for line in event.lines]
@@ -187,7 +187,7 @@ async def test_all_output_of_a_worker_reaches_the_master_and_once_its_terminal(k
     cluster.subscribe(hear)
     async with asyncio.timeout(PATIENCE_S), cluster:
         await cluster.run_method(write_in_all_ways)
-        await came.wait()  # lines arrive also while the worker is idle
+        await arrived.wait()  # lines arrive also while the worker is idle
         (connected,) = [event for event in events if isinstance(event, WorkerConnected)]
         assert connected.incarnation == 1
         os.kill(worker_at(launcher.gate, 0).pid, signal.SIGKILL)
@@ -202,8 +202,8 @@ async def test_all_output_of_a_worker_reaches_the_master_and_once_its_terminal(k
     assert not any(launcher.tokens.primary.decode() in line for line in lines_of(WorkerLogged))
     incarnations = [event.incarnation for event in events if isinstance(event, WorkerConnected)]
     assert (incarnations[0], incarnations[-1]) == (1, 2)
-    (left, _) = [event for event in events if isinstance(event, WorkerDisconnected)]
-    assert left.cause == "crash"
+    (disconnected, _) = [event for event in events if isinstance(event, WorkerDisconnected)]
+    assert disconnected.cause == "crash"
     shown = "".join(capfd.readouterr())
     assert shown.count("of Python") == 1
     assert not any(line in shown for line in native)

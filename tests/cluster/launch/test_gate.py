@@ -270,10 +270,10 @@ async def test_worker_joins_a_master_that_starts_later_and_the_next_one(fleet, t
 
 
 async def test_worker_tries_all_addresses_and_takes_the_gate_with_its_token(fleet, token, tmp_path):
-    other = tmp_path / "other"
-    other.write_bytes(b"o" * 43)
-    other.chmod(0o600)
-    wrong, right = joined(1, other), joined(1, token)
+    other_token = tmp_path / "other"
+    other_token.write_bytes(b"o" * 43)
+    other_token.chmod(0o600)
+    wrong, right = joined(1, other_token), joined(1, token)
     silent = socket.create_server(("127.0.0.1", 0))
     ports = [wrong.gate.port, silent.getsockname()[1], right.gate.port]
     fleet.join(0, addresses=tuple(("127.0.0.1", port) for port in ports))

@@ -129,9 +129,9 @@ async def test_worker_of_a_cluster_file_must_have_the_cards_that_it_names(cards,
     (tmp_path / "cluster.yaml").write_text(f"workers: [{line % [1]}]\n")
     async with Cluster.from_config(tmp_path / "cluster.yaml", token_file=worker.token_file) as cluster:
         assert await cluster.run_method(mask) == [(SECOND, False)]
-    for other in ("0", "GPU-0"):
-        (tmp_path / "cluster.yaml").write_text(f"workers: [{line % f'[{other}]'}]\n")
-        sentence = rf"computes on 1 \(Test Card\), at most 4.3 GB, and cluster.yaml says --gpus {other} --gpu-memory 4GiB; end it"
+    for other_card in ("0", "GPU-0"):
+        (tmp_path / "cluster.yaml").write_text(f"workers: [{line % f'[{other_card}]'}]\n")
+        sentence = rf"computes on 1 \(Test Card\), at most 4.3 GB, and cluster.yaml says --gpus {other_card} --gpu-memory 4GiB; end it"
         with pytest.raises(ConfigError, match=sentence):
             await Cluster.from_config(tmp_path / "cluster.yaml", token_file=worker.token_file).connect()
 

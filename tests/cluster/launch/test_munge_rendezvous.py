@@ -84,16 +84,16 @@ def test_task_finds_the_master_of_its_job_only_before_the_end():
 
 
 def test_two_jobs_with_the_same_ports_are_distinguished(monkeypatch):
-    same = ports_of(JOB)
-    monkeypatch.setattr(munge_rendezvous, "ports_of", lambda job: same)
-    other = Meeting("10.0.0.2:5", b"another token")
-    with opened(OTHER_JOB, other):
+    ports = ports_of(JOB)
+    monkeypatch.setattr(munge_rendezvous, "ports_of", lambda job: ports)
+    other_meeting = Meeting("10.0.0.2:5", b"another token")
+    with opened(OTHER_JOB, other_meeting):
         task = MungedPorts("127.0.0.1", JOB)
         assert task.find() is None
         assert task.reason().endswith("another job of this user answers there")
         with opened(JOB):
             assert task.find() == MEETING
-            assert MungedPorts("127.0.0.1", OTHER_JOB).find() == other
+            assert MungedPorts("127.0.0.1", OTHER_JOB).find() == other_meeting
 
 
 def test_master_of_another_user_is_not_trusted(monkeypatch):

@@ -182,7 +182,7 @@ def test_several_tasks_without_their_launcher_are_refused(tmp_path):
 
 
 def test_notice_of_an_engine_reaches_the_worker_with_its_seconds(tmp_path):
-    heard = tmp_path / "heard"
+    log = tmp_path / "heard"
     started = threading.Event()
 
     class Short(Supervisor):
@@ -190,7 +190,7 @@ def test_notice_of_an_engine_reaches_the_worker_with_its_seconds(tmp_path):
             code = (
                 "import sys; lines = [sys.stdin.readline() for _ in range(2)]; open(sys.argv[1], 'w').write(lines[1])"
             )
-            self._command = [sys.executable, "-c", code, str(heard)]
+            self._command = [sys.executable, "-c", code, str(log)]
             super().start()
             started.set()
 
@@ -200,7 +200,7 @@ def test_notice_of_an_engine_reaches_the_worker_with_its_seconds(tmp_path):
     assert started.wait(PATIENCE_S)
     supervisor.leave(PATIENCE_S)
     running.join(PATIENCE_S)
-    assert heard.read_text() == f"leave {PATIENCE_S:.1f}\n"
+    assert log.read_text() == f"leave {PATIENCE_S:.1f}\n"
 
 
 def test_page_starts_tasks_with_existing_launchers():

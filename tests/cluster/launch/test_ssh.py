@@ -56,8 +56,8 @@ async def test_hosts_get_workers_in_turns_that_end_with_the_run(descendants):
 
 def test_default_number_of_workers_is_the_number_of_hosts():
     assert len(installed("ssh:hosts=pc01,pc02").addresses) == 2
-    both = installed("ssh:hosts=pc01,pc02", Workers(2, 5))
-    assert ([host for host, _ in both.addresses], both.least) == (["pc01", "pc02", "pc01", "pc02", "pc01"], 2)
+    launcher = installed("ssh:hosts=pc01,pc02", Workers(2, 5))
+    assert ([host for host, _ in launcher.addresses], launcher.least) == (["pc01", "pc02", "pc01", "pc02", "pc01"], 2)
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_ends_of_ssh_are_explained():
     lost = explain("pc01", 255, ["Welcome", "Timeout, server pc01 not responding."])
     assert (lost.sentence, lost.is_final) == ("pc01: Timeout, server pc01 not responding.", False)
     assert explain("pc01", 255, []).sentence == "pc01: ssh lost the connection"
-    behind = explain(
+    through_jump_host = explain(
         "pc01", 255, ["ssh: connect to host gate port 22: Connection refused", "Connection closed by UNKNOWN"]
     )
-    assert behind.sentence == "pc01: ssh: connect to host gate port 22: Connection refused"
+    assert through_jump_host.sentence == "pc01: ssh: connect to host gate port 22: Connection refused"
     assert explain("pc01", 137, ["Killed"]).sentence == "pc01: its worker was ended by SIGKILL"
     assert explain("pc01", 3, ["a", "b"]).sentence == "pc01: its worker ended with exit code 3:\na\nb"
 

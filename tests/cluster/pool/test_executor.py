@@ -38,8 +38,8 @@ def test_a_pool_is_an_executor(pool):
     assert isinstance(pool, concurrent.futures.Executor)
     futures = [pool.submit(double, x) for x in range(10)]
     assert sorted(future.result() for future in concurrent.futures.as_completed(futures)) == list(range(0, 20, 2))
-    done, left = concurrent.futures.wait([pool.submit(even_only, 1), pool.submit(pow, 2, exp=3)])
-    assert not left
+    done, pending = concurrent.futures.wait([pool.submit(even_only, 1), pool.submit(pow, 2, exp=3)])
+    assert not pending
     assert sorted(str(f.exception())[-6:] if f.exception() else f.result() for f in done if not f.exception()) == [8]
     assert next(f for f in done if f.exception()).exception().type is ValueError
 
@@ -152,8 +152,8 @@ def test_several_threads_may_use_a_pool(pool):
 
 
 def test_a_pool_uses_a_connected_cluster_and_does_not_close_it(pool):
-    with Pool(pool.cluster) as other:
-        assert list(other.map(double, [1])) == [2]
+    with Pool(pool.cluster) as second_pool:
+        assert list(second_pool.map(double, [1])) == [2]
     assert list(pool.map(double, [1])) == [2]
     with pytest.raises(ConfigError, match="threads has no effect on a cluster"):
         Pool(pool.cluster, threads=1)
@@ -162,10 +162,10 @@ def test_a_pool_uses_a_connected_cluster_and_does_not_close_it(pool):
 def test_waiting_on_the_loop_of_the_cluster_is_refused():
     async def main():
         async with ddlf.testing.in_process_cluster(1) as cluster:
-            other = Pool(cluster)
-            assert await asyncio.wrap_future(other.submit(double, 4)) == 8
+            second_pool = Pool(cluster)
+            assert await asyncio.wrap_future(second_pool.submit(double, 4)) == 8
             with pytest.raises(RuntimeError, match="in a coroutine use await on the cluster itself"):
-                list(other.map(double, [1]))
+                list(second_pool.map(double, [1]))
 
     import ddlf.testing
 

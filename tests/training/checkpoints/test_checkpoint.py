@@ -286,8 +286,8 @@ def test_writer_killed_before_any_step_leaves_a_complete_checkpoint(broken):
 @pytest.mark.parametrize("file", ["manifest.json", "weights.safetensors", "optimizer.safetensors"])
 def test_a_missing_zeroed_or_longer_file_is_named(folder, file):
     saved = folder.save(state(1, 0.01))
-    whole = (saved / file).read_bytes()
-    for data in (b"", b"\0" * len(whole), whole + b"\0", whole[::-1]):
+    content = (saved / file).read_bytes()
+    for data in (b"", b"\0" * len(content), content + b"\0", content[::-1]):
         (saved / file).write_bytes(data)
         with pytest.raises(CheckpointCorrupt) as caught:
             folder.load(saved)
@@ -443,11 +443,11 @@ print(folder.newest().round)
 def test_a_full_disk_is_reported_with_both_sizes_and_the_previous_checkpoint_stays(tmp_path):
     # The process mounts a real file system of 1 MB, which disappears when the process ends.
     script = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
-    done = subprocess.run(
+    completed = subprocess.run(
         ["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
-    assert done.returncode == 0, done.stderr
-    first, second, after = done.stdout.splitlines()
+    assert completed.returncode == 0, completed.stderr
+    first, second, after = completed.stdout.splitlines()
     for line in (first, second):
         assert line.startswith(f"{errno.ENOSPC} no space: need 901 kB, free ")
         assert f" kB in {tmp_path}/run; free some" in line
@@ -473,11 +473,13 @@ assert same(folder.newest(), state(1, 0.3))
 
 
 def test_a_limit_on_the_size_of_files_is_reported(tmp_path):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"no space: need 901 kB in {tmp_path}, more than a file may have here; see ulimit -f")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith(
+        f"no space: need 901 kB in {tmp_path}, more than a file may have here; see ulimit -f"
+    )
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT, errno.ESTALE, errno.EIO])
@@ -524,14 +526,14 @@ def test_a_folder_without_write_permission_is_reported_when_it_is_opened(tmp_pat
         "from ddlf.training.checkpoints.checkpoint import *; import sys; CheckpointFolder(sys.argv[1]).open('the test')"
     )
     mount = f"mount -t tmpfs none {tmp_path} && mount -o remount,ro {tmp_path}"
-    done = subprocess.run(
+    completed = subprocess.run(
         ["unshare", "-rm", "sh", "-c", f'{mount} && exec {sys.executable} -c "{script}" {tmp_path}'],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
-    assert f"{tmp_path}: Read-only file system; use another folder" in done.stderr.splitlines()[-1]
+    assert f"{tmp_path}: Read-only file system; use another folder" in completed.stderr.splitlines()[-1]
 
 
 # One writer

@@ -103,13 +103,13 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_file_is_synced_before_it_gets_its_name_and_the_folder_after(tmp_path, monkeypatch):
-    done = []
+    operations = []
     fsync, rename = os.fsync, os.rename
-    monkeypatch.setattr(os, "fsync", lambda fd: (done.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
-    monkeypatch.setattr(os, "rename", lambda old, new: (done.append("rename"), rename(old, new)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (operations.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (operations.append("rename"), rename(old, new)))
     durable.replace(tmp_path / "owner.json", b"x")
-    assert done[0].startswith(f"{tmp_path}/.owner.json-")
-    assert done[1:] == ["rename", str(tmp_path)]
+    assert operations[0].startswith(f"{tmp_path}/.owner.json-")
+    assert operations[1:] == ["rename", str(tmp_path)]
 
 
 @pytest.mark.parametrize(

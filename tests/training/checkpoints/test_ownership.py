@@ -132,18 +132,18 @@ def test_a_writer_waits_a_limited_time_for_the_lock(tmp_path, monkeypatch):
 
 
 def test_one_of_many_simultaneous_claims_gets_the_folder(tmp_path):
-    begin, got = threading.Barrier(8), []
+    begin, winners = threading.Barrier(8), []
 
     def claim():
         begin.wait(PATIENCE_S)
         try:
-            got.append(Ownership(tmp_path).claim("one of many").epoch)
+            winners.append(Ownership(tmp_path).claim("one of many").epoch)
         except LeaseError:
-            got.append(None)
+            winners.append(None)
 
     threads = [threading.Thread(target=claim) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert sorted(got, key=str) == [1, *[None] * 7]
+    assert sorted(winners, key=str) == [1, *[None] * 7]

@@ -28,10 +28,10 @@ def counted(folder, number, *, terms=TERMS, budget=None):
 def test_account_remembers_releases_after_a_resume(tmp_path):
     account = counted(tmp_path, 3)
     account.count(Cost(members=("2",), noise=Noise(multiplier=2.0, sampled=0.1), steps=7))
-    again = ReleaseAccount.resume(tmp_path, TERMS, least=4)
-    assert again.accountant.releases == 4
-    assert again.accountant.epsilons() == account.accountant.epsilons()
-    again.count(ONE)
+    resumed = ReleaseAccount.resume(tmp_path, TERMS, least=4)
+    assert resumed.accountant.releases == 4
+    assert resumed.accountant.epsilons() == account.accountant.epsilons()
+    resumed.count(ONE)
     assert ReleaseAccount.resume(tmp_path, TERMS).accountant.releases == 5
 
 
@@ -58,11 +58,11 @@ def test_resumed_account_has_the_remaining_budget(tmp_path):
 
 def test_account_continues_in_another_folder(tmp_path):
     account = counted(tmp_path, 2)
-    other = tmp_path / "other"
-    other.mkdir()
-    account.copy_to(other)
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    account.copy_to(other_folder)
     account.count(ONE)
-    assert ReleaseAccount.resume(other, TERMS).accountant.releases == 3
+    assert ReleaseAccount.resume(other_folder, TERMS).accountant.releases == 3
     assert ReleaseAccount.resume(tmp_path, TERMS).accountant.releases == 2
 
 
@@ -103,12 +103,12 @@ def test_begin_refuses_a_folder_with_an_account(tmp_path):
 def test_resume_removes_an_incomplete_last_line(tmp_path, cut):
     counted(tmp_path, 2)
     path = tmp_path / RELEASES
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-cut])
+    content = path.read_bytes()
+    path.write_bytes(content[:-cut])
     account = ReleaseAccount.resume(tmp_path, TERMS)
     assert account.accountant.releases == 1
     account.count(ONE)
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
 
 
 def test_resume_refuses_each_changed_byte(tmp_path):

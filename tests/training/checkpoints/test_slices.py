@@ -166,10 +166,10 @@ def test_slices_are_removed_with_their_checkpoint_or_killed_writer(folder):
     write(begun.destination(), {"weights 0 a": np.zeros(3)})
     assert sorted(path.name for path in folder.path.glob("round-*")) == ["round-000003", "round-000004"]
     folder.close()
-    again = CheckpointFolder(folder.path)
-    again.open("the next one")
-    assert not list(again.path.glob(".*-round-*"))
-    again.close()
+    reopened = CheckpointFolder(folder.path)
+    reopened.open("the next one")
+    assert not list(reopened.path.glob(".*-round-*"))
+    reopened.close()
 
 
 def test_slices_can_be_read_before_and_after_they_are_complete(folder):

@@ -60,11 +60,11 @@ def test_unchanged_state_does_not_travel_and_reset_restores_it():
 
 
 def test_the_direction_of_a_monitored_value_is_determined_again():
-    callback, other = (Counts(monitor_op=None, min_delta=0.1) for _ in range(2))
-    states, other_states = CallbackStates([callback]), CallbackStates([other])
+    callback, restored = (Counts(monitor_op=None, min_delta=0.1) for _ in range(2))
+    states, other_states = CallbackStates([callback]), CallbackStates([restored])
     callback.monitor_op, callback.min_delta, callback.best = min, -0.1, 3.0
     other_states.write(moved(states.read()))
-    assert (other.monitor_op, other.min_delta, other.best) == (None, 0.1, 3.0)
+    assert (restored.monitor_op, restored.min_delta, restored.best) == (None, 0.1, 3.0)
 
 
 def test_state_of_a_missing_callback_is_refused_by_name():

@@ -204,14 +204,14 @@ class Measured(Blobs):
 
 @pytest.mark.parametrize("cuts", [(0, 203), (0, 16, 32, 192, 203)])
 def test_metrics_counted_by_batches_have_the_bits_of_one_evaluation(cuts):
-    replica, other = replica_of(Measured, samples=203), replica_of(Measured)
+    replica, plain = replica_of(Measured, samples=203), replica_of(Measured)
     weights = replica.app.model.get_weights()
-    expected = evaluate(other.app, weights, batch_size=16)
+    expected = evaluate(plain.app, weights, batch_size=16)
     before = replica.app.model.steps_per_execution = 16
     counted = [counts(replica.app, weights, "test", 16, *part) for part in itertools.pairwise(cuts)]
     assert replica.app.model.steps_per_execution == before
     assert len(expected) == 8
-    merged = MetricMerge(other.app).of(counted[0]["names"], added([part_counts["state"] for part_counts in counted]))
+    merged = MetricMerge(plain.app).of(counted[0]["names"], added([part_counts["state"] for part_counts in counted]))
     assert merged == expected
     assert evaluate(replica.app, weights, batch_size=16) == expected
 

@@ -45,8 +45,8 @@ class Rounds(SlotPart):
 def counted(request, monkeypatch):
     """Add a part to the list. It returns with each reply, or stays on the worker."""
     monkeypatch.setattr(Rounds, "back", request.param)
-    for where in (parts, Replica):
-        monkeypatch.setattr(where, "PARTS", (*parts.PARTS, Rounds))
+    for module in (parts, Replica):
+        monkeypatch.setattr(module, "PARTS", (*parts.PARTS, Rounds))
 
 
 def rounds(run):
@@ -71,11 +71,11 @@ async def test_a_new_part_moves_with_its_slot_to_another_worker(counted):
 
 
 async def test_a_new_part_is_in_checkpoints(counted, tmp_path):
-    whole = await trained()
+    uninterrupted = await trained()
     await trained(master_epochs=2, checkpoint=tmp_path)
     resumed = await trained(checkpoint=tmp_path, resume="auto")
     assert rounds(resumed) == [4, 4, 4]
-    assert np.array_equal(resumed.model.get_weights()[0], whole.model.get_weights()[0])
+    assert np.array_equal(resumed.model.get_weights()[0], uninterrupted.model.get_weights()[0])
 
 
 async def test_a_new_part_is_checked_when_it_returns(monkeypatch, counted):

@@ -337,8 +337,8 @@ def test_callbacks_that_an_own_train_gives_to_fit_see_every_batch():
 
     class Own(Blobs):
         def train(self, weights, worker_epochs, batch_size):
-            see = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
-            return super().train(weights, worker_epochs, batch_size), self.replica.fit(1, batch_size, [see])
+            recorder = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
+            return super().train(weights, worker_epochs, batch_size), self.replica.fit(1, batch_size, [recorder])
 
     replica = replica_of(Own)
     with pytest.raises(AppError, match="train returned a tuple with a tuple first"):
@@ -529,7 +529,7 @@ def test_moving_statistics_follow_the_formula_and_change_no_training():
     mean, variance = replica.statistics(round_task)
     hidden = np.tanh(blobs(203)[0][indices].astype("f8") @ weights[0] + weights[1])
     batches = [hidden[begin : begin + 16] for begin in (0, 16, 32)]
-    expected = [sum(len(batch) * statistic(batch, axis=0) for batch in batches) / 40 for statistic in (np.mean, np.var)]
+    expected = [sum(len(batch) * a(batch, axis=0) for batch in batches) / 40 for a in (np.mean, np.var)]
     assert np.allclose(mean, expected[0], rtol=1e-5, atol=1e-6)
     assert np.allclose(variance, expected[1], rtol=1e-4, atol=1e-6)
     assert not np.allclose(
@@ -537,5 +537,5 @@ def test_moving_statistics_follow_the_formula_and_change_no_training():
     )  # the variance of all samples also has the differences between batches
     first = arrays(replica.carry(round_task), weights)
     replica.statistics(round_task)
-    again = arrays(replica.carry(replace(round_task, state={})), weights)
-    assert all(np.array_equal(statistic, other) for statistic, other in zip(first, again, strict=True))
+    second = arrays(replica.carry(replace(round_task, state={})), weights)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

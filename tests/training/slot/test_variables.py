@@ -15,13 +15,13 @@ def without_values():
 
 
 def test_each_weight_alone_gets_its_value_of_the_whole_model():
-    whole, model = build_model(small_model), without_values()
+    built, model = build_model(small_model), without_values()
     assert not any(map(is_made, model.weights))
     assert all(map(alone, model.weights))
     make(model.weights[2])
     assert [is_made(weight) for weight in model.weights] == [False, False, True, False]
-    assert np.array_equal(model.weights[2], whole.weights[2])
-    assert [weight.shape for weight in shapes_of(model.weights)] == [weight.shape for weight in whole.get_weights()]
+    assert np.array_equal(model.weights[2], built.weights[2])
+    assert [weight.shape for weight in shapes_of(model.weights)] == [weight.shape for weight in built.get_weights()]
 
 
 def test_weights_with_and_without_values_can_be_set():

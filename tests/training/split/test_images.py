@@ -65,9 +65,14 @@ CASES = {"valid": valid, "padded": padded}
 
 
 def test_a_window_needs_the_rows_of_its_outputs():
-    same = Window.of(9, 3, 1, "same")
-    assert (same.count, same.before) == (9, 1)
-    assert [same.inside(0, 3), same.zeros(0, 3), same.inside(6, 9), same.zeros(6, 9)] == [
+    same_padding = Window.of(9, 3, 1, "same")
+    assert (same_padding.count, same_padding.before) == (9, 1)
+    assert [
+        same_padding.inside(0, 3),
+        same_padding.zeros(0, 3),
+        same_padding.inside(6, 9),
+        same_padding.zeros(6, 9),
+    ] == [
         (0, 4),
         (1, 0),
         (5, 9),

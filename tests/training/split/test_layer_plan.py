@@ -52,9 +52,9 @@ def tied():
     import keras
 
     class Back(keras.layers.Layer):
-        def __init__(self, other, **options):
+        def __init__(self, forward_layer, **options):
             super().__init__(**options)
-            self.other = other
+            self.other = forward_layer
 
         def call(self, x):
             return keras.ops.matmul(x, keras.ops.transpose(self.other.kernel))

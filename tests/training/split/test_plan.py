@@ -52,9 +52,9 @@ def test_the_numbers_of_a_part_follow_from_shapes():
 
 def test_automatic_cut_has_the_fewest_parts_that_fit_into_the_memory():
     model = model_of(*dense(100, 100, 100, 100))
-    whole = plan_of(model, "stages:1")
-    assert len(plan_of(model, f"memory:{whole.memory(whole.parts[0])}").parts) == 1
-    assert len(plan_of(model, f"memory:{whole.memory(whole.parts[0]) - 1}").parts) == 2
+    uncut = plan_of(model, "stages:1")
+    assert len(plan_of(model, f"memory:{uncut.memory(uncut.parts[0])}").parts) == 1
+    assert len(plan_of(model, f"memory:{uncut.memory(uncut.parts[0]) - 1}").parts) == 2
     with pytest.raises(ConfigError, match="is too little: the largest part of"):
         plan_of(model, "memory:1kB")
 

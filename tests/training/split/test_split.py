@@ -137,8 +137,8 @@ def of_evaluations(trained):
 @pytest.mark.slow
 async def test_losses_and_a_resume_with_another_cut_change_no_bit(two_workers, tmp_path):
     options = dict(master_epochs=60, worker_epochs=20, micro_batches=2, batch_size=64)
-    whole = app(two_workers, Cut, **options)
-    await whole.train_model()
+    undisturbed = app(two_workers, Cut, **options)
+    await undisturbed.train_model()
     lost = app(two_workers, Cut, checkpoint=tmp_path, **options)
     faults = {SlotMoved: kill_executor(two_workers, 1), Committed: kill_executor(two_workers, 2)}
     lost.subscribe(lambda event: faults.pop(type(event), lambda: None)())
@@ -147,8 +147,8 @@ async def test_losses_and_a_resume_with_another_cut_change_no_bit(two_workers, t
     assert not faults
     resumed = app(two_workers, Cut, checkpoint=tmp_path, resume="auto", **{**options, "split": "layers:dense_1"})
     await resumed.train_model()
-    assert equal(resumed.model.get_weights(), whole.model.get_weights())
-    assert equal(resumed.optimizers[0], whole.optimizers[0])
+    assert equal(resumed.model.get_weights(), undisturbed.model.get_weights())
+    assert equal(resumed.optimizers[0], undisturbed.optimizers[0])
     assert resumed.ledger.is_exact(60)
 
 
@@ -230,19 +230,19 @@ async def test_nan_names_the_layer(two_workers):
 @pytest.mark.slow
 async def test_the_loss_of_a_worker_of_cut_layers_changes_no_bit(two_workers):
     options = dict(split="within:2", micro_batches=1, master_epochs=3, batch_size=64)
-    whole, lost = (app(two_workers, Cut, **options) for _ in range(2))
-    await whole.train_model()
+    undisturbed, disturbed = (app(two_workers, Cut, **options) for _ in range(2))
+    await undisturbed.train_model()
     faults = {Committed: kill_executor(two_workers, 2)}
-    lost.subscribe(lambda event: faults.pop(type(event), lambda: None)())
-    await lost.train_model()
+    disturbed.subscribe(lambda event: faults.pop(type(event), lambda: None)())
+    await disturbed.train_model()
     assert not faults
-    assert equal(lost.model.get_weights(), whole.model.get_weights())
-    assert lost.ledger.is_exact(3)
+    assert equal(disturbed.model.get_weights(), undisturbed.model.get_weights())
+    assert disturbed.ledger.is_exact(3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first", "then"),
+    ("first", "changes"),
     [
         ({"split": "within:2"}, {"split": "stages:2"}),
         ({"split": "stages:2"}, {"split": "within:2"}),
@@ -250,7 +250,7 @@ async def test_the_loss_of_a_worker_of_cut_layers_changes_no_bit(two_workers):
     ],
     ids=["shares", "slices", "slots"],
 )
-async def test_a_checkpoint_has_the_whole_model_however_it_is_cut(two_workers, tmp_path, monkeypatch, first, then):
+async def test_a_checkpoint_has_the_whole_model_however_it_is_cut(two_workers, tmp_path, monkeypatch, first, changes):
     writers, add = [], Slices.add
 
     def added(slices, number, target, written, by):
@@ -265,7 +265,7 @@ async def test_a_checkpoint_has_the_whole_model_however_it_is_cut(two_workers, t
         await stop_after(app(two_workers, Cut, checkpoint=tmp_path, **options), 1).train_model()
     assert writers
     assert 0 not in writers  # the master writes no slice
-    resumed = app(two_workers, Cut, checkpoint=tmp_path, resume="auto", **{**options, **then})
+    resumed = app(two_workers, Cut, checkpoint=tmp_path, resume="auto", **{**options, **changes})
     await resumed.train_model()
     assert distance(resumed.model.get_weights(), uninterrupted.model.get_weights()) < 1e-6
     assert distance(resumed.optimizers[0], uninterrupted.optimizers[0]) < 1e-6
