@@ -202,6 +202,8 @@ class Rule(Protocol):
 
     A rule that merges each value by itself has the class attribute ``by_value = True``. Then the sharded exchange can
     merge ranges of the weights. A rule that needs whole updates is a subclass of ``WholeRule`` instead.
+
+    A rule whose result can be a part of a single update has the class attribute ``reveals``, a sentence that says so.
     """
 
     @property
@@ -344,6 +346,7 @@ class Median(Named):
     least: ClassVar[int] = 1
     useful: ClassVar[int] = 3
     by_value: ClassVar[bool] = True
+    reveals: ClassVar[str] = "The merge median passes on single values."
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         return SortedMerge(slots, like, names, combine=self.combine)
@@ -418,6 +421,7 @@ class Krum(WholeRule):
 
     bad: int = 1
     keep: int = 1
+    reveals: ClassVar[str] = "The merge krum passes on a single update."
 
     def __post_init__(self) -> None:
         if self.bad < 0 or self.keep < 1:
@@ -553,3 +557,8 @@ MERGE: Family[Rule] = Family(
     "merge", mean=Mean, median=Median, trimmed=TrimmedMean, krum=Krum, geometric=GeometricMedian, clipped=ClippedMean
 )
 """Every merge rule by name."""
+
+
+def revealed_by(rule: Rule | None) -> str:
+    """Return the sentence about the parts of single updates that a rule passes on; empty if it only passes on sums."""
+    return str(getattr(rule, "reveals", ""))

@@ -26,20 +26,20 @@ class CardUse:
             {
                 "worker": worker,
                 "card": card,
-                "readings": len(read),
-                "utilisation": _mean([one.utilisation for one in read]),
-                "watts": _mean([one.watts for one in read]),
-                "memory": max(one.memory for one in read),
-                "total": read[-1].total,
-                "celsius": max((one.celsius for one in read if one.celsius is not None), default=None),
+                "readings": len(readings),
+                "utilisation": _mean([reading.utilisation for reading in readings]),
+                "watts": _mean([reading.watts for reading in readings]),
+                "memory": max(reading.memory for reading in readings),
+                "total": readings[-1].total,
+                "celsius": max((reading.celsius for reading in readings if reading.celsius is not None), default=None),
             }
-            for (worker, card), read in sorted(self._read.items())
+            for (worker, card), readings in sorted(self._read.items())
         ]
 
 
 def _mean(values: list[float | int | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known) / len(known), 1) if known else None
+    present = [value for value in values if value is not None]
+    return round(sum(present) / len(present), 1) if present else None
 
 
 def as_text(reading: Mapping[str, Any]) -> str:

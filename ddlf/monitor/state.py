@@ -24,7 +24,7 @@ class RunningPhase:
     """A phase that is running now: work other than training that takes time, such as loading data.
 
     Args:
-        what: One of ``ddlf.events.What``, or a phrase.
+        activity: One of ``ddlf.events.What``, or a phrase.
         worker: Number of the worker that does it; 0 for the master.
         since: Time of its beginning.
         total: The amount of work; 0 if it is unknown.
@@ -33,7 +33,7 @@ class RunningPhase:
         address: The address of a connection.
     """
 
-    what: str
+    activity: str
     worker: int
     since: float
     total: int = 0
@@ -79,7 +79,7 @@ class WorkerLane:
         since: The time of its last change of state.
         is_there: Whether it is connected.
         is_gone: Whether it is excluded from the run.
-        why: Why it was lost or excluded.
+        reason: Why it was lost or excluded.
         slot: The number of the slot that it computes; 0 for none.
         round: The round of that slot, or of the previous one.
         epoch: Number of the local epoch, counted over the whole run.
@@ -103,7 +103,7 @@ class WorkerLane:
     since: float
     is_there: bool = True
     is_gone: bool = False
-    why: str = ""
+    reason: str = ""
     slot: int = 0
     round: int = 0
     epoch: int = 0
@@ -124,9 +124,9 @@ class WorkerLane:
         """Return the seconds since its last event or change of state."""
         return now - max(self.heard, self.since)
 
-    def became(self, now: float, *, is_there: bool = True, is_gone: bool = False, why: str = "") -> None:
+    def became(self, now: float, *, is_there: bool = True, is_gone: bool = False, reason: str = "") -> None:
         """Change the state of the worker. From now on it computes no slot."""
-        self.is_there, self.is_gone, self.why, self.since = is_there, is_gone, why, now
+        self.is_there, self.is_gone, self.reason, self.since = is_there, is_gone, reason, now
         self.slot = self.done = self.total = 0
         self.refused = ""
 
@@ -143,7 +143,7 @@ class State:
         began: Time of the run's beginning.
         is_training: Whether the run is computing rounds.
         how: How the run ended; empty while it is running.
-        why: The error's text if it has failed.
+        reason: The error's text if it has failed.
         record: The newest record.
         metrics: Newest value of each metric of training and, named ``test_...``, of the test.
         lanes: The workers by number.
@@ -162,7 +162,7 @@ class State:
     began: float = 0.0
     is_training: bool = False
     how: str = ""
-    why: str = ""
+    reason: str = ""
     record: RoundRecord | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     lanes: dict[int, WorkerLane] = field(default_factory=dict)
@@ -257,7 +257,7 @@ class State:
             case e.ModelCut():
                 self.micro_batches = event.micro_batches
                 self.parts = [
-                    PartLane(one.layers, 2 * one.weights + one.optimizer + one.activations) for one in event.parts
+                    PartLane(part.layers, 2 * part.weights + part.optimizer + part.activations) for part in event.parts
                 ]
             case e.PassEnded():
                 self._pass(event, now)
@@ -266,17 +266,17 @@ class State:
             case e.Evaluated():
                 self.metrics |= {f"test_{name}": value for name, value in event.metrics.items()}
             case e.RunEnded():
-                self.is_training, self.how, self.why, self.waiting_until = False, event.how, event.why, None
+                self.is_training, self.how, self.reason, self.waiting_until = False, event.how, event.why, None
                 for lane in self.lanes.values():
                     lane.slot = 0
 
     def _begin(self, event: e.RunBegan, now: float) -> None:
         self.app, self.in_rounds, self.began = event.app, ends_rounds_together(event), now
         self.rounds = 0 if event.worker_steps or event.round_samples else math.ceil(event.epochs / event.worker_epochs)
-        self.slots, self.how, self.why, self.record, self._base, self._compiled = 0, "", "", None, 0.0, False
+        self.slots, self.how, self.reason, self.record, self._base, self._compiled = 0, "", "", None, 0.0, False
         self.micro_batches, self.passed = 0, None
-        for known in (self.metrics, self._reached, self._marks, self.parts):
-            known.clear()
+        for collection in (self.metrics, self._reached, self._marks, self.parts):
+            collection.clear()
         for lane in self.lanes.values():
             lane.is_gone, lane.round, lane.loss, lane.portions = False, 0, None, Portions()
 
@@ -288,7 +288,7 @@ class State:
         reached = float(record.round)
         if record.slot is None:  # all slots have completed the round, even if they sent no progress
             self._base = reached
-            self._reached = {slot: there for slot, there in self._reached.items() if there > reached}
+            self._reached = {slot: completed for slot, completed in self._reached.items() if completed > reached}
         else:
             self._reached[record.slot] = max(self._reached.get(record.slot, 0.0), reached)
         if not self._compiled:
@@ -298,12 +298,12 @@ class State:
 
     def _pass(self, event: e.PassEnded, now: float) -> None:
         self.passed = event
-        for one in event.portions:
-            sums = self._lane(one.worker, now).portions
+        for portion in event.portions:
+            sums = self._lane(portion.worker, now).portions
             sums.done, sums.backup, sums.dropped = (
-                sums.done + one.done,
-                sums.backup + one.backup,
-                sums.dropped + one.dropped,
+                sums.done + portion.done,
+                sums.backup + portion.backup,
+                sums.dropped + portion.dropped,
             )
 
     def _phase(self, event: e.PhaseEvent, now: float) -> None:
@@ -361,8 +361,8 @@ class State:
     def _reach(self, event: e.SlotEvent, share: float) -> None:
         """Record the progress of a slot. The progress drops if the slot is computed again, but not for a slower second
         worker."""
-        others = (lane for lane in self.lanes.values() if lane.slot == event.slot and lane.worker != event.worker)
-        best = max((lane.done / max(lane.total, 1) for lane in others if lane.round == event.round), default=0.0)
+        other_lanes = (lane for lane in self.lanes.values() if lane.slot == event.slot and lane.worker != event.worker)
+        best = max((lane.done / max(lane.total, 1) for lane in other_lanes if lane.round == event.round), default=0.0)
         self._reached[event.slot] = event.round - 1 + max(share, best)
 
     def _cluster(self, event: e.ClusterEvent, now: float) -> None:
@@ -376,13 +376,13 @@ class State:
                     lane.became(now)
             case e.WorkerNotReached():
                 if lane.is_there:
-                    lane.became(now, is_there=False, why=event.why)
+                    lane.became(now, is_there=False, reason=event.why)
                 tries = f"{event.tries} {'try' if event.tries == 1 else 'tries'}"
                 lane.refused = f"{event.why.partition(chr(10))[0]} ({tries})"
             case e.WorkerDisconnected() | e.ExecutorEnded():
                 lane.left = event.why or lane.left
                 if event.why and not lane.is_gone:
-                    lane.became(now, is_there=False, why=event.why)
+                    lane.became(now, is_there=False, reason=event.why)
             case _:
                 lane.heard = now
 
@@ -390,12 +390,12 @@ class State:
         lane = self._lane(event.worker, now)
         match event:
             case e.WorkerLost():
-                lane.became(now, is_there=False, why=event.why)
+                lane.became(now, is_there=False, reason=event.why)
             case e.WorkerLeft():
-                lane.became(now, is_there=False, why="it announced its end")
+                lane.became(now, is_there=False, reason="it announced its end")
             case e.WorkerGone():
-                why = event.why or f"{event.rejected} updates in a row were rejected"
-                lane.became(now, is_there=lane.is_there, is_gone=True, why=why)
+                reason = event.why or f"{event.rejected} updates in a row were rejected"
+                lane.became(now, is_there=lane.is_there, is_gone=True, reason=reason)
             case e.WorkerReady() | e.WorkerReturned() | e.WorkerJoined():
                 lane.heard, self.waiting_until = now, None
                 if not lane.is_there or lane.is_gone:
@@ -414,7 +414,7 @@ class State:
                 lane.slot, lane.round, lane.loss = event.peer, event.posts, event.loss
                 lane.rate = event.samples / event.seconds if event.seconds > 0 else 0.0
             case e.PeerLeft():
-                lane.became(now, is_there=False, is_gone=event.removed, why=event.why)
+                lane.became(now, is_there=False, is_gone=event.removed, reason=event.why)
 
     def _lane(self, worker: int, now: float) -> WorkerLane:
         if worker not in self.lanes:

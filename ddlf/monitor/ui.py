@@ -44,17 +44,17 @@ class Json(Display):
         sys.stdout = self._out
 
 
-def chosen(asked: str, origin: str = "ui") -> str:
+def chosen(setting: str, origin: str = "ui") -> str:
     """Return the name of the display to use: ``"rich"`` (live picture), ``"plain"`` (lines), ``"json"`` or ``"none"``.
 
     Args:
-        asked: One of these, or ``"auto"``.
+        setting: One of these, or ``"auto"``.
         origin: The option, variable or setting that it comes from.
 
     Raises:
-        ConfigError: ``asked`` is invalid, or there is no terminal to draw in.
+        ConfigError: ``setting`` is invalid, or there is no terminal to draw in.
     """
-    ui: str = declared()["ui"].check(origin, asked)
+    ui: str = declared()["ui"].check(origin, setting)
     if ui == "auto":
         return "rich" if can_draw() and not os.environ.get("CI") else "plain"
     if ui == "rich" and not can_draw():

@@ -42,6 +42,6 @@ def audit_rounds(plan: Plan, *, runs: int = RUNS) -> Finding:
             number: Part(read=partial(posted, update), trainings=1, samples=1) for number, update in enumerate(updates)
         }
         after, _, _ = next_base(plan, base, base, parts, [], trainable)
-        return canary.seen_in([np.asarray(array, np.float64) for array in difference(base, after)])
+        return canary.projections([np.asarray(array, np.float64) for array in difference(base, after)])
 
     return audit(draw, Noise(multiplier=mechanism.noise), runs=runs, delta=DELTA if plan.delta is None else plan.delta)

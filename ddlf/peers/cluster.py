@@ -368,7 +368,7 @@ class ClusterPeer:
         plan, local_settings, exchange = self._peer.plan, self._spec.local, self._spec.exchange
         contradictions.check(
             contradictions.Choice(
-                place="runs",
+                trainers="runs",
                 clip=plan.clip,
                 noise=plan.noise,
                 trust=plan.trust,

@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Any, Literal
 
-from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.merge import MERGE, revealed_by
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partitioners import PARTITION
 from ddlf.algorithms.set_merge import SET_MERGE
@@ -152,7 +152,7 @@ class Plan:
     def choice(self) -> Choice:
         """The settings that decide who sees updates and samples."""
         return Choice(
-            place="peers",
+            trainers="peers",
             clip=self.clip,
             noise=self.noise,
             trust=self.trust,
@@ -160,6 +160,7 @@ class Plan:
             quorum=self.quorum,
             way=self.way,
             merge=self.merge,
+            reveals=revealed_by(MERGE.read(self.merge)) if self.way == "rounds" else "",
             update_policy=self.update_policy,
             codec=self.codec,
             shards=self.shards > 0,

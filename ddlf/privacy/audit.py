@@ -93,12 +93,14 @@ class Canary:
                 hint="use a smaller clip",
             )
         self._directions = [np.full(shape, 1 / sqrt(np.prod(shape) * len(SHAPES))) for shape in SHAPES]
-        self.update: Weights = [np.asarray(LENGTH * clip * one, np.float32) for one in self._directions]
-        self.zeros: Weights = [np.zeros_like(one) for one in self.update]
+        self.update: Weights = [np.asarray(LENGTH * clip * array, np.float32) for array in self._directions]
+        self.zeros: Weights = [np.zeros_like(array) for array in self.update]
 
-    def seen_in(self, release: Weights) -> Vector:
+    def projections(self, release: Weights) -> Vector:
         """Return what the adversary looks at: for each tensor, the part of the release along the update."""
-        return np.array([float(np.vdot(one, part)) for one, part in zip(self._directions, release, strict=True)])
+        return np.array(
+            [float(np.vdot(direction, part)) for direction, part in zip(self._directions, release, strict=True)]
+        )
 
 
 def audit_mechanism(mechanism: Mechanism, *, runs: int = RUNS, delta: float = DELTA) -> Finding:
@@ -113,11 +115,11 @@ def audit_mechanism(mechanism: Mechanism, *, runs: int = RUNS, delta: float = DE
         ConfigError: There are too few runs, or dp-accounting is not installed.
     """
     canary = Canary(mechanism.clip)
-    others = [[np.asarray(-one, np.float32) for one in canary.update]] * max(1, mechanism.least - 1)
+    other_updates = [[np.asarray(-array, np.float32) for array in canary.update]] * max(1, mechanism.least - 1)
 
     def draw(is_in: bool) -> Vector:
-        updates = [canary.update if is_in else canary.zeros, *others]
-        return canary.seen_in(released(mechanism, updates))
+        updates = [canary.update if is_in else canary.zeros, *other_updates]
+        return canary.projections(released(mechanism, updates))
 
     return audit(draw, Noise(multiplier=mechanism.noise), runs=runs, delta=delta)
 
@@ -148,14 +150,14 @@ def audit(draw: Callable[[bool], Vector], noise: Noise, *, runs: int = RUNS, del
         raise ConfigError(f"an audit needs {LEAST_RUNS:,} runs or more, got {runs:,}")
     stated = epsilon({noise: 1}, delta)
     is_in = coins(runs)
-    seen = np.array([draw(bool(one)) for one in is_in])
+    observations = np.array([draw(bool(coin)) for coin in is_in])
     choosing = min(runs // 4, MOST_CHOOSING)
     chooses = np.arange(runs) < choosing
-    weights = _discriminant(seen[chooses & ~is_in], seen[chooses & is_in])
-    scores = seen @ weights
+    weights = _discriminant(observations[chooses & ~is_in], observations[chooses & is_in])
+    scores = observations @ weights
     chosen = (scores[chooses & ~is_in], scores[chooses & is_in])
     counted = (scores[~chooses & ~is_in], scores[~chooses & is_in])
-    mu = _mu(*_rates(_best(lambda one: _mu(*_rates(one, *chosen)), np.concatenate(chosen)), *counted))
+    mu = _mu(*_rates(_best(lambda threshold: _mu(*_rates(threshold, *chosen)), np.concatenate(chosen)), *counted))
     middle = (chosen[0].mean() + chosen[1].mean()) / 2
     counting = runs - choosing
     guesses = _guesses(chosen[0] - middle, chosen[1] - middle, counting, delta)
@@ -186,7 +188,7 @@ def _discriminant(without: Vector, within: Vector) -> Vector:
 def _best(bound: Callable[[float], float], values: Vector) -> float:
     """Return the threshold with the largest bound: an alarm is a value above it."""
     thresholds = np.quantile(values, np.linspace(0, 1, 101))
-    return max((float(one) for one in thresholds), key=bound)
+    return max((float(threshold) for threshold in thresholds), key=bound)
 
 
 def _rates(threshold: float, without: Vector, within: Vector) -> tuple[float, float]:
@@ -219,11 +221,11 @@ def _guesses(without: Vector, within: Vector, runs: int, delta: float) -> int:
         delta: The delta of the bound.
     """
     far = np.abs(np.concatenate([without, within]))
-    apart, spread = float(within.mean() - without.mean()), float(np.sqrt((within.var() + without.var()) / 2))
+    separation, spread = float(within.mean() - without.mean()), float(np.sqrt((within.var() + without.var()) / 2))
 
     def right_and_wrong(distance: float) -> tuple[float, float]:
         right, wrong = (
-            runs * float(_scipy_stats().norm.sf((distance + side * apart / 2) / spread)) for side in (-1, 1)
+            runs * float(_scipy_stats().norm.sf((distance + side * separation / 2) / spread)) for side in (-1, 1)
         )
         return right, wrong
 
@@ -238,7 +240,7 @@ def _guesses(without: Vector, within: Vector, runs: int, delta: float) -> int:
 
     best = _best(so_far, far)
     if spread > 0:
-        normal = max((float(one) for one in spread * np.linspace(0, 5, 51)), key=expected)
+        normal = max((float(value) for value in spread * np.linspace(0, 5, 51)), key=expected)
         if so_far(normal) > so_far(best) / 4:
             return max(1, round(sum(right_and_wrong(normal))))
     return max(1, round(int(np.sum(far >= best)) * runs / len(far)))

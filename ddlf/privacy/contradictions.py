@@ -16,7 +16,7 @@ from typing import Literal
 from ddlf.errors import ConfigError
 from ddlf.privacy.release import MOST_STD, Mechanism
 
-Place = Literal["peers", "runs", "workers"]
+Trainers = Literal["peers", "runs", "workers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Choice:
     """The settings of a training that decide who sees updates, and with how much noise.
 
     Args:
-        place: Peers, private workers, or a run with workers that is a peer.
+        trainers: Peers, private workers, or a run with workers that is a peer.
         clip: The clip of updates; None without.
         noise: The noise multiplier; None without.
         trust: ``"server"`` or ``"nobody"``; None by default.
@@ -32,6 +32,7 @@ class Choice:
         quorum: Posts that a round needs.
         way: ``"rounds"`` or ``"swap"`` of peers; the mode of a run with workers, such as ``"sync"``.
         merge: The merge rule.
+        reveals: What the merge rule passes on besides sums of updates, as a sentence; empty if nothing.
         update_policy: The policy for suspicious updates; None by default.
         codec: How weights of peers, or updates of workers travel.
         outward: How weights travel to workers.
@@ -52,7 +53,7 @@ class Choice:
         callbacks: Whether workers call callbacks of the user.
     """
 
-    place: Place
+    trainers: Trainers
     clip: float | None = None
     noise: float | None = None
     trust: str | None = None
@@ -60,6 +61,7 @@ class Choice:
     quorum: int = 1
     way: str = "rounds"
     merge: str = "mean"
+    reveals: str = ""
     update_policy: str | None = None
     codec: str = "float32"
     outward: str = "float32"
@@ -107,410 +109,410 @@ class Contradiction:
     """A row of the table.
 
     Args:
-        place: Where the row can apply.
+        trainers: The trainers whose settings the row is about.
         settings: The settings that contradict each other, in words. ``{name}`` is a field of ``Choice``.
-        why: The reason, as a clause.
+        reason: The reason, as a clause.
         hint: What to do.
         applies: Whether a choice has this contradiction.
     """
 
-    place: Place
+    trainers: Trainers
     settings: str
-    why: str
+    reason: str
     hint: str
     applies: Callable[[Choice], bool]
 
 
 TABLE: tuple[Contradiction, ...] = (
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="a clip without noise",
-        why="a clipped update tells about its data as any other update does",
+        reason="a clipped update tells about its data as any other update does",
         hint="add --noise 1, or leave out --clip",
         applies=lambda c: c.clip is not None and c.noise is None,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="noise without a clip",
-        why="noise hides an update only if the length of updates is bounded",
+        reason="noise hides an update only if the length of updates is bounded",
         hint="add --clip with the usual length of an update, such as --clip 1",
         applies=lambda c: c.clip is None and c.noise is not None,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="a clip times a noise above 1e6",
-        why="so much noise fills all digits of a float32 weight",
+        reason="so much noise fills all digits of a float32 weight",
         hint="lower --clip to the usual length of an update, or lower --noise to 0.5 to 5",
         applies=lambda c: c.is_loud,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="trust without noise",
-        why="it says who adds the noise",
+        reason="it says who adds the noise",
         hint="add --clip and --noise, or leave out --trust",
         applies=lambda c: c.trust is not None and not c.has_noise,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="a divisor without noise",
-        why="without noise, the mean of a round divides by its samples",
+        reason="without noise, the mean of a round divides by its samples",
         hint="add --clip and --noise, or leave out --divisor",
         applies=lambda c: c.divisor is not None and not c.has_noise,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="a privacy budget without noise",
-        why="without noise, no epsilon is finite",
+        reason="without noise, no epsilon is finite",
         hint="add --clip and --noise, or leave out --privacy-budget",
         applies=lambda c: c.budget is not None and not c.has_noise,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="a delta without noise",
-        why="it belongs to the epsilon of noise",
+        reason="it belongs to the epsilon of noise",
         hint="add --clip and --noise, or leave out --delta",
         applies=lambda c: c.delta is not None and not c.has_noise,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="noise in swaps",
-        why="a peer gets the set of one other peer, and no sum of many",
+        reason="a peer gets the set of one other peer, and no sum of many",
         hint="add --way rounds",
         applies=lambda c: c.has_noise and c.way == "swap",
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="noise without a divisor, and with a quorum of 1",
-        why="the sum of the updates has a divisor that does not depend on the number of posts, and a quorum of 1 says nothing about it",
+        reason="the sum of the updates has a divisor that does not depend on the number of posts, and a quorum of 1 says nothing about it",
         hint="add --quorum with the fewest peers of a round, or --divisor with their usual number",
         applies=lambda c: c.has_noise and c.divisor is None and c.quorum == 1,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="noise with the merge {merge}",
-        why="the noise fits a sum of clipped updates, and this rule computes another result",
+        reason="the noise fits a sum of clipped updates, and this rule computes another result",
         hint="leave out --merge",
         applies=lambda c: c.has_noise and c.merge != "mean",
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="noise with the update policy {update_policy}",
-        why="it compares updates, so one peer's update would decide whether another one counts",
+        reason="it compares updates, so one peer's update would decide whether another one counts",
         hint="leave out --update-policy: clipping bounds each update",
         applies=lambda c: c.has_noise and c.update_policy is not None,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="noise of peers (trust nobody) with the codec {codec}",
-        why="a peer drops its own weights after each round, and so the part that rounding has lost",
+        reason="a peer drops its own weights after each round, and so the part that rounding has lost",
         hint="leave out --codec, or choose --trust server",
         applies=lambda c: c.has_noise and c.trust == "nobody" and c.codec != "float32",
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="noise of peers (trust nobody) with shards",
-        why="the server has the data of all shards",
+        reason="the server has the data of all shards",
         hint="choose --trust server, or leave out --shards",
         applies=lambda c: c.has_noise and c.trust == "nobody" and c.shards,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="secure aggregation in swaps",
-        why="a peer gets the set of one other peer there, and no sum of many",
+        reason="a peer gets the set of one other peer there, and no sum of many",
         hint="add --way rounds",
         applies=lambda c: c.secure and c.way == "swap",
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="secure aggregation with the merge {merge}",
-        why="this rule compares single updates, and the server sees their sum only",
+        reason="this rule compares single updates, and the server sees their sum only",
         hint="leave out --merge",
         applies=lambda c: c.secure and c.merge != "mean",
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="secure aggregation with the update policy {update_policy}",
-        why="it judges single updates, and the server sees their sum only",
+        reason="it judges single updates, and the server sees their sum only",
         hint="leave out --update-policy",
         applies=lambda c: c.secure and c.update_policy is not None,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="secure aggregation with the codec {codec}",
-        why="masked numbers have 32 random bits each, and a rounded one loses its mask",
+        reason="masked numbers have 32 random bits each, and a rounded one loses its mask",
         hint="leave out --codec",
         applies=lambda c: c.secure and c.codec != "float32",
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="secure aggregation with a quorum below 3",
-        why="with two peers, each can subtract its own update from the sum",
+        reason="with two peers, each can subtract its own update from the sum",
         hint="choose --quorum 3 or more",
         applies=lambda c: c.secure and c.quorum < 3,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="secure aggregation with a quorum above 50",
-        why="a sum has no more members, so no round could begin",
+        reason="a sum has no more members, so no round could begin",
         hint="choose --quorum 50 or less",
         applies=lambda c: c.secure and c.quorum > 50,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="secure aggregation with decay",
-        why="a server could give a tiny learning rate to all peers but one, and see the update of this one",
+        reason="a server could give a tiny learning rate to all peers but one, and see the update of this one",
         hint="leave out --decay",
         applies=lambda c: c.secure and c.decay,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="secure aggregation with shards",
-        why="the server has the data of all shards, so there is nothing to hide from it",
+        reason="the server has the data of all shards, so there is nothing to hide from it",
         hint="leave out --shards",
         applies=lambda c: c.secure and c.shards,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="secure aggregation with noise",
-        why="DDLF cannot add noise to a sum under masks yet",
+        reason="DDLF cannot add noise to a sum under masks yet",
         hint="leave out --secure-aggregation, or --clip and --noise",
         applies=lambda c: c.secure and c.has_noise,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="a longest training with noise",
-        why="the clip already bounds each update",
+        reason="the clip already bounds each update",
         hint="leave out --longest",
         applies=lambda c: c.has_noise and c.longest is not None,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="a longest training with secure aggregation",
-        why="the server sees no single update",
+        reason="the server sees no single update",
         hint="leave out --longest",
         applies=lambda c: c.secure and c.longest is not None,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="a trial of each set with noise",
-        why="the clip and the noise are for sums, and the trial would tell the accuracy of one peer's update",
+        reason="the clip and the noise are for sums, and the trial would tell the accuracy of one peer's update",
         hint="leave out --trial",
         applies=lambda c: c.has_noise and c.trial > 0,
     ),
     Contradiction(
-        place="peers",
+        trainers="peers",
         settings="a trial of each set with secure aggregation",
-        why="the server sees no single update",
+        reason="the server sees no single update",
         hint="leave out --trial",
         applies=lambda c: c.secure and c.trial > 0,
     ),
     Contradiction(
-        place="runs",
+        trainers="runs",
         settings="a run with workers as a peer that trusts nobody",
-        why="a resumed run no longer has the base that its update is the difference to",
+        reason="a resumed run no longer has the base that its update is the difference to",
         hint="serve with --trust server, or join with ddlf peers join",
         applies=lambda c: c.has_noise and c.trust == "nobody",
     ),
     Contradiction(
-        place="runs",
+        trainers="runs",
         settings="a run with workers as a peer, in a training with secure aggregation,",
-        why="a run of workers keeps no keys between its rounds",
+        reason="a run of workers keeps no keys between its rounds",
         hint="join with ddlf peers join, or serve without --secure-aggregation",
         applies=lambda c: c.secure,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="update_clip without noise_multiplier",
-        why="a clipped update tells about its data as any other update does",
+        reason="a clipped update tells about its data as any other update does",
         hint="set noise_multiplier, too, or leave out update_clip",
         applies=lambda c: c.clip is not None and c.noise is None,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="noise_multiplier without update_clip",
-        why="noise hides an update only if the length of updates is bounded",
+        reason="noise hides an update only if the length of updates is bounded",
         hint="set update_clip to the usual length of an update",
         applies=lambda c: c.clip is None and c.noise is not None,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="update_clip times noise_multiplier above 1e6",
-        why="so much noise fills all digits of a float32 weight",
+        reason="so much noise fills all digits of a float32 weight",
         hint="lower update_clip to the usual length of an update, or lower noise_multiplier to 0.5 to 5",
         applies=lambda c: c.is_loud,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="privacy_budget without noise_multiplier",
-        why="without noise, no epsilon is finite",
+        reason="without noise, no epsilon is finite",
         hint="set update_clip and noise_multiplier, or leave out privacy_budget",
         applies=lambda c: c.budget is not None and not c.has_noise,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="delta without noise_multiplier",
-        why="it belongs to the epsilon of noise",
+        reason="it belongs to the epsilon of noise",
         hint="set update_clip and noise_multiplier, or leave out delta",
         applies=lambda c: c.delta is not None and not c.has_noise,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="noise_multiplier without private=True",
-        why="the master has the data, so there is nothing to hide from it",
+        reason="the master has the data, so there is nothing to hide from it",
         hint="set private = True, or leave out update_clip and noise_multiplier",
         applies=lambda c: c.has_noise and not c.private,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="noise_multiplier with mode={way!r}",
-        why="the new weights follow from the update of one worker, and from no sum of many",
+        reason="the new weights follow from the update of one worker, and from no sum of many",
         hint="train in mode 'sync'",
         applies=lambda c: c.has_noise and c.way != "sync" and not c.of_samples,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="noise_multiplier with merge={merge!r}",
-        why="the noise fits a sum of clipped updates, and this rule computes another result",
+        reason="the noise fits a sum of clipped updates, and this rule computes another result",
         hint="leave out merge",
         applies=lambda c: c.has_noise and c.merge != "mean" and not c.of_samples,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="noise_multiplier with update_policy={update_policy!r}",
-        why="it compares updates, so one worker's update would decide whether another one counts",
+        reason="it compares updates, so one worker's update would decide whether another one counts",
         hint="leave out update_policy: clipping bounds each update",
         applies=lambda c: c.has_noise and c.update_policy is not None and not c.of_samples,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="noise_multiplier with {shared[0]}",
-        why="workers would get sums of more than the updates, without noise",
+        reason="workers would get sums of more than the updates, without noise",
         hint="leave it out",
         applies=lambda c: c.has_noise and bool(c.shared) and not c.of_samples,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="noise_multiplier with converge on the metric {metric!r}",
-        why="metrics of workers have no noise, so they are left out",
+        reason="metrics of workers have no noise, so they are left out",
         hint="set x_test and y_test in load_test_dataset, and let converge look at test_loss or test_accuracy",
         applies=lambda c: c.has_noise and bool(c.metric),
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="privacy_unit='sample' without noise_multiplier",
-        why="it says what the noise hides",
+        reason="it says what the noise hides",
         hint="set update_clip and noise_multiplier, or leave out privacy_unit",
         applies=lambda c: c.of_samples and not c.has_noise,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="privacy_unit='sample' with mode={way!r}",
-        why="DDLF counts the steps of single samples in synchronous rounds only",
+        reason="DDLF counts the steps of single samples in synchronous rounds only",
         hint="train in mode 'sync'",
         applies=lambda c: c.of_samples and c.way != "sync",
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="privacy_unit='sample' with {shared[0]}",
-        why="DDLF makes the steps of single samples by plain local training only",
+        reason="DDLF makes the steps of single samples by plain local training only",
         hint="leave it out",
         applies=lambda c: c.of_samples and bool(c.shared),
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="privacy_unit='sample' with worker_callbacks",
-        why="they look at losses and batches, which have no noise",
+        reason="they look at losses and batches, which have no noise",
         hint="use callbacks, which the master calls, or leave them out",
         applies=lambda c: c.of_samples and c.callbacks,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="update_limit without secure_aggregation",
-        why="it is the largest value of an update under masks",
+        reason="it is the largest value of an update under masks",
         hint="set secure_aggregation, too, or leave out update_limit",
         applies=lambda c: c.limit is not None and not c.secure,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="update_limit below the values that update_clip and noise_multiplier lead to",
-        why="a clipped and noised update would have larger values, which end the run",
+        reason="a clipped and noised update would have larger values, which end the run",
         hint="leave out update_limit: it then follows from the clip and the noise",
         applies=lambda c: c.secure and c.is_too_narrow,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation without private=True",
-        why="the master has the data, so there is nothing to hide from it",
+        reason="the master has the data, so there is nothing to hide from it",
         hint="set private = True, or leave out secure_aggregation",
         applies=lambda c: c.secure and not c.private,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation with mode={way!r}",
-        why="the new weights follow from the update of one worker, and from no sum of many",
+        reason="the new weights follow from the update of one worker, and from no sum of many",
         hint="train in mode 'sync'",
         applies=lambda c: c.secure and c.way != "sync",
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation with merge={merge!r}",
-        why="this rule compares single updates, and the master sees their sum only",
+        reason="this rule compares single updates, and the master sees their sum only",
         hint="leave out merge",
         applies=lambda c: c.secure and c.merge != "mean",
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation with update_policy={update_policy!r}",
-        why="it judges single updates, and the master sees their sum only",
+        reason="it judges single updates, and the master sees their sum only",
         hint="leave out update_policy",
         applies=lambda c: c.secure and c.update_policy is not None,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation with codec={codec!r}",
-        why="masked numbers have 32 random bits each, and a rounded one loses its mask",
+        reason="masked numbers have 32 random bits each, and a rounded one loses its mask",
         hint="leave out codec",
         applies=lambda c: c.secure and c.codec != "float32",
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation with weights_codec={outward!r}",
-        why="each worker has other rounded weights then, and workers only add up updates of the same weights",
+        reason="each worker has other rounded weights then, and workers only add up updates of the same weights",
         hint="use weights_codec 'float32', 'float16' or 'bfloat16'",
         applies=lambda c: c.secure and c.outward.startswith("delta:"),
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation with privacy_unit='sample'",
-        why="DDLF counts the steps of single samples in rounds without masks only",
+        reason="DDLF counts the steps of single samples in rounds without masks only",
         hint="leave out one of the two: with privacy_unit='worker', each worker adds a share of the noise",
         applies=lambda c: c.secure and c.of_samples,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation with {shared[0]}",
-        why="workers would send more than their updates to the master, without masks",
+        reason="workers would send more than their updates to the master, without masks",
         hint="leave it out",
         applies=lambda c: c.secure and bool(c.shared),
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation with optimizer_state={states!r} of an optimizer with momenta",
-        why="momenta are sums of gradients, and the master gets them without masks, for checkpoints at least",
+        reason="momenta are sums of gradients, and the master gets them without masks, for checkpoints at least",
         hint="set optimizer_state = 'fresh', or compile the model with SGD without momentum",
         applies=lambda c: c.secure and bool(c.states),
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation with worker_callbacks",
-        why="their attributes come to the master without masks",
+        reason="their attributes come to the master without masks",
         hint="use callbacks, which the master calls, or leave them out",
         applies=lambda c: c.secure and c.callbacks,
     ),
     Contradiction(
-        place="workers",
+        trainers="workers",
         settings="secure_aggregation with converge on the metric {metric!r}",
-        why="metrics of workers have no masks, so they are left out",
+        reason="metrics of workers have no masks, so they are left out",
         hint="set x_test and y_test in load_test_dataset, and let converge look at test_loss or test_accuracy",
         applies=lambda c: c.secure and bool(c.metric),
     ),
@@ -518,15 +520,15 @@ TABLE: tuple[Contradiction, ...] = (
 """All contradictions. The first one that applies is refused."""
 
 
-def found(choice: Choice) -> Contradiction | None:
+def contradiction_of(choice: Choice) -> Contradiction | None:
     """Return the first contradiction of a choice; None if it has none."""
-    return next((row for row in TABLE if row.place == choice.place and row.applies(choice)), None)
+    return next((row for row in TABLE if row.trainers == choice.trainers and row.applies(choice)), None)
 
 
 def sentence(row: Contradiction, choice: Choice) -> str:
     """Return the text of a refusal: the settings, and the reason."""
     values = {name: getattr(choice, name) for name in choice.__slots__}
-    return f"{row.settings.format(**values)} cannot work: {row.why}"
+    return f"{row.settings.format(**values)} cannot work: {row.reason}"
 
 
 def check(choice: Choice) -> None:
@@ -535,12 +537,12 @@ def check(choice: Choice) -> None:
     Raises:
         ConfigError: Has the row's sentence and hint.
     """
-    if (row := found(choice)) is not None:
+    if (row := contradiction_of(choice)) is not None:
         raise ConfigError(sentence(row, choice), hint=row.hint)
 
 
-def page_rows(place: Place) -> list[str]:
-    """Return a sentence with its advice for each row of a place, as Markdown."""
+def page_rows(trainers: Trainers) -> list[str]:
+    """Return a sentence with its advice for each row about these trainers, as Markdown."""
     named = {
         "merge": "median",
         "update_policy": "reject",
@@ -550,7 +552,7 @@ def page_rows(place: Place) -> list[str]:
         "states": "kept",
         "outward": "delta:int8",
     }
-    choice = Choice(place=place, shared=("local_rule='scaffold'",), **named)  # type: ignore[arg-type]  # texts only
+    choice = Choice(trainers=trainers, shared=("local_rule='scaffold'",), **named)  # type: ignore[arg-type]  # texts only
     values = {name: getattr(choice, name) for name in choice.__slots__}
-    rows = [row for row in TABLE if row.place == place]
-    return [f"- **{row.settings.format(**values)}**: {row.why}. To do: {row.hint}." for row in rows]
+    rows = [row for row in TABLE if row.trainers == trainers]
+    return [f"- **{row.settings.format(**values)}**: {row.reason}. To do: {row.hint}." for row in rows]

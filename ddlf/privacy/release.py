@@ -134,14 +134,14 @@ class Mechanism:
         """
         parts = dict(zip(released(update, trainable), self._clipped(update, trainable), strict=True))
         if self.std_of_one:
-            parts = {place: one + gaussian_like(one, self.std_of_one) for place, one in parts.items()}
+            parts = {index: tensor + gaussian_like(tensor, self.std_of_one) for index, tensor in parts.items()}
         return [
-            np.asarray(parts[place], one.dtype) if place in parts else np.zeros_like(one)
-            for place, one in enumerate(update)
+            np.asarray(parts[index], tensor.dtype) if index in parts else np.zeros_like(tensor)
+            for index, tensor in enumerate(update)
         ]
 
     def _clipped(self, update: Sequence[Tensor], trainable: Sequence[bool]) -> list[Vector]:
-        return clipped([update[place] for place in released(update, trainable)], self.clip)
+        return clipped([update[index] for index in released(update, trainable)], self.clip)
 
     def longest(self, values: int) -> float:
         """Return the most norm that an update of this number of values can have when it arrives at the server.
@@ -175,15 +175,15 @@ class Release(Merge):
         self.mechanism = mechanism
         self.count = 0
         self._trainable = trainable
-        self._sums = {place: np.zeros(like[place].shape) for place in released(like, trainable)}
+        self._sums = {index: np.zeros(like[index].shape) for index in released(like, trainable)}
         self._result: Weights | None = None
 
     def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
-        of = [np.asarray(update[place], np.float64) for place in self._sums]
+        tensors = [np.asarray(update[index], np.float64) for index in self._sums]
         if self.mechanism.trust == "server":
-            of = clipped(of, self.mechanism.clip)
-        for total, one in zip(self._sums.values(), of, strict=True):
-            total += one
+            tensors = clipped(tensors, self.mechanism.clip)
+        for total, tensor in zip(self._sums.values(), tensors, strict=True):
+            total += tensor
         self.count += 1
 
     def result(self) -> list[Tensor]:
@@ -207,17 +207,19 @@ class Release(Merge):
 
 
 def released(like: Sequence[Tensor], trainable: Sequence[bool] = ()) -> list[int]:
-    """Return the places of the tensors that take part in a release: floats that are trained."""
+    """Return the indices of the tensors that take part in a release: floats that are trained."""
     trained = trainable or [True] * len(like)
     return [
-        place for place, (one, is_trained) in enumerate(zip(like, trained, strict=True)) if is_trained and is_float(one)
+        index
+        for index, (tensor, is_trained) in enumerate(zip(like, trained, strict=True))
+        if is_trained and is_float(tensor)
     ]
 
 
 def norm_of(update: Sequence[Tensor]) -> float:
     """Return the L2 norm of all tensors together, in float64."""
     with np.errstate(over="ignore"):  # then the norm is infinite
-        return math.sqrt(sum(float(np.square(np.asarray(one, np.float64)).sum()) for one in update))
+        return math.sqrt(sum(float(np.square(np.asarray(tensor, np.float64)).sum()) for tensor in update))
 
 
 def clipped(update: Sequence[Tensor], clip: float) -> list[Vector]:
@@ -233,7 +235,7 @@ def clipped(update: Sequence[Tensor], clip: float) -> list[Vector]:
             hint="lower the learning rate, or look for such values in the data",
         )
     factor = min(1.0, clip / length) if length else 1.0
-    return [np.asarray(one, np.float64) * factor for one in update]
+    return [np.asarray(tensor, np.float64) * factor for tensor in update]
 
 
 def gaussian_like(tensor: Tensor, std: float) -> Vector:

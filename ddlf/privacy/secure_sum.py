@@ -110,19 +110,19 @@ class FixedPoint:
 # -- keys and masks -----------------------------------------------------------------------------------------------------
 
 
-def pair_secret(mine: X25519PrivateKey, theirs: bytes, context: str) -> bytes:
+def pair_secret(own_key: X25519PrivateKey, peer_key: bytes, context: str) -> bytes:
     """Return the secret of two members: HKDF of their X25519 secret.
 
     Args:
-        mine: The fresh key of one member.
-        theirs: The public key of the other one.
+        own_key: The fresh key of one member.
+        peer_key: The public key of the other one.
         context: Names the sum and the two members, the same for both.
 
     Raises:
         ProtocolError: The other key is on no curve, or gives everybody the same secret.
     """
     try:
-        shared = mine.exchange(X25519PublicKey.from_public_bytes(theirs))
+        shared = own_key.exchange(X25519PublicKey.from_public_bytes(peer_key))
     except ValueError:
         raise ProtocolError("the key of a member is on no curve, or has a known secret") from None
     return HKDF(algorithm=SHA256(), length=SECRET_BYTES, salt=None, info=context.encode()).derive(shared)
@@ -174,14 +174,14 @@ def key_text(run: str, attempt: str, member: int, key: bytes) -> str:
 
 def list_text(attempt: str, offers: Sequence[Offer], terms: str, survivors: Sequence[int]) -> str:
     """Return the text that a member signs for a list of survivors. It covers all keys and the terms of the sum."""
-    keys = "".join(f"{one.member} {one.identity.hex()} {one.key.hex()}\n" for one in offers)
+    keys = "".join(f"{offer.member} {offer.identity.hex()} {offer.key.hex()}\n" for offer in offers)
     named = ",".join(map(str, survivors))
     return f"ddlf secure sum survivors\n{attempt}\n{hashlib.sha256(keys.encode()).hexdigest()}\n{terms}\n{named}\n"
 
 
-def pair_text(attempt: str, one: int, other: int) -> str:
+def pair_text(attempt: str, member: int, other_member: int) -> str:
     """Return the context of the secret of two members."""
-    return f"ddlf secure sum pair\n{attempt}\n{min(one, other)}\n{max(one, other)}\n"
+    return f"ddlf secure sum pair\n{attempt}\n{min(member, other_member)}\n{max(member, other_member)}\n"
 
 
 def code_of(identities: Sequence[bytes]) -> str:
@@ -190,7 +190,7 @@ def code_of(identities: Sequence[bytes]) -> str:
     Members see the same code, unless the server has replaced identities by its own. It would have to find two
     sets of identities with one code, which takes 2^66 hashes.
     """
-    text = "ddlf secure sum code\n" + "".join(f"{one.hex()}\n" for one in sorted(identities))
+    text = "ddlf secure sum code\n" + "".join(f"{identity.hex()}\n" for identity in sorted(identities))
     digest = hashlib.sha256(text.encode()).digest()
     return " ".join(f"{int.from_bytes(digest[at : at + 4], 'big') % 100_000:05d}" for at in range(0, 32, 4))
 
@@ -260,7 +260,7 @@ class Share:
         Raises:
             ProtocolError: Honest members and an honest server do not send such offers.
         """
-        members = [one.member for one in offers]
+        members = [offer.member for offer in offers]
         if self.offers:
             raise ProtocolError("the server names the members of a sum twice")
         if not self._least <= len(offers) <= MOST:
@@ -269,16 +269,19 @@ class Share:
             raise ProtocolError("the server names a member of a sum twice")
         if self.offer not in offers:
             raise ProtocolError("the server names another key than this peer's own")
-        for what, found in (("key", [one.key for one in offers]), ("identity", [one.identity for one in offers])):
-            if len(set(found)) < len(found):
-                raise ProtocolError(f"two members of a sum have the same {what}")
-        for one in offers:
-            if one.member != self._member:
-                one.check(self._run, self.attempt)
-                context = pair_text(self.attempt, self._member, one.member)
-                self._secrets[one.member] = pair_secret(self._key, one.key, context)
+        for kind, values in (
+            ("key", [offer.key for offer in offers]),
+            ("identity", [offer.identity for offer in offers]),
+        ):
+            if len(set(values)) < len(values):
+                raise ProtocolError(f"two members of a sum have the same {kind}")
+        for offer in offers:
+            if offer.member != self._member:
+                offer.check(self._run, self.attempt)
+                context = pair_text(self.attempt, self._member, offer.member)
+                self._secrets[offer.member] = pair_secret(self._key, offer.key, context)
         self.offers, self._terms = list(offers), terms
-        return code_of([one.identity for one in offers])
+        return code_of([offer.identity for offer in offers])
 
     def masked(self, numbers: Numbers) -> Numbers:
         """Return numbers under all masks. Only once: of two vectors under the same masks, the difference would show.
@@ -308,7 +311,7 @@ class Share:
             raise ProtocolError("the server names two lists of survivors of one sum, which could unmask a peer")
         if list(named) != sorted(set(named)):
             raise ProtocolError("the server names a survivor of a sum twice")
-        if strangers := set(named) - {one.member for one in self.offers}:
+        if strangers := set(named) - {offer.member for offer in self.offers}:
             raise ProtocolError(f"the server names peer {min(strangers)} as a survivor, and the sum has no such member")
         if self._member not in named:
             raise ProtocolError("the server asks a peer that it counts as lost")
@@ -326,9 +329,13 @@ class Share:
         if not self._survivors:
             raise ProtocolError("the server has named no survivors")
         text = list_text(self.attempt, self.offers, self._terms, self._survivors)
-        for one in self.offers:
-            if one.member in self._survivors and not _is_signed(one.identity, signatures.get(one.member, b""), text):
-                raise ProtocolError(f"peer {one.member} has not signed the list of survivors that this peer has signed")
+        for offer in self.offers:
+            if offer.member in self._survivors and not _is_signed(
+                offer.identity, signatures.get(offer.member, b""), text
+            ):
+                raise ProtocolError(
+                    f"peer {offer.member} has not signed the list of survivors that this peer has signed"
+                )
         lost = {member: secret for member, secret in self._secrets.items() if member not in self._survivors}
         return Answer(seed=self._seed, secrets=lost)
 
@@ -353,7 +360,7 @@ def has_signed(
     offers: Sequence[Offer], attempt: str, terms: str, member: int, survivors: Sequence[int], signature: bytes
 ) -> bool:
     """Return whether a member has signed a list of survivors under the same terms."""
-    [identity] = [one.identity for one in offers if one.member == member]
+    [identity] = [offer.identity for offer in offers if offer.member == member]
     return _is_signed(identity, signature, list_text(attempt, offers, terms, survivors))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from ddlf.algorithms.merge import MERGE, revealed_by
 from ddlf.privacy.contradictions import Choice
 
 UPDATE = "An update is the change that data make to the model. It can reveal facts about these data."
@@ -101,7 +102,7 @@ class Column:
         metrics: Whether it learns losses and accuracies.
         before: How an update is protected before it leaves a peer or the server, as sentences; empty if it is not.
         remains: The remaining risks, as sentences.
-        picks: Whether a merge rule may pass on parts of single updates (``PICKS``).
+        depends_on_merge: Whether the merge rule may reveal parts of single updates, which is then a further risk.
     """
 
     name: str
@@ -112,12 +113,11 @@ class Column:
     metrics: bool = True
     before: str = ""
     remains: tuple[str, ...]
-    picks: bool = False
+    depends_on_merge: bool = False
 
     def remaining(self, choice: Choice) -> tuple[str, ...]:
         """Return the remaining risks of a training by its settings, as sentences."""
-        picks = PICKS.get(choice.merge.partition(":")[0]) if self.picks else None
-        return (*self.remains, picks) if picks else self.remains
+        return (*self.remains, choice.reveals) if self.depends_on_merge and choice.reveals else self.remains
 
     def rows(self, *, shards: bool = False) -> Iterator[Row]:
         """Yield the rows of a screen.
@@ -135,10 +135,10 @@ class Column:
         Args:
             shards: Whether the server lends its own samples to peers.
         """
-        seen = [
+        clauses = [
             f"{row.party} sees {row.samples}" for row in self.rows(shards=shards) if row.samples != Samples.NONE.phrase
         ]
-        return ", ".join(seen) or "nobody else sees them"
+        return ", ".join(clauses) or "nobody else sees them"
 
     def name_of(self, party: Party) -> str:
         """Return the name of a party on screens and in the tables."""
@@ -156,26 +156,26 @@ LENT = {Party.SERVER: Samples.ALL, Party.PEER: Samples.SOME}
 """Samples that parties see if they are the server's own."""
 
 
-def _cells(server: Cell, member: Party, others: Cell, holder: Updates) -> Mapping[Party, Cell]:
+def _cells(server: Cell, member: Party, other_members: Cell, holder: Updates) -> Mapping[Party, Cell]:
     nothing = Cell(Updates.NONE)
     return {
         Party.SERVER: server,
-        member: others,
+        member: other_members,
         Party.NETWORK: nothing,
         Party.USER: nothing,
         Party.HOLDER: Cell(holder),
     }
 
 
-def _peers(server: Updates, others: Updates, holder: Updates) -> Mapping[Party, Cell]:
-    return _cells(Cell(server), Party.PEER, Cell(others), holder)
+def _peers(server: Updates, other_peers: Updates, holder: Updates) -> Mapping[Party, Cell]:
+    return _cells(Cell(server), Party.PEER, Cell(other_peers), holder)
 
 
 def _workers(
-    server: Updates, others: Updates, holder: Updates, samples: Samples = Samples.NONE
+    server: Updates, other_workers: Updates, holder: Updates, samples: Samples = Samples.NONE
 ) -> Mapping[Party, Cell]:
     of_master = Samples.BY_CODE if samples is Samples.NONE else samples
-    return _cells(Cell(server, of_master), Party.WORKER, Cell(others, samples), holder)
+    return _cells(Cell(server, of_master), Party.WORKER, Cell(other_workers, samples), holder)
 
 
 OF_PEERS = "the name, the number of samples and the times of posts of each peer"
@@ -186,11 +186,6 @@ RUNS_CODE = (
     "The master's code runs on the workers. The setting protects from mistakes, but a master with other code can see"
     " everything, also the data."
 )
-PICKS = {
-    "krum": "The merge krum passes on a single update.",
-    "median": "The merge median passes on single values.",
-}
-"""By merge rule, what it passes on besides sums of updates."""
 MASKS_RUN_CODE = (
     "The master's code runs on the workers. Masks protect from mistakes and from a curious reader of the master's memory,"
     " records and network, but a master with other code can see everything, also the data."
@@ -202,7 +197,7 @@ FEW_WORKERS = (
 SWAPS = Column(
     name="swaps",
     how="`ddlf peers serve`",
-    applies=lambda c: c.place != "workers" and c.way == "swap",
+    applies=lambda c: c.trainers != "workers" and c.way == "swap",
     cells=_peers(Updates.EACH, Updates.SOME, Updates.MERGED),
     also=OF_PEERS_WITH_METRICS,
     remains=(NO_NOISE, "At each swap, one other peer can get your model, as it is."),
@@ -210,16 +205,16 @@ SWAPS = Column(
 ROUNDS = Column(
     name="rounds",
     how="`ddlf peers serve --way rounds`",
-    applies=lambda c: c.place != "workers" and c.way == "rounds" and not c.has_noise and not c.secure,
+    applies=lambda c: c.trainers != "workers" and c.way == "rounds" and not c.has_noise and not c.secure,
     cells=_peers(Updates.EACH, Updates.MERGED, Updates.MERGED),
     also=OF_PEERS_WITH_METRICS,
     remains=(NO_NOISE, "In a round of one or two posts, a peer can compute the update of another one."),
-    picks=True,
+    depends_on_merge=True,
 )
 CLIPPED = Column(
     name="noise",
     how="`ddlf peers serve --way rounds --quorum 3 --clip 1 --noise 1 --trust server`",
-    applies=lambda c: c.place != "workers" and c.has_noise and c.trust != "nobody",
+    applies=lambda c: c.trainers != "workers" and c.has_noise and c.trust != "nobody",
     cells=_peers(Updates.EACH, Updates.NOISED, Updates.NOISED),
     also=OF_PEERS,
     metrics=False,
@@ -232,7 +227,7 @@ CLIPPED = Column(
 NOBODY = Column(
     name="trust nobody",
     how="`ddlf peers serve --way rounds --quorum 3 --clip 1 --noise 1 --trust nobody`",
-    applies=lambda c: c.place != "workers" and c.has_noise and c.trust == "nobody",
+    applies=lambda c: c.trainers != "workers" and c.has_noise and c.trust == "nobody",
     cells=_peers(Updates.SHARE, Updates.NOISED, Updates.NOISED),
     also=OF_PEERS,
     metrics=False,
@@ -244,7 +239,7 @@ NOBODY = Column(
 SECURE = Column(
     name="secure sum",
     how="`ddlf peers serve --way rounds --secure-aggregation`",
-    applies=lambda c: c.place != "workers" and c.secure,
+    applies=lambda c: c.trainers != "workers" and c.secure,
     cells=_peers(Updates.SUM, Updates.SUM, Updates.MERGED),
     also=OF_PEERS,
     metrics=False,
@@ -258,16 +253,16 @@ SECURE = Column(
 PRIVATE = Column(
     name="private",
     how="`private = True` in an app",
-    applies=lambda c: c.place == "workers" and c.private and not c.has_noise and not c.secure,
+    applies=lambda c: c.trainers == "workers" and c.private and not c.has_noise and not c.secure,
     cells=_workers(Updates.EACH, Updates.MERGED, Updates.MERGED),
     also="the number of samples, their shapes and types, the metrics and the printed lines of each worker",
     remains=(RUNS_CODE, NO_NOISE, FEW_WORKERS),
-    picks=True,
+    depends_on_merge=True,
 )
 PRIVATE_NOISED = Column(
     name="private, noise",
     how="`private = True` with `update_clip` and `noise_multiplier`",
-    applies=lambda c: c.place == "workers" and c.private and c.has_noise and not c.of_samples and not c.secure,
+    applies=lambda c: c.trainers == "workers" and c.private and c.has_noise and not c.of_samples and not c.secure,
     cells=_workers(Updates.EACH, Updates.NOISED, Updates.NOISED),
     also="the number of samples, their shapes and types, and the printed lines of each worker",
     metrics=False,
@@ -277,7 +272,7 @@ PRIVATE_NOISED = Column(
 PRIVATE_SAMPLES = Column(
     name="private, samples",
     how="`private = True` with `update_clip`, `noise_multiplier` and `privacy_unit = 'sample'`",
-    applies=lambda c: c.place == "workers" and c.private and c.has_noise and c.of_samples,
+    applies=lambda c: c.trainers == "workers" and c.private and c.has_noise and c.of_samples,
     cells=_workers(Updates.STEPS, Updates.MERGED, Updates.MERGED),
     also="the number of samples, their shapes and types, and the printed lines of each worker",
     metrics=False,
@@ -291,7 +286,7 @@ PRIVATE_SAMPLES = Column(
 PRIVATE_MASKED = Column(
     name="private, masks",
     how="`private = True` with `secure_aggregation = True`",
-    applies=lambda c: c.place == "workers" and c.private and c.secure and not c.has_noise,
+    applies=lambda c: c.trainers == "workers" and c.private and c.secure and not c.has_noise,
     cells=_workers(Updates.SUM, Updates.SUM, Updates.MERGED),
     also="the number of samples, their shapes and types, and the printed lines of each worker",
     metrics=False,
@@ -301,7 +296,7 @@ PRIVATE_MASKED = Column(
 PRIVATE_MASKED_NOISED = Column(
     name="private, masks, noise",
     how="`private = True` with `secure_aggregation = True`, `update_clip` and `noise_multiplier`",
-    applies=lambda c: c.place == "workers" and c.private and c.secure and c.has_noise,
+    applies=lambda c: c.trainers == "workers" and c.private and c.secure and c.has_noise,
     cells=_workers(Updates.NOISED, Updates.NOISED, Updates.NOISED),
     also="the number of samples, their shapes and types, and the printed lines of each worker",
     metrics=False,
@@ -311,7 +306,7 @@ PRIVATE_MASKED_NOISED = Column(
 PLAIN = Column(
     name="plain",
     how="an app without `private`",
-    applies=lambda c: c.place == "workers" and not c.private,
+    applies=lambda c: c.trainers == "workers" and not c.private,
     cells=_workers(Updates.EACH, Updates.SOME, Updates.MERGED, Samples.ALL),
     also="the metrics and the printed lines of each worker",
     remains=(
@@ -338,7 +333,7 @@ COLUMNS: tuple[Column, ...] = (
 
 def of(choice: Choice) -> Column:
     """Return the column of a training by its settings, which do not contradict each other."""
-    [column] = [one for one in COLUMNS if one.applies(choice)]
+    [column] = [column for column in COLUMNS if column.applies(choice)]
     return column
 
 
@@ -346,15 +341,15 @@ def tables() -> list[str]:
     """Return the lines in Markdown of a table for peers, one for workers, and the meaning of their words."""
     lines = []
     for member in (Party.PEER, Party.WORKER):
-        columns = [one for one in COLUMNS if member in one.cells]
-        lines += [f"| party | {' | '.join(one.name for one in columns)} |", f"|---|{'---|' * len(columns)}"]
+        columns = [column for column in COLUMNS if member in column.cells]
+        lines += [f"| party | {' | '.join(column.name for column in columns)} |", f"|---|{'---|' * len(columns)}"]
         for party in columns[0].cells:
-            cells = [one.cells[party] for one in columns]
+            cells = [column.cells[party] for column in columns]
             texts = [f"{cell.updates.value} / {cell.samples.value}" for cell in cells]
             lines.append(f"| {columns[0].name_of(party)} | {' | '.join(texts)} |")
         lines.append("")
     lines += ["| word | updates that the party sees |", "|---|---|"]
-    lines += [f"| {one.value} | {one.phrase} |" for one in Updates]
+    lines += [f"| {update.value} | {update.phrase} |" for update in Updates]
     return [
         *lines,
         "",
@@ -365,13 +360,16 @@ def tables() -> list[str]:
 def notes() -> list[str]:
     """Return an item of a list in Markdown for each column: its settings, and what the cells do not tell."""
     return [
-        f"- **{one.name}**: {one.how}. The {_server(one)} also learns {one.also}. {' '.join(_all_risks(one))}"
-        for one in COLUMNS
+        f"- **{column.name}**: {column.how}. The {_server(column)} also learns {column.also}. {' '.join(_all_risks(column))}"
+        for column in COLUMNS
     ]
 
 
 def _all_risks(column: Column) -> tuple[str, ...]:
-    return (*column.remains, *PICKS.values()) if column.picks else column.remains
+    if not column.depends_on_merge:
+        return column.remains
+    revealed = sorted(filter(None, (revealed_by(MERGE.read(name)) for name in MERGE.names)))
+    return (*column.remains, *revealed)
 
 
 def _server(column: Column) -> str:

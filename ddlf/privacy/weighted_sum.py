@@ -75,7 +75,7 @@ def numbers_of(update: Sequence[Tensor], share: float, limit: float) -> Numbers:
     Raises:
         BadUpdate: A value is beyond the limit, or not finite.
     """
-    values = np.concatenate([np.asarray(one, np.float64).reshape(-1) for one in update])
+    values = np.concatenate([np.asarray(tensor, np.float64).reshape(-1) for tensor in update])
     return FixedPoint(limit).numbers(values, share)
 
 
@@ -93,5 +93,7 @@ def mean_of(total: Numbers, count: int, divisor: float, like: Sequence[Tensor], 
         ProtocolError: The sum cannot be that of these members.
     """
     mean = FixedPoint(limit).values(total, count) / divisor
-    ends = np.cumsum([one.size for one in like])[:-1]
-    return [part.reshape(one.shape).astype(one.dtype) for part, one in zip(np.split(mean, ends), like, strict=True)]
+    ends = np.cumsum([tensor.size for tensor in like])[:-1]
+    return [
+        part.reshape(tensor.shape).astype(tensor.dtype) for part, tensor in zip(np.split(mean, ends), like, strict=True)
+    ]

@@ -24,7 +24,7 @@ import numpy as np
 from ddlf.algorithms.codec import TopK
 from ddlf.algorithms.encoding import RAW_BELOW_BYTES
 from ddlf.algorithms.local_rules import Plain
-from ddlf.algorithms.merge import Median, TrimmedMean
+from ddlf.algorithms.merge import Median, TrimmedMean, revealed_by
 from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.reading_order import CUT_TOLERANCE, MAX_GLOBAL, Global
 from ddlf.algorithms.weights import Tensor
@@ -223,12 +223,13 @@ def privacy_choice(spec: RunSpec, *, averages: bool = False, momenta: bool = Fal
     }
     metric = spec.evaluation.converge.metric
     return contradictions.Choice(
-        place="workers",
+        trainers="workers",
         clip=spec.data.update_clip,
         noise=spec.data.noise_multiplier,
         private=spec.data.private,
         way=spec.train.name,
         merge="mean" if merge is None else str(merge),
+        reveals=revealed_by(merge),
         update_policy=None if spec.exchange.update_policy == "stop" else spec.exchange.update_policy,
         shared=tuple(text for text, applies in shared.items() if applies),
         delta=spec.data.delta,

@@ -407,7 +407,7 @@ allowed.
 [Secure aggregation](../howto/private_data.md#secure-aggregation-among-peers) hides single updates from the server, so
 settings that look at single updates are refused.
 """
-CONTRADICTIONS: dict[str, contradictions.Place] = {
+CONTRADICTIONS: dict[str, contradictions.Trainers] = {
     "Peers": "peers",
     "Runs that are a peer": "runs",
     "Private workers": "workers",
@@ -417,9 +417,9 @@ CONTRADICTIONS: dict[str, contradictions.Place] = {
 def contradicting() -> str:
     """Return the page of settings that contradict noise or secure aggregation."""
     lines = [CONTRADICTIONS_HEAD]
-    for title, place in CONTRADICTIONS.items():
+    for title, trainers in CONTRADICTIONS.items():
         lines += [f"## {title}\n"]
-        for row in contradictions.page_rows(place):
+        for row in contradictions.page_rows(trainers):
             lines.append(
                 textwrap.fill(row, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
             )

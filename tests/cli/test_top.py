@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ddlf import events as e
 from ddlf.cli.top import draw, spark, top
-from ddlf.monitor.dashboard.board import Board, Seen
+from ddlf.monitor.dashboard.board import Board, Received
 from ddlf.monitor.dashboard.viewer import take
 from tests.monitor.dashboard.made_up import NAMES, answers, beginning, in_parts, one_round
 
@@ -27,7 +27,7 @@ def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=(), app="M
             board.tell(event, at)
     for event in more:
         board.tell(event, 3.0)
-    take(known, board.since(Seen(), 4.0) | {"now": 4.0, "held_s": 0.0, "over": False})
+    take(known, board.since(Received(), 4.0) | {"now": 4.0, "held_s": 0.0, "over": False})
     text = io.StringIO()
     Console(file=text, width=columns, highlight=False).print(draw(known, columns, rows))
     return text.getvalue().splitlines()

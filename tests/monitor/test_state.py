@@ -81,14 +81,14 @@ def test_the_rate_of_a_run_comes_from_its_last_round_or_at_first_from_its_worker
 def test_a_lost_worker_returns_or_is_gone():
     state = in_training()
     state.tell(e.WorkerLost(round=3, worker=2, slot=2, why="worker 2: cut"), 21.0)
-    assert (state.lanes[2].is_there, state.lanes[2].why, state.lanes[2].slot) == (False, "worker 2: cut", 0)
+    assert (state.lanes[2].is_there, state.lanes[2].reason, state.lanes[2].slot) == (False, "worker 2: cut", 0)
     state.tell(e.WaitingForWorkers(round=3, seconds=60), 21.0)
     assert state.waiting_until == 81.0
     state.tell(e.WorkerReturned(round=3, worker=2, name="worker 2 (pc:1)"), 25.0)
     assert (state.lanes[2].is_there, state.lanes[2].name, state.waiting_until) == (True, "worker 2", None)
     state.tell(e.WorkerGone(round=3, worker=2, rejected=3), 26.0)
     assert state.lanes[2].is_gone
-    assert state.lanes[2].why == "3 updates in a row were rejected"
+    assert state.lanes[2].reason == "3 updates in a row were rejected"
 
 
 def test_a_restarted_slot_loses_progress_but_not_because_of_a_second_worker():
@@ -116,7 +116,7 @@ def test_phases_overlap_and_end():
         (0.0, e.PhaseBegan(**load, total=100, unit="samples")), (1.0, e.PhaseBegan(phase=8, what="building"))
     )
     state.tell(e.PhaseMoved(**load, done=40), 2.0)
-    assert [(phase.what, phase.worker, phase.done, phase.since) for phase in state.phases.values()] == [
+    assert [(phase.activity, phase.worker, phase.done, phase.since) for phase in state.phases.values()] == [
         ("loading", 1, 40, 0.0),
         ("building", 0, 0, 1.0),
     ]
@@ -128,7 +128,7 @@ def test_phases_overlap_and_end():
 def test_a_second_run_restarts_with_the_same_workers():
     state = in_training()
     state.tell(e.RunEnded(run="r", how="failed", version=2, why="no"), 30.0)
-    assert (state.is_training, state.how, state.why, state.lanes[1].slot) == (False, "failed", "no", 0)
+    assert (state.is_training, state.how, state.reason, state.lanes[1].slot) == (False, "failed", "no", 0)
     state.tell(BEGAN, 31.0)
     assert (state.done, state.how, state.metrics, state.round, len(state.lanes)) == (0.0, "", {}, 0, 2)
 

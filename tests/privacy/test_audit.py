@@ -119,7 +119,7 @@ def test_audited_release_equals_clipped_updates_without_noise(monkeypatch):
     canary = Canary(2.0)
     noiseless = released(SERVER, [canary.update, canary.zeros])
     assert [array.shape for array in noiseless] == list(SHAPES)
-    assert canary.seen_in(noiseless).sum() == pytest.approx(2.0 / 3, rel=1e-6)
+    assert canary.projections(noiseless).sum() == pytest.approx(2.0 / 3, rel=1e-6)
 
 
 def test_audit_refuses_too_few_runs_and_an_impossible_delta():

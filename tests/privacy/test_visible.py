@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ddlf.algorithms.merge import MERGE, revealed_by
 from ddlf.peers.pages import BrowserModel, seen_by
 from ddlf.peers.plan import Plan
 from ddlf.privacy import visible
-from ddlf.privacy.contradictions import Choice, found
+from ddlf.privacy.contradictions import Choice, contradiction_of
 from ddlf.privacy.visible import (
     CLIPPED,
     COLUMNS,
@@ -31,20 +32,20 @@ from tests.peers.test_server import Running, a_set
 ROOT = Path(__file__).parents[2]
 NOISED = {"clip": 1.0, "noise": 1.0, "quorum": 3}
 CHOICES = [
-    (Choice(place="peers", way="swap"), SWAPS),
-    (Choice(place="peers"), ROUNDS),
-    (Choice(place="runs"), ROUNDS),
-    (Choice(place="peers", **NOISED), CLIPPED),
-    (Choice(place="peers", **NOISED, trust="server"), CLIPPED),
-    (Choice(place="peers", **NOISED, trust="nobody"), NOBODY),
-    (Choice(place="peers", secure=True, quorum=3), SECURE),
-    (Choice(place="workers", way="sync"), PRIVATE),
-    (Choice(place="workers", way="async"), PRIVATE),
-    (Choice(place="workers", **NOISED, way="sync"), PRIVATE_NOISED),
-    (Choice(place="workers", **NOISED, way="sync", unit="sample"), PRIVATE_SAMPLES),
-    (Choice(place="workers", secure=True, way="sync"), PRIVATE_MASKED),
-    (Choice(place="workers", secure=True, way="sync", **NOISED), PRIVATE_MASKED_NOISED),
-    (Choice(place="workers", way="downpour", private=False), PLAIN),
+    (Choice(trainers="peers", way="swap"), SWAPS),
+    (Choice(trainers="peers"), ROUNDS),
+    (Choice(trainers="runs"), ROUNDS),
+    (Choice(trainers="peers", **NOISED), CLIPPED),
+    (Choice(trainers="peers", **NOISED, trust="server"), CLIPPED),
+    (Choice(trainers="peers", **NOISED, trust="nobody"), NOBODY),
+    (Choice(trainers="peers", secure=True, quorum=3), SECURE),
+    (Choice(trainers="workers", way="sync"), PRIVATE),
+    (Choice(trainers="workers", way="async"), PRIVATE),
+    (Choice(trainers="workers", **NOISED, way="sync"), PRIVATE_NOISED),
+    (Choice(trainers="workers", **NOISED, way="sync", unit="sample"), PRIVATE_SAMPLES),
+    (Choice(trainers="workers", secure=True, way="sync"), PRIVATE_MASKED),
+    (Choice(trainers="workers", secure=True, way="sync", **NOISED), PRIVATE_MASKED_NOISED),
+    (Choice(trainers="workers", way="downpour", private=False), PLAIN),
 ]
 PLANS = [
     (Plan(), SWAPS),
@@ -134,7 +135,7 @@ EVIDENCE = [
 
 @pytest.mark.parametrize(("choice", "column"), CHOICES)
 def test_each_choice_without_a_contradiction_has_one_column(choice, column):
-    assert found(choice) is None
+    assert contradiction_of(choice) is None
     assert visible.of(choice) is column
 
 
@@ -181,14 +182,18 @@ def test_the_page_of_a_peer_shows_the_column_of_its_plan(plan, column):
 )
 def test_screens_warn_of_a_merge_rule_only_where_it_is_used(merge, has):
     """Earlier, all rounds warned of krum and median."""
+    reveals = revealed_by(MERGE.read(merge))
     sentences = [
         visible.of(choice).remaining(choice)
-        for choice in (Choice(place="peers", merge=merge), Choice(place="workers", merge=merge))
+        for choice in (
+            Choice(trainers="peers", merge=merge, reveals=reveals),
+            Choice(trainers="workers", merge=merge, reveals=reveals),
+        )
     ]
     sentences.append(seen_by(Plan(way="rounds", merge=merge, quorum=5))["remains"].split(". "))
-    for choice in sentences:
-        assert [text for text in choice if "The merge" in text] == [text for text in choice if has and has in text]
-        assert any("The merge" in text for text in choice) == bool(has)
+    for risks in sentences:
+        assert [text for text in risks if "The merge" in text] == [text for text in risks if has and has in text]
+        assert any("The merge" in text for text in risks) == bool(has)
 
 
 def test_the_page_says_that_lent_samples_are_the_servers():

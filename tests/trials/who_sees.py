@@ -71,16 +71,16 @@ class OfWorkers:
 
 
 SCREENS: tuple[OfPeers | OfWorkers, ...] = (
-    OfPeers(options="", choice=Choice(place="peers", way="swap")),
-    OfPeers(options="--way rounds --secure-aggregation", choice=Choice(place="peers", secure=True, quorum=3)),
+    OfPeers(options="", choice=Choice(trainers="peers", way="swap")),
+    OfPeers(options="--way rounds --secure-aggregation", choice=Choice(trainers="peers", secure=True, quorum=3)),
     OfPeers(
         options="--way rounds --quorum 3 --clip 1 --noise 1 --trust server",
-        choice=Choice(place="peers", quorum=3, clip=1.0, noise=1.0, trust="server"),
+        choice=Choice(trainers="peers", quorum=3, clip=1.0, noise=1.0, trust="server"),
     ),
-    OfWorkers(settings="secure_aggregation = True", choice=Choice(place="workers", secure=True)),
+    OfWorkers(settings="secure_aggregation = True", choice=Choice(trainers="workers", secure=True)),
     OfWorkers(
         settings="update_clip, noise_multiplier, privacy_unit = 1.0, 1.0, 'sample'",
-        choice=Choice(place="workers", clip=1.0, noise=1.0, unit="sample"),
+        choice=Choice(trainers="workers", clip=1.0, noise=1.0, unit="sample"),
     ),
 )
 

@@ -52,9 +52,11 @@ def listen(port: int | None) -> tuple[socket.socket, str]:
             sock.close()
             if error.errno == errno.EADDRINUSE and port is None:
                 continue
-            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {os.strerror(error.errno or 0)}"
+            reason = (
+                "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {os.strerror(error.errno or 0)}"
+            )
             hint = "choose another with --dashboard PORT, or leave the number out"
-            raise ListenError(f"port {candidate} for the dashboard {why}", hint=hint) from None
+            raise ListenError(f"port {candidate} for the dashboard {reason}", hint=hint) from None
         skipped = candidate != PORTS.start and port is None
         return sock, f"port {PORTS.start} is in use" if skipped else ""
     raise ListenError(

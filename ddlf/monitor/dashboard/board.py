@@ -53,22 +53,22 @@ class Tail:
     """
 
     def __init__(self, most: int) -> None:
-        self._kept: deque[Any] = deque(maxlen=most)
+        self._entries: deque[Any] = deque(maxlen=most)
         self.count = 0
 
-    def append(self, one: Any) -> None:
+    def append(self, entry: Any) -> None:
         """Add an entry at the end of the list."""
-        self._kept.append(one)
+        self._entries.append(entry)
         self.count += 1
 
-    def since(self, known: int) -> list[Any]:
-        """Return the entries after the first ``known`` ones, as far as they are still kept."""
-        new = min(self.count - known, len(self._kept))
-        return list(self._kept)[len(self._kept) - new :]
+    def since(self, received: int) -> list[Any]:
+        """Return the entries after the first ``received`` ones, as far as they are still kept."""
+        new = min(self.count - received, len(self._entries))
+        return list(self._entries)[len(self._entries) - new :]
 
 
 @dataclass
-class Seen:
+class Received:
     """Records how much of the board one viewer has received, so that only the rest is sent: numbers of changes, points,
     spans and lines.
     """
@@ -155,10 +155,10 @@ class Board:
             self._changes += 1
             self.say(at, "", "stopping  after this round, on request", "warn")
 
-    def say(self, at: float, who: str, text: str, level: str) -> None:
+    def say(self, at: float, source: str, text: str, level: str) -> None:
         """Add lines to the log. The level is ``"info"``, ``"warn"``, or a worker's output stream."""
-        for one in text.split("\n"):
-            self.log.append([round(at, 3), level, who, one[:LONGEST_LINE]])
+        for text_line in text.split("\n"):
+            self.log.append([round(at, 3), level, source, text_line[:LONGEST_LINE]])
 
     def tell(self, event: e.Event, at: float) -> None:
         """Update the board by an event of a run or a cluster.
@@ -260,46 +260,46 @@ class Board:
 
     # -- output -------------------------------------------------------------------------------------------------------
 
-    def since(self, seen: Seen, now: float) -> dict[str, Any]:
-        """Return the facts that a viewer has not received yet, as JSON data, possibly empty. Update ``seen``.
+    def since(self, received: Received, now: float) -> dict[str, Any]:
+        """Return the facts that a viewer has not received yet, as JSON data, possibly empty. Update ``received``.
 
         ``"from"`` is the number of earlier points of the curves that stay valid. ``"more"`` says whether earlier spans
         and lines stay valid.
         """
         message: dict[str, Any] = {}
-        if seen.run < 0:
+        if received.run < 0:
             message["about"] = self.about
-        if seen.began != self._runs:
-            seen.began, seen.thinned, seen.points, seen.spans = self._runs, self.series.thinned, 0, 0
-            seen.peers_thinned, seen.peers_points = self.peers.series.thinned, 0
-        if seen.run != self._changes:
-            seen.run = self._changes
-            if seen.thinned != self.series.thinned:
-                seen.thinned, seen.points = self.series.thinned, 0
-            x, columns = self.series.since(seen.points)
+        if received.began != self._runs:
+            received.began, received.thinned, received.points, received.spans = self._runs, self.series.thinned, 0, 0
+            received.peers_thinned, received.peers_points = self.peers.series.thinned, 0
+        if received.run != self._changes:
+            received.run = self._changes
+            if received.thinned != self.series.thinned:
+                received.thinned, received.points = self.series.thinned, 0
+            x, columns = self.series.since(received.points)
             message["run"] = self._run(now)
             message["lanes"] = [self._lane(lane) for _, lane in sorted(self.state.lanes.items())]
-            message["series"] = {"from": seen.points, "x": x, "columns": columns}
-            message["peers"] = self._peers(seen)
-            message["spans"] = {"more": seen.spans > 0, "new": self.spans.since(seen.spans)}
-            seen.points, seen.spans = len(self.series), self.spans.count
-        if seen.workers != self._answers:
-            seen.workers = self._answers
+            message["series"] = {"from": received.points, "x": x, "columns": columns}
+            message["peers"] = self._peers(received)
+            message["spans"] = {"more": received.spans > 0, "new": self.spans.since(received.spans)}
+            received.points, received.spans = len(self.series), self.spans.count
+        if received.workers != self._answers:
+            received.workers = self._answers
             message["workers"] = self.workers
-        if seen.lines != self.log.count:
-            message["log"] = {"more": seen.lines > 0, "new": self.log.since(seen.lines)}
-            seen.lines = self.log.count
+        if received.lines != self.log.count:
+            message["log"] = {"more": received.lines > 0, "new": self.log.since(received.lines)}
+            received.lines = self.log.count
         return message
 
-    def _peers(self, seen: Seen) -> dict[str, Any] | None:
+    def _peers(self, received: Received) -> dict[str, Any] | None:
         """Return the new points of the curves of peers; None if the run has no peers."""
         peers = self.peers
         if not peers.names:
             return None
-        if seen.peers_thinned != peers.series.thinned:
-            seen.peers_thinned, seen.peers_points = peers.series.thinned, 0
-        begin, (x, columns) = seen.peers_points, peers.series.since(seen.peers_points)
-        seen.peers_points = len(peers.series)
+        if received.peers_thinned != peers.series.thinned:
+            received.peers_thinned, received.peers_points = peers.series.thinned, 0
+        begin, (x, columns) = received.peers_points, peers.series.since(received.peers_points)
+        received.peers_points = len(peers.series)
         return {"from": begin, "x": x, "columns": columns, "names": peers.names, "count": peers.count}
 
     def _run(self, now: float) -> dict[str, Any] | None:
@@ -311,7 +311,7 @@ class Board:
             **vars(self.total),
             "number": self._runs,
             "phase": state.how or ("training" if state.is_training else "preparing"),
-            "why": state.why,
+            "why": state.reason,
             "doing": sorted({doing(phase) for phase in state.phases.values()}),
             "began": state.began,
             "version": state.record.version if state.record else self.header.first,
@@ -335,18 +335,24 @@ class Board:
 
     def _lane(self, lane: WorkerLane) -> dict[str, Any]:
         phases = [doing(phase) for phase in self.state.phases.values() if phase.worker == lane.worker]
-        how = "gone" if lane.is_gone else "lost" if not lane.is_there else "busy" if lane.slot or phases else "idle"
+        status = "gone" if lane.is_gone else "lost" if not lane.is_there else "busy" if lane.slot or phases else "idle"
         facts = {name: getattr(lane, name) for name in LANE}
         facts["done"] = round(lane.done / lane.total, 3) if lane.slot and lane.total else 0.0
-        own = vars(self.sums.get(lane.worker, NOTHING))
+        sums = vars(self.sums.get(lane.worker, NOTHING))
         facts["name"] = lane.name.partition(" (")[0]  # leave out the address of the worker
-        facts["why"] = lane.refused.removeprefix(f"{lane.address}: ") or lane.why
+        facts["why"] = lane.refused.removeprefix(f"{lane.address}: ") or lane.reason
         facts["portions"] = asdict(lane.portions)
-        return {**facts, **own, "state": how, "doing": phases[-1] if phases else "", "loss": finite_or_none(lane.loss)}
+        return {
+            **facts,
+            **sums,
+            "state": status,
+            "doing": phases[-1] if phases else "",
+            "loss": finite_or_none(lane.loss),
+        }
 
 
 LANE = (
-    *("worker", "name", "heard", "since", "why", "slot", "round", "epoch", "rate"),
+    *("worker", "name", "heard", "since", "slot", "round", "epoch", "rate"),
     *("host", "engine", "incarnation", "left", "is_peer"),
 )
 NOTHING = Sums()

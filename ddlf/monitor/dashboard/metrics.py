@@ -71,8 +71,8 @@ class _Board(Collector):
                 for part, seconds in parts.items():
                     spent.add_metric([part], seconds)
                 yield spent
-        for fact, name, what in OF_UPDATES:
-            counter = CounterMetricFamily(f"ddlf_worker_{name}", what, labels=["worker"])
+        for fact, name, description in OF_UPDATES:
+            counter = CounterMetricFamily(f"ddlf_worker_{name}", description, labels=["worker"])
             for worker, sums in sorted(board.sums.items()):
                 counter.add_metric([str(worker)], getattr(sums, fact))
             yield counter
@@ -99,8 +99,8 @@ class _Board(Collector):
         yield from (up, busy, memory, cores, restarts, *self._cards())
 
     def _cards(self) -> Iterator[Metric]:
-        for fact, name, what in OF_CARDS:
-            family = GaugeMetricFamily(f"ddlf_card_{name}", what, labels=["worker", "card"])
+        for fact, name, description in OF_CARDS:
+            family = GaugeMetricFamily(f"ddlf_card_{name}", description, labels=["worker", "card"])
             for worker in self._board.workers:
                 for card in worker.get("cards") or ():
                     if card[fact] is not None:
@@ -109,5 +109,5 @@ class _Board(Collector):
                 yield family
 
 
-def _gauge(name: str, what: str, value: Any) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, what, value=float(value))
+def _gauge(name: str, description: str, value: Any) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, description, value=float(value))

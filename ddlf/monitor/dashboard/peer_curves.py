@@ -29,7 +29,7 @@ class PeerCurves:
         self.names: dict[int, str] = {}
         self._batches: dict[int, int] = {}
         self._accuracy: dict[int, float] = {}
-        self._away: dict[int, None] = {}  # the longest first
+        self._absent: dict[int, None] = {}  # the longest first
         self._posted: set[int] = set()
 
     @property
@@ -43,19 +43,19 @@ class PeerCurves:
         self._batches.setdefault(peer, 0)
         match event:
             case e.PeerArrived():
-                self._away.pop(peer, None)
+                self._absent.pop(peer, None)
             case e.PeerPosted():
                 self._batches[peer] += event.batches
                 self._accuracy[peer] = event.accuracy
                 self._posted.add(peer)
             case e.PeerLeft():
-                self._away[peer] = None
+                self._absent[peer] = None
         if peer in self.names or len(self.names) < MOST_PEERS or self._removed():
             self.names[peer] = event.name
 
     def _removed(self) -> bool:
         """Remove the curves of the peer that has been away longest. Return whether there was one."""
-        longest = next((peer for peer in self._away if peer in self.names), None)
+        longest = next((peer for peer in self._absent if peer in self.names), None)
         if longest is None:
             return False
         del self.names[longest]
@@ -66,7 +66,7 @@ class PeerCurves:
         """Add a point to the curves of all peers that are there, or have posted since the last point."""
         values: dict[str, float] = {}
         for peer in self.names:
-            if peer not in self._away or peer in self._posted:
+            if peer not in self._absent or peer in self._posted:
                 values[f"batches {peer}"] = self._batches[peer]
                 values[f"accuracy {peer}"] = round(self._accuracy.get(peer, float("nan")), 4)
         self._posted.clear()

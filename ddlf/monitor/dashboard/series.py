@@ -46,11 +46,11 @@ class Series:
         if len(self._x) == self._most:
             self._thin()
 
-    def since(self, known: int) -> tuple[list[float], dict[str, Column]]:
-        """Return the points of the curves after the first ``known`` ones: the values of x, and for each curve equally
+    def since(self, received: int) -> tuple[list[float], dict[str, Column]]:
+        """Return the points of the curves after the first ``received`` ones: the values of x, and for each curve equally
         many values, None where it has no value.
         """
-        x, columns = self._x[known:], {name: column[known:] for name, column in self._columns.items()}
+        x, columns = self._x[received:], {name: column[received:] for name, column in self._columns.items()}
         if self._open:
             last, means = self._newest()
             for name in {*columns, *means}:
@@ -61,7 +61,9 @@ class Series:
     def drop(self, names: Collection[str]) -> None:
         """Remove some of the curves."""
         self._columns = {name: column for name, column in self._columns.items() if name not in names}
-        self._open = [(x, {name: one for name, one in values.items() if name not in names}) for x, values in self._open]
+        self._open = [
+            (x, {name: value for name, value in values.items() if name not in names}) for x, values in self._open
+        ]
         self.thinned += 1
 
     def _newest(self) -> tuple[float, dict[str, float]]:
@@ -81,5 +83,5 @@ class Series:
 
 def mean(values: Column) -> float | None:
     """Return the mean of the values that are not None; None if there are no such values."""
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.errors import DDLFError, ListenError
 from ddlf.events import Event
 from ddlf.monitor.dashboard import address
-from ddlf.monitor.dashboard.board import Board, Seen
+from ddlf.monitor.dashboard.board import Board, Received
 from ddlf.rpc.tokens import automatic_token
 from ddlf.version import __version__
 
@@ -93,7 +93,7 @@ class Dashboard:
         self.url = ""
         self.port = 0
         self.note = self.tunnel = ""
-        self._wanted = port
+        self._requested_port = port
         self._look = look
         self._stop = stop
         self._follow = follow
@@ -104,7 +104,7 @@ class Dashboard:
         self._inbox: deque[tuple[float, Event | None]] = deque()
         self._newest: Event | None = None
         self._viewers: set[ServerConnection] = set()
-        self._asked: Future[list[dict[str, Any]]] | None = None
+        self._answers: Future[list[dict[str, Any]]] | None = None
         self._asked_at = 0.0
         self._was_heard = True  # whether the master's event loop has begun the last call
         self._closed = False
@@ -124,7 +124,7 @@ class Dashboard:
             ConfigError: ``DDLF_DASHBOARD_URL`` is not a URL.
         """
         self._token = automatic_token("dashboard token").primary.decode()
-        sock, self.note = address.listen(self._wanted)
+        sock, self.note = address.listen(self._requested_port)
         self.port = sock.getsockname()[1]
         try:
             self.url = address.page_url(self.port, self._token, os.environ)
@@ -255,17 +255,17 @@ class Dashboard:
         question is under way.
         """
         now = time.monotonic()
-        if self._asked is not None and self._asked.done():
-            if self._asked.cancelled() or self._asked.exception() is not None:
+        if self._answers is not None and self._answers.done():
+            if self._answers.cancelled() or self._answers.exception() is not None:
                 logging.getLogger(__name__).debug("the workers cannot be asked", exc_info=True)
             else:
-                self._board.set_workers(self._asked.result())
-            self._asked = None
-        wanted = self._viewers or now - self._metrics_at < 60
-        if self._asked is None and wanted and now - self._asked_at >= LOOK_S:
+                self._board.set_workers(self._answers.result())
+            self._answers = None
+        is_needed = self._viewers or now - self._metrics_at < 60
+        if self._answers is None and is_needed and now - self._asked_at >= LOOK_S:
             self._asked_at, self._was_heard = now, False
             with contextlib.suppress(RuntimeError):  # the master's loop has ended
-                self._asked = asyncio.run_coroutine_threadsafe(self._ask(), self._master)
+                self._answers = asyncio.run_coroutine_threadsafe(self._ask(), self._master)
 
     async def _ask(self) -> list[dict[str, Any]]:
         self._was_heard = True
@@ -274,8 +274,8 @@ class Dashboard:
     @property
     def _held_s(self) -> float:
         """Return how many seconds the master's event loop has not answered; 0 below ``HELD_UP_S``."""
-        held = 0.0 if self._was_heard else time.monotonic() - self._asked_at
-        return round(held, 1) if held > HELD_UP_S else 0.0
+        silence_s = 0.0 if self._was_heard else time.monotonic() - self._asked_at
+        return round(silence_s, 1) if silence_s > HELD_UP_S else 0.0
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -308,8 +308,13 @@ class Dashboard:
         """Return whether a request contains the page's token, as a bearer token or, from browsers' WebSockets, as a
         subprotocol.
         """
-        given = [authorization.removeprefix("Bearer ").strip(), *(one.strip() for one in protocols.split(","))]
-        return any(hmac.compare_digest(one.encode(errors="replace"), self._token.encode()) for one in given)
+        credentials = [
+            authorization.removeprefix("Bearer ").strip(),
+            *(protocol.strip() for protocol in protocols.split(",")),
+        ]
+        return any(
+            hmac.compare_digest(credential.encode(errors="replace"), self._token.encode()) for credential in credentials
+        )
 
     def _metrics(self) -> Response:
         try:
@@ -324,13 +329,13 @@ class Dashboard:
         """Send a viewer the current state, then updates, at its own pace."""
         self._viewers.add(viewer)
         listening = asyncio.ensure_future(self._listen(viewer))
-        seen, told_at = Seen(), 0.0
+        received, told_at = Received(), 0.0
         self._take_in()
         try:
             while not listening.done():
                 over = "over" in self._board.about
                 now = time.time()
-                message = self._board.since(seen, now)
+                message = self._board.since(received, now)
                 if message or over or now - told_at >= LOOK_S:
                     told_at = now
                     message |= {"now": now, "held_s": self._held_s, "over": over}

@@ -31,7 +31,7 @@ async def watch(port: int, token: str) -> AsyncGenerator[dict[str, Any], None]:
     from websockets.asyncio.client import connect
     from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
-    known: dict[str, Any] = {"run": None, "lanes": [], "workers": [], "curves": {}, "log": []}
+    state: dict[str, Any] = {"run": None, "lanes": [], "workers": [], "curves": {}, "log": []}
     where = f"127.0.0.1:{port}"
     try:
         async with connect(
@@ -43,8 +43,8 @@ async def watch(port: int, token: str) -> AsyncGenerator[dict[str, Any], None]:
             proxy=None,
         ) as page:
             async for text in page:
-                take(known, json.loads(text))
-                yield known
+                take(state, json.loads(text))
+                yield state
     except InvalidStatus as error:
         if error.response.status_code == 401:
             raise AuthError(
@@ -52,21 +52,21 @@ async def watch(port: int, token: str) -> AsyncGenerator[dict[str, Any], None]:
             ) from None
         raise ConnectError(f"the page on {where} answers {error.response.status_code}") from None
     except ConnectionClosed:
-        if not known.get("over"):
+        if not state.get("over"):
             raise ConnectError(f"the master of the page on {where} has ended") from None
     except (OSError, InvalidMessage) as error:
         raise ConnectError(f"no page answers on {where}: {error}") from None
 
 
-def take(known: dict[str, Any], message: dict[str, Any]) -> None:
+def take(state: dict[str, Any], message: dict[str, Any]) -> None:
     """Update the known state of a run by a message of the dashboard, which contains only changes."""
-    known.update({name: message[name] for name in ("about", "run", "lanes", "workers") if name in message})
-    known.update({name: message[name] for name in ("now", "held_s", "over")})
+    state.update({name: message[name] for name in ("about", "run", "lanes", "workers") if name in message})
+    state.update({name: message[name] for name in ("now", "held_s", "over")})
     if series := message.get("series"):
         start = series["from"]
-        known["curves"] = {
-            name: [*known["curves"].get(name, [None] * start)[:start], *values]
+        state["curves"] = {
+            name: [*state["curves"].get(name, [None] * start)[:start], *values]
             for name, values in series["columns"].items()
         }
     if log := message.get("log"):
-        known["log"] = [*(known["log"] if log["more"] else []), *log["new"]][-MOST_LINES:]
+        state["log"] = [*(state["log"] if log["more"] else []), *log["new"]][-MOST_LINES:]

@@ -38,15 +38,15 @@ class Behind:
         what: Name of the target, for the log, such as ``"the run's folder"``.
     """
 
-    def __init__(self, write: Callable[[list[Timed]], None], what: str) -> None:
+    def __init__(self, write: Callable[[list[Timed]], None], target: str) -> None:
         self._write = write
-        self._what = what
+        self._target = target
         self._queue: queue.SimpleQueue[Timed] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._told = False
+        self._has_logged = False
         self.lost = 0
-        self._thread = threading.Thread(target=self._run, name=f"ddlf {what}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"ddlf {target}", daemon=True)
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
@@ -77,6 +77,6 @@ class Behind:
 
     def tell(self, error: Exception) -> None:
         """Log an error of ``write``, but only the first one, so that the log stays short."""
-        if not self._told:
-            self._told = True
-            log.warning("%s cannot be written: %s; the run continues", self._what, reason(error))
+        if not self._has_logged:
+            self._has_logged = True
+            log.warning("%s cannot be written: %s; the run continues", self._target, reason(error))

@@ -199,17 +199,17 @@ def process_started(pid: int) -> str | None:
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             return None if fields[0] in "ZX" else fields[19]
         return None
-    asked = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or None
+    listing = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return listing.stdout.strip() or None
 
 
 def runs_in(out: Path) -> list[Path]:
     """Return the folders of all runs in a folder, newest first."""
     try:
-        found = [path for path in out.iterdir() if STAMP.match(path.name) and path.is_dir()]
+        folders = [path for path in out.iterdir() if STAMP.match(path.name) and path.is_dir()]
     except OSError:
         return []
-    return sorted(found, key=lambda path: (path.name[:15], _began(path), path.name), reverse=True)
+    return sorted(folders, key=lambda path: (path.name[:15], _began(path), path.name), reverse=True)
 
 
 def _began(path: Path) -> float:
@@ -256,16 +256,16 @@ def find(out: Path, name: str = "last") -> Path:
         )
     if name == "last":
         return runs[0]
-    found = [path for path in runs if path.name == name] or [
+    matches = [path for path in runs if path.name == name] or [
         path for path in runs if path.name.startswith(name) or STAMP.sub("", path.name).startswith(name)
     ]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
         raise ConfigError(f"no run in {str(out)!r} begins with {name!r}", hint="list the runs with: ddlf runs")
-    names = ", ".join(path.name for path in found[:5]) + ", ..." * (len(found) > 5)
+    names = ", ".join(path.name for path in matches[:5]) + ", ..." * (len(matches) > 5)
     raise ConfigError(
-        f"{len(found)} runs in {str(out)!r} begin with {name!r}: {names}", hint="give more letters of the name"
+        f"{len(matches)} runs in {str(out)!r} begin with {name!r}: {names}", hint="give more letters of the name"
     )
 
 
@@ -305,6 +305,6 @@ def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path,
 
 def checkpoints_of(path: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, or, while it has none, of the checkpoints that it resumed from."""
-    found = read_json(path / SUMMARY)
-    before = found.get("goes_on_from", {}).get("checkpoints")
-    return [Path(place).resolve().parent for place in (found.get("checkpoints") or before,) if place]
+    summary = read_json(path / SUMMARY)
+    earlier = summary.get("goes_on_from", {}).get("checkpoints")
+    return [Path(checkpoint).resolve().parent for checkpoint in (summary.get("checkpoints") or earlier,) if checkpoint]

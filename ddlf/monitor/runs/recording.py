@@ -132,19 +132,19 @@ class FolderWriter:
         if self.is_over:
             self._write_end()
 
-    def end(self, how: folder.How, why: str, lost: int) -> None:
+    def end(self, how: folder.How, cause: str, lost: int) -> None:
         """Write the end of the run: how it ended, the summary and the report.
 
         Args:
             how: How it ended.
-            why: The reason why the run ended early, if it did.
+            cause: The reason why the run ended early, if it did.
             lost: Number of events that could not be written.
 
         Raises:
             OSError: Something could not be written.
         """
         self.is_over = True
-        self._state = replace(self._state, state=how, why=why, ended=time.time())
+        self._state = replace(self._state, state=how, why=cause, ended=time.time())
         try:
             self._write_state()
         except OSError:
@@ -227,8 +227,8 @@ class FolderWriter:
             if (path := self._path / log).exists() and path.stat().st_size > MOST_LOG_BYTES:
                 before = path.with_name(path.name + folder.BEFORE)
                 if before.exists():
-                    gone = f"(older lines were removed: the log keeps {2 * MOST_LOG_BYTES:,} bytes of each worker)"
-                    text = f"{text[:STAMP]}{OF_USER_CODE}{gone}\n{text}"
+                    notice = f"(older lines were removed: the log keeps {2 * MOST_LOG_BYTES:,} bytes of each worker)"
+                    text = f"{text[:STAMP]}{OF_USER_CODE}{notice}\n{text}"
                 path.replace(before)
             self._append(log, text)
 
@@ -309,8 +309,8 @@ class Recording:
         self.path = path
         self.is_over = False
         self._writer = FolderWriter(app, path, origins, job)
-        known = declared_with(app.mode, app.exchange)
-        settings = {name: getattr(app, name, setting.default) for name, setting in known.items()}
+        declared = declared_with(app.mode, app.exchange)
+        settings = {name: getattr(app, name, setting.default) for name, setting in declared.items()}
         self._trackers = {name: WRITERS[name][0](path, settings) for name in trackers}
         self._folder = Behind(self._writer.write, f"the run's folder {path}")
         self._behind = {name: Behind(tracker.write, f"the data for {name}") for name, tracker in self._trackers.items()}
@@ -328,16 +328,16 @@ class Recording:
         """
         self.is_over = True
         is_written = self._folder.close(CLOSE_S)
-        how, why = self._writer.ended or ("finished", "")
+        how, cause = self._writer.ended or ("finished", "")
         if error is not None:
             how = "failed" if isinstance(error, Exception) else "stopped"
-            why = f"{type(error).__name__}: {error}" if str(error) else ""
+            cause = f"{type(error).__name__}: {error}" if str(error) else ""
         if is_written and isinstance(error, ConfigError) and not self._writer.has_begun:
             self.leave()
             shutil.rmtree(self.path, ignore_errors=True)
         elif is_written:
             try:
-                self._writer.end(how, why, self._folder.lost)
+                self._writer.end(how, cause, self._folder.lost)
             except Exception as failed:
                 self._folder.tell(failed)
         else:
@@ -415,24 +415,24 @@ def recorded(app: UserApp, origins: dict[str, str] | None = None, job: str = "")
 
 
 def _begins(event: e.WorkerConnected) -> str:
-    which = f"incarnation {event.incarnation} of {event.name}" if event.incarnation else event.name
-    return f"{which} on {event.host}" + (f" ({event.engine})" if event.engine else "")
+    title = f"incarnation {event.incarnation} of {event.name}" if event.incarnation else event.name
+    return f"{title} on {event.host}" + (f" ({event.engine})" if event.engine else "")
 
 
 def without_replaced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of rounds that are not trained again later, because the run has gone back."""
-    kept: list[dict[str, Any]] = []
-    for one in rows:
-        while kept and kept[-1]["version"] >= one["version"]:
-            kept.pop()
-        kept.append(one)
-    return kept
+    remaining: list[dict[str, Any]] = []
+    for record in rows:
+        while remaining and remaining[-1]["version"] >= record["version"]:
+            remaining.pop()
+        remaining.append(record)
+    return remaining
 
 
 def _asks_for_checkpoints(app: UserApp) -> bool:
     """Return whether the user has set how often to write checkpoints, or how many to keep."""
-    places = [vars(app), *(vars(kind) for kind in type(app).__mro__)]
-    return any(name in place for name in ("checkpoint_every", "checkpoint_keep") for place in places)
+    namespaces = [vars(app), *(vars(kind) for kind in type(app).__mro__)]
+    return any(name in namespace for name in ("checkpoint_every", "checkpoint_keep") for namespace in namespaces)
 
 
 def _checkpoint_of(app: UserApp) -> str:

@@ -167,10 +167,10 @@ def _resumed(past: Past) -> str:
     if not before:
         return ""
     where = before["checkpoints"] or "the end of this program's previous training"
-    return f"resumed after {_what(past)} {before['version']}, from {where}"
+    return f"resumed after {_unit(past)} {before['version']}, from {where}"
 
 
-def _what(past: Past) -> str:
+def _unit(past: Past) -> str:
     return "update" if past.records and past.records[-1].slot is not None else "round"
 
 
@@ -193,14 +193,14 @@ def thinned(x: list[float], columns: dict[str, Column]) -> tuple[list[float], di
         return x, columns
     metrics = [column for name, column in columns.items() if not name.startswith("#")]
     groups = max(MOST_POINTS // (2 * max(len(metrics), 1)), 1)
-    kept = {0, len(x) - 1}
+    chosen = {0, len(x) - 1}
     for group in range(groups):
         begin, end = group * len(x) // groups, (group + 1) * len(x) // groups
         for column in metrics:
-            if values := [(value, place) for place in range(begin, end) if (value := column[place]) is not None]:
-                kept |= {min(values)[1], max(values)[1]}
-    order = sorted(kept)
-    return [x[place] for place in order], {name: [column[place] for place in order] for name, column in columns.items()}
+            if values := [(value, index) for index in range(begin, end) if (value := column[index]) is not None]:
+                chosen |= {min(values)[1], max(values)[1]}
+    order = sorted(chosen)
+    return [x[index] for index in order], {name: [column[index] for index in order] for name, column in columns.items()}
 
 
 def _faults(past: Past) -> list[dict[str, Any]]:
@@ -235,7 +235,7 @@ def _marks(past: Past) -> list[tuple[int, str]]:
     marks = [(fault.round, fault.kind) for fault in past.faults if fault.round and fault.kind in MARKED]
     return (
         []
-        if len(marks) > MOST_MARKS or _what(past) == "update"
+        if len(marks) > MOST_MARKS or _unit(past) == "update"
         else sorted(marks, key=lambda mark: mark[1] not in CAME)
     )
 
@@ -248,7 +248,9 @@ def _environment(past: Past) -> list[list[str]]:
         for name in ("platform", "cores", "folder", "model", "checkpoints")
         if summary.get(name)
     ]
-    cards = [f"{each['name']}: {', '.join(each['gpus'])}" for each in summary.get("workers", ()) if each.get("gpus")]
+    cards = [
+        f"{worker['name']}: {', '.join(worker['gpus'])}" for worker in summary.get("workers", ()) if worker.get("gpus")
+    ]
     rows += [["cards", "; ".join(cards)]] if cards else []
     rows += [[f"use of card {use['card']} by {use['worker']}", as_text(use)] for use in summary.get("cards", ())]
     if command := summary.get("command"):

@@ -61,7 +61,7 @@ class Stay:
         came: When it came, in seconds since 1970.
         left: When it left, or when the run ended; None while the run continues, and if its master was killed.
         cause: The kind of the reason why it left; empty if unknown, or at the end of the run.
-        why: The reason, in the words of its engine if it knew one; empty at the end of the run.
+        reason: The reason, in the words of its engine if it knew one; empty at the end of the run.
     """
 
     worker: int
@@ -73,7 +73,7 @@ class Stay:
     came: float
     left: float | None = None
     cause: str = ""
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,11 +216,11 @@ def end_of(path: Path) -> tuple[dict[str, Any], float | None]:
     try:
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - END_BYTES, 0))
-            found = file.read().decode("utf-8", "replace").splitlines()
+            lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return {}, None
     ended: float | None = None
-    for line in reversed(found):
+    for line in reversed(lines):
         try:
             data = json.loads(line)
         except ValueError:
@@ -279,7 +279,7 @@ def _take(past: Past, data: dict[str, Any]) -> None:
         case e.WorkerDisconnected():
             for stay in past.stays:
                 if stay.worker == event.worker and stay.left is None:
-                    stay.left, stay.cause, stay.why = now, event.cause, event.why
+                    stay.left, stay.cause, stay.reason = now, event.cause, event.why
         case e.WorkerReady():
             _share(past, event.worker).name = event.name
         case e.Warned():

@@ -68,18 +68,18 @@ def _measured(past: Past) -> dict[str, str]:
     last, count = records[-1], len(records)
     spent = max(past.times[-1] - past.times[0] + records[0].seconds, 1e-9)
     trained = sum(record.samples * record.epochs for record in records)
-    what = "rounds" if last.slot is None else "updates"
+    unit = "rounds" if last.slot is None else "updates"
     facts = {
-        what: f"{count}",
+        unit: f"{count}",
         "training time (s)": number(spent),
         "total time (s)": number(past.seconds),
         "samples per second": number(trained / spent),
-        f"seconds per {what[:-1]}": number(sum(record.seconds for record in records) / count),
+        f"seconds per {unit[:-1]}": number(sum(record.seconds for record in records) / count),
         "computing, slowest worker (s)": number(sum(record.compute_s for record in records) / count),
         "transfer, slowest worker (s)": number(sum(record.transfer_s for record in records) / count),
         "waiting, mean of workers (s)": number(sum(record.wait_s for record in records) / count),
-        f"sent per {what[:-1]} (MB)": number(sum(record.bytes_out for record in records) / count / 1e6),
-        f"received per {what[:-1]} (MB)": number(sum(record.bytes_back for record in records) / count / 1e6),
+        f"sent per {unit[:-1]} (MB)": number(sum(record.bytes_out for record in records) / count / 1e6),
+        f"received per {unit[:-1]} (MB)": number(sum(record.bytes_back for record in records) / count / 1e6),
     }
     if last.slot is not None:
         facts["mean staleness"] = number(sum(record.staleness for record in records) / count)
@@ -99,26 +99,26 @@ def _measured(past: Past) -> dict[str, str]:
 
 def newest(past: Past) -> dict[str, float]:
     """Return the newest value of each metric, with ``test_loss`` and so on for the test data."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for record in past.records[-1:]:
-        found |= record.metrics
+        values |= record.metrics
     for record in reversed(past.records):
         if record.test:
-            found |= {f"test_{name}": value for name, value in record.test.items()}
+            values |= {f"test_{name}": value for name, value in record.test.items()}
             break
     for record in reversed(past.records):
-        found |= {name: value for name, value in record.metrics.items() if name not in found}
+        values |= {name: value for name, value in record.metrics.items() if name not in values}
         if any(name.startswith("val_") for name in record.metrics):
             break
-    return found | {f"test_{name}": value for name, value in past.test.items()}
+    return values | {f"test_{name}": value for name, value in past.test.items()}
 
 
 def best_test(past: Past) -> float | None:
     """Return the best test accuracy during training; None if the run was tested less than twice."""
-    found = [
+    accuracies = [
         value for record in past.records for name, value in record.test.items() if "acc" in name and isfinite(value)
     ]
-    return max(found) if len(found) > 1 else None
+    return max(accuracies) if len(accuracies) > 1 else None
 
 
 def of_workers(past: Past) -> Rows:
@@ -162,7 +162,7 @@ def of_stays(past: Past) -> Rows:
             _clock(stay.came),
             "" if stay.left is None else _clock(stay.left),
             stay.cause,
-            stay.why.partition("\n")[0],
+            stay.reason.partition("\n")[0],
         ]
         for stay in past.stays
     ]
@@ -187,11 +187,11 @@ def of_places(state: State) -> Rows:
 def _doing(state: State, lane: WorkerLane) -> str:
     if not lane.is_there or lane.is_gone:
         how = "excluded" if lane.is_gone else "lost"
-        return f"{how}: {(lane.refused or lane.why).partition(chr(10))[0]}"
+        return f"{how}: {(lane.refused or lane.reason).partition(chr(10))[0]}"
     if not lane.slot or not state.is_training:
         return "idle"
-    what = "part" if state.parts else "slot"
-    return f"{what} {lane.slot}, round {lane.round}"
+    unit = "part" if state.parts else "slot"
+    return f"{unit} {lane.slot}, round {lane.round}"
 
 
 def of_parts(state: State) -> Rows:
@@ -227,7 +227,7 @@ def of_peers(board: Board) -> Rows:
         if lane.is_peer:
             sums = board.sums.get(number, Sums())
             loss = "" if lane.loss is None else f"{lane.loss:.4f}"
-            rows.append([lane.name, f"{sums.updates:,}", f"{sums.trained:,}", size(sums.bytes_back), loss, lane.why])
+            rows.append([lane.name, f"{sums.updates:,}", f"{sums.trained:,}", size(sums.bytes_back), loss, lane.reason])
     return [["peer", "posts", "samples trained", "received", "last loss", "left"], *rows]
 
 

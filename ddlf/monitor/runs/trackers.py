@@ -50,8 +50,8 @@ class TensorBoard:
         else:
             events = []
         for when, step, values in self._scalars.of(batch):
-            found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            events.append(Event(wall_time=when, step=step, summary=Summary(value=found)))
+            scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            events.append(Event(wall_time=when, step=step, summary=Summary(value=scalars)))
         if events:
             with self._file.open("ab") as file:
                 records = RecordWriter(file)
@@ -102,8 +102,8 @@ class MLflow:
         self._client = MlflowClient()
         app = next((event.app for _, event in batch if isinstance(event, e.RunBegan)), "ddlf")
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or app
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
+        existing = self._client.get_experiment_by_name(name)
+        experiment = existing.experiment_id if existing is not None else self._client.create_experiment(name)
         run = self._client.create_run(experiment, run_name=self._path.name, tags={"ddlf.folder": str(self._path)})
         self._run = run.info.run_id  # the run exists now, even if a later step fails
         self._client.log_batch(
@@ -157,13 +157,13 @@ class Scalars:
         numbers by name.
         """
         for when, event in batch:
-            found: dict[str, float] = {}
+            values: dict[str, float] = {}
             match event:
                 case e.Committed(record=record):
-                    self._version, found = record.version, numbers(record)
+                    self._version, values = record.version, numbers(record)
                 case e.Evaluated(metrics=measured):
-                    found = {f"test_{name}": float(value) for name, value in measured.items()}
-            if finite := {name: value for name, value in found.items() if math.isfinite(value)}:
+                    values = {f"test_{name}": float(value) for name, value in measured.items()}
+            if finite := {name: value for name, value in values.items() if math.isfinite(value)}:
                 yield when, self._version, finite
 
 

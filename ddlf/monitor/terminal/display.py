@@ -48,13 +48,13 @@ class Display:
         """Close the display: show nothing any more. Safe to call again."""
 
     @contextlib.contextmanager
-    def busy(self, what: str) -> Iterator[None]:
+    def busy(self, activity: str) -> Iterator[None]:
         """Show that the master is busy with something that has no events.
 
         Args:
-            what: A phrase such as ``"importing app.py"``.
+            activity: A phrase such as ``"importing app.py"``.
         """
-        self.state.phases[0] = RunningPhase(what, 0, time.monotonic())
+        self.state.phases[0] = RunningPhase(activity, 0, time.monotonic())
         try:
             yield
         finally:

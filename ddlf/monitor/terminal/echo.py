@@ -33,16 +33,16 @@ class Echo:
     def __init__(self, *, on: bool = True) -> None:
         self.on = on
         self._names: set[str] = set()
-        self._held: list[Line] = []
+        self._pending: list[Line] = []
         self._timer: asyncio.TimerHandle | None = None
-        weakref.finalize(self, show, self._held)  # also at the end of the program
+        weakref.finalize(self, show, self._pending)  # also at the end of the program
 
     def __call__(self, event: e.Event) -> None:
         """Print an event's lines, possibly after a wait for equal lines of other workers."""
         if isinstance(event, e.WorkerConnected):
             self._names.add(event.name)
         elif isinstance(event, e.WorkerWrote) and self.on:
-            self._held += lines(event)
+            self._pending += lines(event)
             if len(self._names) < 2:
                 self.flush()
             elif self._timer is None:
@@ -55,7 +55,7 @@ class Echo:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        show(self._held)
+        show(self._pending)
 
 
 def lines(event: e.WorkerWrote) -> list[Line]:
@@ -94,5 +94,5 @@ def harmless(text: str, *, colours: bool) -> str:
     """Return a line of another machine without control codes: only colours may stay, others are spelled out."""
     parts = COLOUR.split(text)
     codes = [*COLOUR.findall(text), "\x1b[0m" if colours and len(parts) > 1 else ""] if colours else [""] * len(parts)
-    spelled = (CONTROL.sub(lambda found: repr(found[0])[1:-1], part) for part in parts)
+    spelled = (CONTROL.sub(lambda match: repr(match[0])[1:-1], part) for part in parts)
     return "".join(part + code for part, code in zip(spelled, codes, strict=True))

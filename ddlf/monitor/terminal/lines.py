@@ -121,14 +121,14 @@ def _sentence(event: e.Event) -> str:
                 f"steps of its round; the loss is now scaled by {event.scale:g}"
             )
         case e.ResidualDropped():
-            what = {
+            nouns = {
                 "residual": f"the residual of {event.codec} in slot {event.slot}",
                 "own": f"the local weights of slot {event.slot}",
                 "optimizer": f"the optimizer state of slot {event.slot}",
             }
             return (
                 f"lost with worker {event.worker} ({event.why}): "
-                f"{' and '.join(what.get(group, group) for group in event.groups)}; "
+                f"{' and '.join(nouns.get(group, group) for group in event.groups)}; "
                 "the results now differ in their bits from those of a run without this loss"
             )
         case e.CheckpointFailed(newest=None):
@@ -189,12 +189,12 @@ def _line(event: e.Event) -> str:
             if event.why:
                 merges = f"{event.version} {event.unit if event.version != 1 else event.unit.removesuffix('s')}"
                 return f"ended     after {merges}, before all {event.epochs} epochs: {event.why}"
-            why = "is_convergent, converge or a callback stopped it"
-            return f"converged after {event.version} merges, before the end of {event.epochs} epochs: {why}"
+            reason = "is_convergent, converge or a callback stopped it"
+            return f"converged after {event.version} merges, before the end of {event.epochs} epochs: {reason}"
         case e.RunEnded() if len(event.staleness) > 1:
             few, many = event.staleness[:MOST_SHOWN], sum(event.staleness[MOST_SHOWN:])
-            found = [f"{tau} in {count}" for tau, count in enumerate(few) if count] + [f"more in {many}"] * bool(many)
-            return f"staleness {', '.join(found)} of {sum(event.staleness)} updates"
+            counts = [f"{tau} in {count}" for tau, count in enumerate(few) if count] + [f"more in {many}"] * bool(many)
+            return f"staleness {', '.join(counts)} of {sum(event.staleness)} updates"
         case e.Evaluated():
             return "test      " + "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
         case e.ModelSaved():
@@ -220,17 +220,17 @@ def compared(event: e.RoundsMeasured) -> str:
 
 
 def _parts(event: e.DataPartitioned) -> list[str]:
-    found = [f"slot {number}: {count:,} samples" for number, count in enumerate(event.samples, 1)]
-    for slot, labels in enumerate(event.labels[: len(found)]):
+    texts = [f"slot {number}: {count:,} samples" for number, count in enumerate(event.samples, 1)]
+    for slot, labels in enumerate(event.labels[: len(texts)]):
         in_order = sorted(labels, key=lambda label: (len(label), label))  # numbers, as texts
         most = sorted(in_order, key=lambda label: -labels[label])[:LABELS]
         shown = " ".join(f"{label}:{labels[label]}" for label in in_order if label in most)
         more = f" and {len(labels) - LABELS} more labels" if len(labels) > LABELS else ""
-        found[slot] += f", {shown}{more}"
-    if len(found) > PARTS:
-        rest = event.samples[PARTS - 1 :]
-        found[PARTS - 1 :] = [f"{len(rest)} more slots: {min(rest):,} to {max(rest):,} samples"]
-    return found
+        texts[slot] += f", {shown}{more}"
+    if len(texts) > PARTS:
+        remaining = event.samples[PARTS - 1 :]
+        texts[PARTS - 1 :] = [f"{len(remaining)} more slots: {min(remaining):,} to {max(remaining):,} samples"]
+    return texts
 
 
 def _resumed(event: e.TrainingBegan) -> str:
@@ -245,18 +245,18 @@ def _resumed(event: e.TrainingBegan) -> str:
 
 
 def _slots(event: e.TrainingBegan) -> str:
-    apart = event.shard_workers
-    idle = event.workers - apart - event.slots
-    if not event.fixed or not (idle or apart):
+    extra_workers = event.shard_workers
+    idle = event.workers - extra_workers - event.slots
+    if not event.fixed or not (idle or extra_workers):
         return ""
     if event.facts.get("private") == "true":  # a slot trains on its own worker only: other lines name who is away
         return ""
-    found = [
-        f"slots     {event.slots} on {event.workers - apart} {'worker' if event.workers - apart == 1 else 'workers'}"
+    clauses = [
+        f"slots     {event.slots} on {event.workers - extra_workers} {'worker' if event.workers - extra_workers == 1 else 'workers'}"
     ]
-    found += [f"{idle} spare" if idle > 0 else "which take turns"] * bool(idle)
-    found += [f"{apart} more {'holds' if apart == 1 else 'hold'} the weights"] * bool(apart)
-    return ", ".join(found)
+    clauses += [f"{idle} spare" if idle > 0 else "which take turns"] * bool(idle)
+    clauses += [f"{extra_workers} more {'holds' if extra_workers == 1 else 'hold'} the weights"] * bool(extra_workers)
+    return ", ".join(clauses)
 
 
 APART_S = 2.0
@@ -278,9 +278,9 @@ class Lines(Display):
     def __init__(self) -> None:
         super().__init__()
         # the time of the last line about each slot, or about all slots under None
-        self._told: dict[int | None, float] = {}
-        self._held: RoundRecord | None = None
-        self._said = time.monotonic()
+        self._printed_at: dict[int | None, float] = {}
+        self._pending: RoundRecord | None = None
+        self._last_line_at = time.monotonic()
         self._quiet_s = QUIET_S
         self._done = threading.Event()
         # Use a thread, because slow work often blocks the event loop.
@@ -292,22 +292,22 @@ class Lines(Display):
         line yet.
         """
         super().tell(event)
-        if isinstance(event, e.RunEnded | e.Converged | e.RoundsMeasured) and self._held is not None:
-            put(str(self._held))
-            self._held = None
+        if isinstance(event, e.RunEnded | e.Converged | e.RoundsMeasured) and self._pending is not None:
+            put(str(self._pending))
+            self._pending = None
         if isinstance(event, e.RunBegan) or (line(event) and not isinstance(event, e.Committed)):
-            self._has_said()
+            self._note_line()
 
     def is_due(self, record: RoundRecord) -> bool:
         """Return whether to print a line for the record of a round now. The first record gets one, and the last one at
         the end of the run.
         """
         now = time.monotonic()
-        if now - self._told.get(record.slot, -APART_S) < APART_S:
-            self._held = record
+        if now - self._printed_at.get(record.slot, -APART_S) < APART_S:
+            self._pending = record
             return False
-        self._told[record.slot], self._held = now, None
-        self._has_said()
+        self._printed_at[record.slot], self._pending = now, None
+        self._note_line()
         return True
 
     def close(self) -> None:
@@ -315,8 +315,8 @@ class Lines(Display):
         self._done.set()
         self._thread.join()
 
-    def _has_said(self) -> None:
-        self._said, self._quiet_s = time.monotonic(), QUIET_S
+    def _note_line(self) -> None:
+        self._last_line_at, self._quiet_s = time.monotonic(), QUIET_S
 
     def _watch(self) -> None:
         with contextlib.suppress(BrokenPipeError):  # the training itself fails when it prints
@@ -325,6 +325,6 @@ class Lines(Display):
 
     def look(self, now: float) -> None:
         """Print the current wait or progress, if no line was printed for ``QUIET_S``."""
-        if now - self._said >= self._quiet_s and (text := waiting(self.state, now)):
+        if now - self._last_line_at >= self._quiet_s and (text := waiting(self.state, now)):
             put(f"{'training' if self.state.is_training else 'waiting':<9} {text}")
-            self._said, self._quiet_s = now, min(2 * self._quiet_s, LONGEST_QUIET_S)
+            self._last_line_at, self._quiet_s = now, min(2 * self._quiet_s, LONGEST_QUIET_S)

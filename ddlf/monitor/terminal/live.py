@@ -19,7 +19,7 @@ from rich.text import Text
 from ddlf import events as e
 from ddlf.monitor.state import RunningPhase, State, WorkerLane
 from ddlf.monitor.terminal.display import Display
-from ddlf.monitor.terminal.phrases import SILENT_S, doing, duration, number, place, rate, trouble
+from ddlf.monitor.terminal.phrases import SILENT_S, doing, duration, number, position, rate, trouble
 
 DRAWS_PER_S = 4.0
 AT_MOST_EVERY_S = 0.1
@@ -174,18 +174,18 @@ def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool 
         ascii_only: Whether only ASCII can be written.
     """
     pen = _Pen(now, max(width - MARGIN, 20), BARS[ascii_only])
-    mine = [phase for phase in list(state.phases.values()) if not phase.worker]
-    theirs = {phase.worker: phase for phase in list(state.phases.values()) if phase.worker}
+    master_phases = [phase for phase in list(state.phases.values()) if not phase.worker]
+    worker_phases = {phase.worker: phase for phase in list(state.phases.values()) if phase.worker}
     lanes = sorted(state.lanes.values(), key=lambda lane: lane.worker)
     pen.names = max([NAME, *(min(len(lane.name), LONGEST_NAME) + 2 for lane in lanes)])
     rows = pen.run(state) if state.is_training else []
-    rows += [pen.phase("master", phase) for phase in mine]
+    rows += [pen.phase("master", phase) for phase in master_phases]
     if state.waiting_until is not None:
         left = max(0.0, state.waiting_until - now)
         rows.append(pen.row("waiting", f"no workers left; the run ends in {left:.0f} s", style="red"))
-    if state.is_training or theirs:
+    if state.is_training or worker_phases:
         most = max(FEWEST_LANES, height // 2 - len(rows))
-        rows += _lanes(pen, lanes, theirs, most, rounds=not state.in_rounds)
+        rows += _lanes(pen, lanes, worker_phases, most, rounds=not state.in_rounds)
     for row in rows:
         row.truncate(pen.width, overflow="ellipsis")
     return Text("\n").join(rows)
@@ -233,9 +233,9 @@ class _Pen:
     def run(self, state: State) -> list[Text]:
         """Return rows with the progress and the metrics of the run."""
         left = state.left_s(self.now)
-        ends = [place(state), f"{duration(left)} left" if left is not None else ""]
-        taken = self.names + sum(len(end) + 2 for end in ends if end) + len(" 100 %")
-        room = self.width - taken
+        ends = [position(state), f"{duration(left)} left" if left is not None else ""]
+        used_width = self.names + sum(len(end) + 2 for end in ends if end) + len(" 100 %")
+        room = self.width - used_width
         bar = self.bar(state.done, room, "green").append(" ") if room >= SHORTEST_BAR else Text()
         first = self.row("training", bar.append(f"{state.done * 100:3.0f} %"), *ends)
         metrics = [f"{name} {number(value)}" for name, value in list(state.metrics.items())[:METRICS]]

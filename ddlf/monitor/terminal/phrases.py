@@ -47,7 +47,7 @@ def rate(samples: float, unit: str = "") -> str:
 
 def doing(phase: RunningPhase, *, amount: bool = True) -> str:
     """Return in words the work of a phase, such as loading data, and its finished amount if known and wanted."""
-    words = DOING.get(phase.what, phase.what) + f" to {phase.address}" * bool(phase.address and amount)
+    words = DOING.get(phase.activity, phase.activity) + f" to {phase.address}" * bool(phase.address and amount)
     if not phase.total or not amount:
         return words
     if phase.unit == "bytes":
@@ -62,7 +62,7 @@ def doing(phase: RunningPhase, *, amount: bool = True) -> str:
     )
 
 
-def place(state: State) -> str:
+def position(state: State) -> str:
     """Return the position of a run, such as ``"round 3/6"``."""
     if state.in_rounds:
         return f"round {max(state.round, 1)}/{state.rounds}"
@@ -71,11 +71,11 @@ def place(state: State) -> str:
 
 def trouble(lane: WorkerLane, now: float) -> str:
     """Return in words why a worker does not work, such as a loss or a long silence; "" if there is no trouble."""
-    why = re.sub(rf"^{re.escape(lane.name)}( \(\S*\))?: ", "", lane.why.partition("\n")[0])
+    reason = re.sub(rf"^{re.escape(lane.name)}( \(\S*\))?: ", "", lane.reason.partition("\n")[0])
     if lane.is_gone:
-        return f"excluded: {why}"
+        return f"excluded: {reason}"
     if not lane.is_there:
-        return f"lost {now - lane.since:.0f} s ago: {lane.refused or why}"
+        return f"lost {now - lane.since:.0f} s ago: {lane.refused or reason}"
     return ""
 
 
@@ -85,7 +85,7 @@ def waiting(state: State, now: float) -> str:
     if state.is_training:
         left = state.left_s(now)
         parts.append(
-            f"{place(state)}, {state.done:.0%} done" + (f", {duration(left)} left" if left is not None else "")
+            f"{position(state)}, {state.done:.0%} done" + (f", {duration(left)} left" if left is not None else "")
         )
     groups: dict[str, list[RunningPhase]] = {}
     for phase in list(state.phases.values()):
@@ -93,14 +93,14 @@ def waiting(state: State, now: float) -> str:
     for words, phases in groups.items():
         words = doing(phases[0]) if len(phases) == 1 else words
         master = ["master"] * any(not phase.worker for phase in phases)
-        who = _names(state, [phase.worker for phase in phases if phase.worker], *master)
-        parts.append(f"{who} {words} for {now - min(phase.since for phase in phases):.0f} s")
-    away = [lane for lane in list(state.lanes.values()) if not lane.is_there and not lane.is_gone]
+        names = _names(state, [phase.worker for phase in phases if phase.worker], *master)
+        parts.append(f"{names} {words} for {now - min(phase.since for phase in phases):.0f} s")
+    lost = [lane for lane in list(state.lanes.values()) if not lane.is_there and not lane.is_gone]
     if state.waiting_until is not None:
         parts.append(f"no workers left; the run ends in {max(0.0, state.waiting_until - now):.0f} s")
-    elif away and state.app:
-        parts.append(f"{_names(state, [lane.worker for lane in away])} lost")
-    parts += [f"{lane.name} not reached: {lane.refused}" for lane in [lane for lane in away if lane.refused][:FEW]]
+    elif lost and state.app:
+        parts.append(f"{_names(state, [lane.worker for lane in lost])} lost")
+    parts += [f"{lane.name} not reached: {lane.refused}" for lane in [lane for lane in lost if lane.refused][:FEW]]
     silent = [lane for lane in list(state.lanes.values()) if lane.slot and lane.quiet_s(now) > SILENT_S]
     if silent:
         since = min(lane.quiet_s(now) for lane in silent)

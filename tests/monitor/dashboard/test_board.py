@@ -8,7 +8,7 @@ import json
 import pytest
 
 from ddlf import events as e
-from ddlf.monitor.dashboard.board import MOST_LINES, MOST_SPANS, Board, Seen
+from ddlf.monitor.dashboard.board import MOST_LINES, MOST_SPANS, Board, Received
 from ddlf.monitor.dashboard.series import MOST_POINTS, Series
 from tests.monitor.dashboard.made_up import beginning, in_parts, in_portions, one_round, with_peers
 
@@ -63,7 +63,7 @@ def test_values_that_are_not_finite_are_gaps():
 
 def test_ten_thousand_rounds_need_no_more_memory_than_a_thousand():
     board = trained(10_000, workers=2)
-    message = board.since(Seen(), 0.0)
+    message = board.since(Received(), 0.0)
     assert MOST_POINTS / 2 <= len(message["series"]["x"]) <= MOST_POINTS
     assert message["series"]["x"][-1] == 10_000
     assert len(message["spans"]["new"]) == MOST_SPANS
@@ -72,7 +72,7 @@ def test_ten_thousand_rounds_need_no_more_memory_than_a_thousand():
 
 def test_a_viewer_receives_everything_once_at_any_times():
     """The test joins the messages in the same way as the page."""
-    board, seen, x, columns, spans = Board(), Seen(), [], {}, []
+    board, seen, x, columns, spans = Board(), Received(), [], {}, []
     events = [*beginning(rounds=2500, workers=2)]
     for number in range(1, 2501):
         events += one_round(number, rounds=2500, workers=2, at=float(number))
@@ -105,12 +105,12 @@ def test_messages_are_plain_json_although_a_loss_is_not_finite():
         | {"metrics": {"loss": float("nan")}}
     )
     board.tell(e.Committed(record=worse), at)
-    message = json.loads(json.dumps(board.since(Seen(), at), allow_nan=False))
+    message = json.loads(json.dumps(board.since(Received(), at), allow_nan=False))
     assert message["run"]["metrics"]["loss"] is None
 
 
 def test_a_second_run_clears_the_curves_of_viewers():
-    board, seen = trained(5), Seen()
+    board, seen = trained(5), Received()
     board.since(seen, 0.0)
     for at, event in beginning(rounds=3, at=100.0):
         board.tell(event, at)
@@ -124,13 +124,13 @@ def test_a_second_run_clears_the_curves_of_viewers():
 def test_lines_of_workers_have_their_names_and_dropped_lines_are_reported(dropped):
     board = Board()
     board.tell(e.WorkerWrote(worker=2, name="pc02", stream="stderr", lines=("one", "two"), dropped=dropped), 7.0)
-    lines = board.since(Seen(), 7.0)["log"]["new"]
+    lines = board.since(Received(), 7.0)["log"]["new"]
     assert lines[-2:] == [[7.0, "stderr", "pc02", "one"], [7.0, "stderr", "pc02", "two"]]
     assert ["12 lines were dropped here" in line[3] for line in lines[:-2]] == [True] * bool(dropped)
 
 
 def test_the_log_keeps_the_last_lines_only():
-    board, seen = Board(), Seen()
+    board, seen = Board(), Received()
     for number in range(3 * MOST_LINES):
         board.tell(e.WorkerWrote(worker=1, name="w", stream="stdout", lines=(f"line {number}",)), 0.0)
     lines = board.since(seen, 0.0)["log"]["new"]
@@ -141,7 +141,7 @@ def test_the_log_keeps_the_last_lines_only():
 def test_each_worker_has_its_updates_and_its_number_of_losses():
     board = trained(3, workers=2)
     board.tell(e.WorkerLost(round=3, worker=2, slot=2, why="the connection ended"), 9.0)
-    one, two = board.since(Seen(), 9.0)["lanes"]
+    one, two = board.since(Received(), 9.0)["lanes"]
     assert (one["updates"], one["trained"], one["lost"], one["state"]) == (3, 90_000, 0, "idle")
     assert (two["state"], two["why"], two["lost"]) == ("lost", "the connection ended", 1)
 
@@ -159,7 +159,7 @@ def test_the_reason_of_an_unreachable_worker_does_not_repeat_its_address():
     refused = "10.0.0.11:9000: connection refused, nothing listens there"
     board.tell(e.WorkerLost(round=1, worker=1, why="cut"), 3.0)
     board.tell(e.WorkerNotReached(worker=1, name="pc01", tries=2, why=refused), 4.0)
-    (lane,) = board.since(Seen(), 5.0)["lanes"]
+    (lane,) = board.since(Received(), 5.0)["lanes"]
     assert (lane["state"], lane["why"]) == ("lost", "connection refused, nothing listens there (2 tries)")
 
 
@@ -167,7 +167,7 @@ def shown(events):
     board = Board()
     for at, event in events:
         board.tell(event, at)
-    message = json.loads(json.dumps(board.since(Seen(), 100.0), allow_nan=False))
+    message = json.loads(json.dumps(board.since(Received(), 100.0), allow_nan=False))
     return message["run"], {lane["worker"]: lane for lane in message["lanes"]}, message["spans"]["new"]
 
 
@@ -213,7 +213,7 @@ def test_the_next_run_has_no_parts_and_portions_of_the_last_run():
 
 
 def curves_of(board, seen=None):
-    return json.loads(json.dumps(board.since(seen or Seen(), 100.0), allow_nan=False))["peers"]
+    return json.loads(json.dumps(board.since(seen or Received(), 100.0), allow_nan=False))["peers"]
 
 
 def test_each_peer_has_curves_with_gaps_while_it_is_away():
@@ -238,7 +238,7 @@ def test_each_peer_has_curves_with_gaps_while_it_is_away():
 
 
 def test_curves_of_many_peers_for_a_day_are_bounded_and_complete_for_each_viewer():
-    board, seen, x, columns = Board(), Seen(), [], {}
+    board, seen, x, columns = Board(), Received(), [], {}
     for at, event in with_peers(220, 280):
         board.tell(event, at)
         if isinstance(event, e.Committed) and event.record.round % 37 == 0:
@@ -263,7 +263,7 @@ def test_curves_of_many_peers_for_a_day_are_bounded_and_complete_for_each_viewer
 
 
 def test_a_run_without_peers_has_no_curves_of_peers_of_the_last_run():
-    board, seen = Board(), Seen()
+    board, seen = Board(), Received()
     for at, event in with_peers(2, 20):
         board.tell(event, at)
     assert curves_of(board, seen)

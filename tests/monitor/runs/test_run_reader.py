@@ -84,7 +84,7 @@ def test_places_of_workers_and_reasons_of_their_end_are_read(tmp_path):
     path = run(tmp_path, "a", [*events_of(3), *events])
     first, second = read(path).stays
     assert (first.host, first.engine, first.incarnation, first.came) == ("n1", "job 12_0", 1, BEGAN + 1)
-    assert (first.left, first.cause, first.why) == (BEGAN + 2, "node lost", "node n1 is down\nmore")
+    assert (first.left, first.cause, first.reason) == (BEGAN + 2, "node lost", "node n1 is down\nmore")
     assert (second.host, second.engine, second.left) == ("n2", "job 13_0", read(path).status.ended)
     head, *rows = table.of_stays(read(path))
     assert head == ["worker", "host", "in its engine", "incarnation", "came", "left", "cause", "reason"]

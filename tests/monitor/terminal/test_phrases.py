@@ -8,4 +8,4 @@ from ddlf.monitor.terminal.phrases import doing
 
 @pytest.mark.parametrize(("total", "words"), [(1, "starting 1 worker"), (2, "starting 2 workers")])
 def test_the_words_use_singular_and_plural(total, words):
-    assert doing(RunningPhase(what="starting", worker=0, since=0.0, total=total, unit="workers")) == words
+    assert doing(RunningPhase(activity="starting", worker=0, since=0.0, total=total, unit="workers")) == words
