@@ -23,13 +23,13 @@ KINDS = 10
 class BigImages(ddlf.IApp):
     """A small CNN on pictures of any size."""
 
-    place = os.environ.get("BIG_IMAGES", str(Path(__file__).resolve().with_name("big_images")))
+    location = os.environ.get("BIG_IMAGES", str(Path(__file__).resolve().with_name("big_images")))
     master_epochs = 2
     batch_size = 32
     learning_rate = 0.002
 
     async def load_dataset(self):
-        self.train_data = ddlf.data.open(self.place)
+        self.train_data = ddlf.data.open(self.location)
 
     async def create_model(self):
         import keras
@@ -71,9 +71,9 @@ def pictures(begin, end):
     colours = (1 + np.sin(angles[:, None] + np.arange(3) * np.pi / 3)) / 2
     stripes = (60 * (np.sin(waves / 2) + 1)[..., None] * colours[:, None, None]).astype(np.uint8)
     kinds = np.arange(begin, end) % KINDS
-    found = chance.integers(0, 128, (end - begin, PIXELS, PIXELS, 3), np.uint8)
-    found += stripes[kinds]
-    return found, kinds
+    images = chance.integers(0, 128, (end - begin, PIXELS, PIXELS, 3), np.uint8)
+    images += stripes[kinds]
+    return images, kinds
 
 
 def make(megabytes, folder):

@@ -110,9 +110,9 @@ async def main(
         samples: Number of samples of MNIST. 1,000 of them are for validation.
         seed: Seed of the first weights and of all random choices.
     """
-    for name, known in [*((way, WAYS) for way in ways.split(",")), (model, MODELS)]:
-        if name not in known:
-            raise ConfigError(f"there is no {name!r} here: choose of {', '.join(known)}")
+    for name, choices in [*((way, WAYS) for way in ways.split(",")), (model, MODELS)]:
+        if name not in choices:
+            raise ConfigError(f"there is no {name!r} here: choose of {', '.join(choices)}")
     if samples <= VALIDATION:
         raise ConfigError(f"samples={samples} leave nothing to train on: {VALIDATION:,} of them are for validation")
     ended = {}
@@ -137,6 +137,6 @@ async def main(
 
 
 if __name__ == "__main__":
-    own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--model", choices=MODELS, help="what is trained (default: dense)")
-    ddlf.main(main, own)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--model", choices=MODELS, help="what is trained (default: dense)")
+    ddlf.main(main, parser)

@@ -36,8 +36,8 @@ class Xor(ddlf.IApp):
 
         self.x_test = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], "float32")
         self.y_test = np.array([[0], [1], [1], [0]], "float32")
-        which = np.random.default_rng(self.seed).integers(0, 4, self.examples)
-        self.x_train, self.y_train = self.x_test[which], self.y_test[which]
+        rows = np.random.default_rng(self.seed).integers(0, 4, self.examples)
+        self.x_train, self.y_train = self.x_test[rows], self.y_test[rows]
 
     def create_model(self):
         import keras
@@ -87,6 +87,8 @@ def units(text):
 
 
 if __name__ == "__main__":
-    own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--hidden", type=units, metavar="N", help=f"hidden units (default: {Xor.hidden}; as published: 2)")
-    ddlf.main(Xor, own)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--hidden", type=units, metavar="N", help=f"hidden units (default: {Xor.hidden}; as published: 2)"
+    )
+    ddlf.main(Xor, parser)

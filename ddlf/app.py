@@ -103,10 +103,10 @@ class IApp:
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         groups = [name for name, value in vars(cls).items() if group_of(name, value) is not None]
-        given = spread(vars(cls), cls.__name__) if groups else {}
+        values = spread(vars(cls), cls.__name__) if groups else {}
         for name in groups:
             delattr(cls, name)
-        for name, value in given.items():
+        for name, value in values.items():
             if name in SETTINGS and vars(cls).get(name) is not value:
                 setattr(cls, name, value)
 
@@ -271,7 +271,7 @@ class IApp:
         """Pass an event to the user's ``on_event``, if it is an event of training."""
         if not self._is_heard and getattr(self.on_event, "__func__", None) is IApp.on_event:
             return None  # the default hook only prints
-        return None if (told := training_event(event)) is None else self.on_event(told)
+        return None if (training := training_event(event)) is None else self.on_event(training)
 
     # -- connection -----------------------------------------------------------------------------------------------
 
@@ -374,14 +374,14 @@ class IApp:
         """
         return await self._train("downpour", None, None, None, None, fresh=fresh)
 
-    async def _train(self, mode: str, *given: int | None, fresh: bool) -> History:
+    async def _train(self, mode: str, *arguments: int | None, fresh: bool) -> History:
         from ddlf.monitor.runs.recording import recorded
         from ddlf.training.start import train
 
         await self.run_context.check_written()
         try:
             with shown(self), recorded(self):
-                return await train(self, mode, *given, fresh=fresh)
+                return await train(self, mode, *arguments, fresh=fresh)
         except RemoteError as error:  # it has the worker's traceback; the master's frames would not help
             raise error.with_traceback(None) from error.__cause__
 
@@ -471,8 +471,8 @@ class IApp:
         from ddlf.extras import hooks
 
         for plan in hooks("plan"):
-            found: TrainingPlan = await plan(self, budget_s)
-            return found
+            result: TrainingPlan = await plan(self, budget_s)
+            return result
         raise ConfigError("the planner is not installed", hint="install DDLF with all parts of ddlf.extras")
 
     # -- after training ---------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class Finding(NamedTuple):
     path: str
     line: int
     rule: str
-    found: str
+    passage: str
     advice: str
 
 
@@ -249,13 +249,13 @@ def _bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def findings_in(text: Text) -> Iterator[Finding]:
     """Yield each place of a paragraph that breaks a rule."""
-    seen: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for rule in RULES:
         for match in rule.pattern.finditer(text.text):
-            found = match[0] if len(match[0]) < 60 else f"{match[0][:57]}..."
-            if (rule.name, found) not in seen:
-                seen.add((rule.name, found))
-                yield Finding(text.path, text.line, rule.name, found, rule.advice)
+            passage = match[0] if len(match[0]) < 60 else f"{match[0][:57]}..."
+            if (rule.name, passage) not in reported:
+                reported.add((rule.name, passage))
+                yield Finding(text.path, text.line, rule.name, passage, rule.advice)
     for sentence in re.split(r"(?<=[.!?:;]) ", text.text):
         if (words := len(sentence.split())) > MAX_WORDS:
             yield Finding(text.path, text.line, "long sentence", f"{sentence[:57]}...", f"{words} words: split it")
@@ -304,8 +304,12 @@ def main() -> int:
     too_many = {name for name, count in counts.items() if count > limits.get(name, 0)}
     for finding in every:
         path = ROOT / finding.path
-        if any(path == one or one in path.parents for one in chosen) if chosen else area(finding.path) in too_many:
-            print(f"{finding.path}:{finding.line}: {finding.rule}: {finding.found!r}; {finding.advice}")
+        if (
+            any(path == path_prefix or path_prefix in path.parents for path_prefix in chosen)
+            if chosen
+            else area(finding.path) in too_many
+        ):
+            print(f"{finding.path}:{finding.line}: {finding.rule}: {finding.passage!r}; {finding.advice}")
     for name in sorted(too_many):
         print(f"{name}: {counts[name]} findings, {limits.get(name, 0)} allowed", file=sys.stderr)
     return 1 if too_many else 0

@@ -74,7 +74,7 @@ def test_linter_finds_names_that_say_nothing(tmp_path, monkeypatch):
         "    except OSError as said: match index:\n"
         "        case [there, *others]: print(known, found=1)\n".replace("said: match", "said:\n     match")
     )
-    findings = [(finding.line, finding.found) for finding in PROSE["findings"](tmp_path / "a.py")]
+    findings = [(finding.line, finding.passage) for finding in PROSE["findings"](tmp_path / "a.py")]
     expected = {
         (1, "held"),
         (2, "told"),

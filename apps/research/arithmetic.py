@@ -35,13 +35,13 @@ class Embedding(layers.Layer):
     def __init__(self, width):
         super().__init__()
         self.supports_masking = True
-        self.word, self.place = layers.Embedding(len(WORDS), width), layers.Embedding(LENGTH, width)
+        self.word, self.position = layers.Embedding(len(WORDS), width), layers.Embedding(LENGTH, width)
 
     def compute_mask(self, x, mask=None):
         return keras.ops.not_equal(x, 0)
 
     def call(self, x):
-        return self.word(x) + self.place(keras.ops.arange(LENGTH))
+        return self.word(x) + self.position(keras.ops.arange(LENGTH))
 
 
 class Transformer(keras.Model):

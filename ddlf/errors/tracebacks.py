@@ -63,15 +63,15 @@ class DDLFError(Exception):
         """
         return hide_library_frames(format_for_user(self)[0]).splitlines()
 
-    def join(self, others: Sequence[Exception], of: int) -> None:
+    def join(self, other_errors: Sequence[Exception], of: int) -> None:
         """Make this error represent the errors of several workers that failed in the same call.
 
         Args:
-            others: The errors of the other workers.
+            other_errors: The errors of the other workers.
             of: Number of all workers in the call.
         """
-        self.others, self._of = tuple(others), of
-        self.exit_code = max(getattr(error, "exit_code", 1) for error in (self, *others))
+        self.others, self._of = tuple(other_errors), of
+        self.exit_code = max(getattr(error, "exit_code", 1) for error in (self, *other_errors))
 
     def __reduce__(self) -> Any:
         return _remake, (type(self) if self._base is None else RemoteError, self._base, self.args, self.__dict__.copy())
@@ -110,7 +110,7 @@ def _several(errors: Sequence[Exception], of: int) -> str:
             # worker's number.
             lines = error.remote_traceback.rstrip().removesuffix(error.message)
             tracebacks.setdefault(lines, error.remote_traceback.rstrip())
-    rows = [f"{', '.join(filter(None, who))}: {text}".removeprefix(": ") for text, who in workers_of.items()]
+    rows = [f"{', '.join(filter(None, workers))}: {text}".removeprefix(": ") for text, workers in workers_of.items()]
     more = [f"and {len(rows) - MANY} other texts"] if len(rows) > MANY else []
     return "\n".join(
         [f"{len(errors)} of {of} workers failed", *rows[:MANY], *more]
@@ -219,12 +219,14 @@ def _remote(kind: type[Exception]) -> type[RemoteError]:
         with contextlib.suppress(Exception):
             # Properties of the user's class must not hide this error's own attributes. TensorFlow's errors have such a
             # property ``message``.
-            own = dict.fromkeys(OWN, "")
-            made = type(
-                "RemoteError", (RemoteError, base), {"__module__": RemoteError.__module__, "_base": base, **own}
+            own_attributes = dict.fromkeys(OWN, "")
+            combined = type(
+                "RemoteError",
+                (RemoteError, base),
+                {"__module__": RemoteError.__module__, "_base": base, **own_attributes},
             )
-            bare(made)
-            return made
+            bare(combined)
+            return combined
     return RemoteError
 
 
@@ -305,8 +307,8 @@ def hide_library_frames(text: str) -> str:
 
     def shown(run: re.Match[str]) -> str:
         frames = list(FRAME.finditer(run[0]))
-        kept = visible_frames([frame[1] for frame in frames])
-        return "".join(frame[0] for frame, keep in zip(frames, kept, strict=True) if keep)
+        is_visible = visible_frames([frame[1] for frame in frames])
+        return "".join(frame[0] for frame, keep in zip(frames, is_visible, strict=True) if keep)
 
     return RUN_OF_FRAMES.sub(shown, f"{text}\n").removesuffix("\n")
 
@@ -316,16 +318,18 @@ def format_for_user(error: BaseException) -> tuple[str, bool]:
     any frames were hidden.
     """
     described = traceback.TracebackException.from_exception(error)
-    seen, rest, hidden = {id(described)}, [described], 0
-    while rest:
-        current = rest.pop()
+    visited, queue, hidden = {id(described)}, [described], 0
+    while queue:
+        current = queue.pop()
         parts = [part for part in (current.__cause__, current.__context__, *(current.exceptions or ())) if part]
-        rest += [part for part in parts if id(part) not in seen]
-        seen.update(map(id, parts))
+        queue += [part for part in parts if id(part) not in visited]
+        visited.update(map(id, parts))
         shown = visible_frames([frame.filename for frame in current.stack])
-        kept = [frame for frame, keep in zip(current.stack, shown, strict=True) if keep]
+        remaining = [frame for frame, keep in zip(current.stack, shown, strict=True) if keep]
         if isinstance(current.exc_type, type) and issubclass(current.exc_type, SyntaxError):
-            kept = [frame for frame in kept if not is_machinery(frame.filename)]  # a SyntaxError names the file itself
-        hidden += len(current.stack) - len(kept)
-        current.stack = traceback.StackSummary.from_list(kept)
+            remaining = [
+                frame for frame in remaining if not is_machinery(frame.filename)
+            ]  # a SyntaxError names the file itself
+        hidden += len(current.stack) - len(remaining)
+        current.stack = traceback.StackSummary.from_list(remaining)
     return "".join(described.format()), bool(hidden)

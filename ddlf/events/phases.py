@@ -33,7 +33,7 @@ class Phase:
     def __init__(
         self,
         emit: Callable[[Event], None],
-        what: What,
+        kind: What,
         *,
         worker: int = 0,
         name: str = "",
@@ -42,7 +42,7 @@ class Phase:
         address: str = "",
     ) -> None:
         self._emit = emit
-        self._of: dict[str, Any] = {"phase": next(_numbers), "what": what, "worker": worker, "name": name}
+        self._of: dict[str, Any] = {"phase": next(_numbers), "what": kind, "worker": worker, "name": name}
         self._amount: dict[str, Any] = {"total": total, "unit": unit, "address": address}
         self._begin = 0.0
 
@@ -58,12 +58,12 @@ class Phase:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        why = (
+        cause = (
             ""
             if error is None
             else (str(error) or type(error).__name__ if isinstance(error, Exception) else "cancelled")
         )
-        self._emit(PhaseEnded(**self._of, seconds=time.perf_counter() - self._begin, why=why))
+        self._emit(PhaseEnded(**self._of, seconds=time.perf_counter() - self._begin, why=cause))
 
 
 class PhasesInTurn:
@@ -78,16 +78,16 @@ class PhasesInTurn:
 
     def __init__(self, emit: Callable[[Event], None], worker: int, name: str) -> None:
         self._emit = emit
-        self._who: dict[str, Any] = {"worker": worker, "name": name}
+        self._owner: dict[str, Any] = {"worker": worker, "name": name}
         self._now: Phase | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def begin(self, what: What, *, total: int = 0, unit: str = "") -> None:
+    def begin(self, kind: What, *, total: int = 0, unit: str = "") -> None:
         """End the current phase of the worker, if there is one, and begin the next phase."""
         self.__exit__(None, None, None)
-        self._now = Phase(self._emit, what, **self._who, total=total, unit=unit).__enter__()
+        self._now = Phase(self._emit, kind, **self._owner, total=total, unit=unit).__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -151,7 +151,7 @@ class RoundRecord:
     @property
     def spread(self) -> int:
         """Largest difference between servers, in pushes, of one fetch in Downpour."""
-        return max((max(seen) - min(seen) for _, *seen in self.fetches), default=0)
+        return max((max(versions) - min(versions) for _, *versions in self.fetches), default=0)
 
     @property
     def accuracy(self) -> float:
@@ -300,7 +300,7 @@ class History(list[RoundRecord]):
             path: Path of the file. An existing file is replaced.
         """
         rows = [row(record) for record in self]
-        columns = dict.fromkeys((*COLUMNS, *(name for one in rows for name in one)))
+        columns = dict.fromkeys((*COLUMNS, *(name for values in rows for name in values)))
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(columns), lineterminator="\n")
             writer.writeheader()
@@ -319,9 +319,9 @@ class History(list[RoundRecord]):
             ConfigError: Matplotlib is not installed, or a metric does not exist.
         """
         metrics = self.history
-        known = list(dict.fromkeys(_base(name) for name in metrics))
-        if unknown := [name for name in names if name not in known]:
-            hint = f"it has {', '.join(known)}" if known else "the history has no metrics yet"
+        metric_names = list(dict.fromkeys(_base(name) for name in metrics))
+        if unknown := [name for name in names if name not in metric_names]:
+            hint = f"it has {', '.join(metric_names)}" if metric_names else "the history has no metrics yet"
             raise ConfigError(f"the history has no metric {unknown[0]!r}", hint=hint)
         try:
             from matplotlib.figure import Figure
@@ -329,7 +329,7 @@ class History(list[RoundRecord]):
             raise ConfigError(
                 "curves need Matplotlib, which is not installed", hint='pip install "ddlf[plots]"'
             ) from None
-        panels = names or tuple(known)
+        panels = names or tuple(metric_names)
         figure = Figure(figsize=(5.0 * max(len(panels), 1), 3.6), layout="constrained")
         for number, base in enumerate(panels, 1):
             axes = figure.add_subplot(1, len(panels), number)
@@ -350,7 +350,7 @@ class History(list[RoundRecord]):
         rows = [(_number(record), *(metrics(record).get(name) for name in names), record.seconds) for record in self]
         shown = rows if len(rows) <= SHOWN else [*rows[:half], (), *rows[-half:]]
         body = "".join(
-            f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in one) or '<td>...</td>'}</tr>" for one in shown
+            f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in cells) or '<td>...</td>'}</tr>" for cells in shown
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -362,8 +362,8 @@ class History(list[RoundRecord]):
 
     def __getitem__(self, index: SupportsIndex | slice) -> RoundRecord | History:
         """Return a record, or a part of the history."""
-        found = super().__getitem__(index)
-        return History(found) if isinstance(found, list) else found
+        result = super().__getitem__(index)
+        return History(result) if isinstance(result, list) else result
 
 
 def metrics(record: RoundRecord) -> dict[str, float]:

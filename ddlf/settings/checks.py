@@ -132,9 +132,9 @@ class OneOf:
     def __call__(self, name: str, value: Any) -> str:
         if isinstance(value, str) and value in self.names:
             return value
-        near = get_close_matches(str(value).lower(), self.names, 1)
-        meant = f"did you mean {near[0]!r}?" if near else self._hint
-        raise ConfigError(f"{name} must be {self}, got {value!r}", hint=meant)
+        matches = get_close_matches(str(value).lower(), self.names, 1)
+        hint = f"did you mean {matches[0]!r}?" if matches else self._hint
+        raise ConfigError(f"{name} must be {self}, got {value!r}", hint=hint)
 
     def __str__(self) -> str:  # two choices read best with "or"
         return " or ".join(map(repr, self.names)) if len(self.names) == 2 else f"one of {', '.join(self.names)}"
@@ -144,7 +144,7 @@ class Several:
     """A check that accepts any number of the given names, as a list or as a text with commas."""
 
     def __init__(self, *choices: str, hint: str) -> None:
-        self._one = OneOf(*choices, hint=hint)
+        self._check = OneOf(*choices, hint=hint)
         self.names = choices
 
     def __call__(self, name: str, value: Any) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ class Several:
         if not isinstance(names, list | tuple):
             raise ConfigError(f"{name} must be {self}, got {value!r}")
         return tuple(
-            dict.fromkeys(self._one(name, one.strip() if isinstance(one, str) else one) for one in names if one)
+            dict.fromkeys(self._check(name, part.strip() if isinstance(part, str) else part) for part in names if part)
         )
 
     def __str__(self) -> str:
@@ -164,15 +164,15 @@ class OfType:
     """A check that accepts values of some types. It has a description of them for people."""
 
     types: tuple[type, ...]
-    what: str
+    description: str
 
     def __call__(self, name: str, value: Any) -> Any:
         if not isinstance(value, self.types):
-            raise ConfigError(f"{name} must be {self.what}, got {value!r}")
+            raise ConfigError(f"{name} must be {self.description}, got {value!r}")
         return value
 
     def __str__(self) -> str:
-        return self.what
+        return self.description
 
 
 @dataclass(frozen=True)
@@ -201,11 +201,11 @@ class RuleOf:
 
     Args:
         home: Module and name of the family of rules, which is imported when a text is read.
-        what: Description of the valid texts, if they are more than the family's names.
+        description: Description of the valid texts, if they are more than the family's names.
     """
 
     home: str
-    what: str = ""
+    description: str = ""
 
     def __call__(self, name: str, value: Any) -> Any:
         family: Any = resolve_name(self.home)
@@ -226,7 +226,7 @@ class RuleOf:
         return names
 
     def __str__(self) -> str:
-        return self.what or f"one of {resolve_name(self.home)}"
+        return self.description or f"one of {resolve_name(self.home)}"
 
 
 class OuterOf(RuleOf):
@@ -305,16 +305,16 @@ UNITS = {"": 1} | {
 
 def exact_size(count: int) -> str:
     """Return a number of bytes with the largest unit that divides it, as a user writes it: ``8GB``, ``512MiB``."""
-    each, unit = max((each, unit) for unit, each in UNITS.items() if count % each == 0)
-    return f"{count // each}{'k' if unit == 'K' else unit.replace('I', 'i')}B"
+    factor, unit = max((factor, unit) for unit, factor in UNITS.items() if count % factor == 0)
+    return f"{count // factor}{'k' if unit == 'K' else unit.replace('I', 'i')}B"
 
 
 def count_of_bytes(name: str, value: Any) -> int | None:
     """a size such as `512MiB` or `2GB`, a number of bytes, or None"""
     if value is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", str(value).strip().upper())
-    if isinstance(value, bool) or not found or not (count := int(float(found[1]) * UNITS[found[2] or ""])):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", str(value).strip().upper())
+    if isinstance(value, bool) or not match or not (count := int(float(match[1]) * UNITS[match[2] or ""])):
         raise ConfigError(f"{name} must be {count_of_bytes.__doc__}, got {value!r}")
     return count
 

@@ -141,23 +141,25 @@ class Group:
     """
 
     name: ClassVar[str] = ""
-    _given: frozenset[str]
+    _chosen_fields: frozenset[str]
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in named.keys() - set(names):
             raise cls._unknown(name, names)
         group = super().__new__(cls)
-        vars(group)["_given"] = frozenset((*names[: len(values)], *named))
+        vars(group)["_chosen_fields"] = frozenset((*names[: len(values)], *named))
         return group
 
     @classmethod
-    def _unknown(cls, name: str, known: Iterable[str]) -> ConfigError:
-        flat = next((one.field for one in cls.settings() if one.name == name), "")  # such as n_fetch for fetch
-        near = [flat] if flat else get_close_matches(name, known, 1)
-        guess = f"; did you mean {near[0]!r}?" if near else ""
+    def _unknown(cls, name: str, fields: Iterable[str]) -> ConfigError:
+        flat = next(
+            (setting.field for setting in cls.settings() if setting.name == name), ""
+        )  # such as n_fetch for fetch
+        matches = [flat] if flat else get_close_matches(name, fields, 1)
+        guess = f"; did you mean {matches[0]!r}?" if matches else ""
         return ConfigError(
-            f"{cls.name or cls.__name__} has no setting {name!r}{guess}", hint=f"it has {', '.join(known)}"
+            f"{cls.name or cls.__name__} has no setting {name!r}{guess}", hint=f"it has {', '.join(fields)}"
         )
 
     @classmethod
@@ -169,18 +171,22 @@ class Group:
                     yield setting
                     break
 
-    def given(self) -> dict[str, Any]:
+    def chosen_values(self) -> dict[str, Any]:
         """Return the values of the settings that the user gave, by the names of the app's attributes."""
-        return {one.name: getattr(self, one.field) for one in self.settings() if one.field in self._given}
+        return {
+            setting.name: getattr(self, setting.field)
+            for setting in self.settings()
+            if setting.field in self._chosen_fields
+        }
 
     def flat(self) -> dict[str, Any]:
         """Return the value of each setting of the group, by the name of the app's attribute."""
-        return {one.name: getattr(self, one.field) for one in self.settings()}
+        return {setting.name: getattr(self, setting.field) for setting in self.settings()}
 
     @classmethod
     def of_flat(cls, values: Mapping[str, Any]) -> Self:
         """Return a group whose settings have these values, given by the names of the app's attributes."""
-        return cls(**{one.field: values[one.name] for one in cls.settings()})
+        return cls(**{setting.field: values[setting.name] for setting in cls.settings()})
 
     @classmethod
     def of_text(cls, text: str) -> Self:
@@ -192,24 +198,24 @@ class Group:
         Raises:
             ConfigError: The group has no such field, or a value is invalid.
         """
-        known = {one.field: one for one in cls.settings()}
-        found: dict[str, str] = {}
+        settings = {setting.field: setting for setting in cls.settings()}
+        values: dict[str, str] = {}
         last = ""
         if not text.strip():
             raise ConfigError(f"{cls.name}: has no setting after the colon", hint="leave out the colon")
         if not all(part.strip() for part in text.split(",")):
             raise ConfigError(f"{cls.name}:{text} has nothing between two commas", hint="leave out a comma")
-        for place, part in enumerate(text.split(",")):
+        for position, part in enumerate(text.split(",")):
             field, equals, value = (piece.strip() for piece in part.partition("="))
-            if equals and field in known:
-                if field in found:
+            if equals and field in settings:
+                if field in values:
                     raise ConfigError(f"{cls.name}: {field} is given twice", hint="leave out one of both")
-                found[field], last = value, field
-            elif ":" in found.get(last, ""):
-                found[last] += f",{part}"  # a parameter of the previous rule
-            elif not equals and place < len(known) and not found.keys() - list(known)[:place]:
-                last = list(known)[place]
-                found[last] = field
+                values[field], last = value, field
+            elif ":" in values.get(last, ""):
+                values[last] += f",{part}"  # a parameter of the previous rule
+            elif not equals and position < len(settings) and not values.keys() - list(settings)[:position]:
+                last = list(settings)[position]
+                values[last] = field
             else:
-                raise cls._unknown(field, known)
-        return cls(**{field: known[field].read(value) for field, value in found.items()})
+                raise cls._unknown(field, settings)
+        return cls(**{field: settings[field].read(value) for field, value in values.items()})

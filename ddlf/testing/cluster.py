@@ -137,10 +137,10 @@ class FaultyCluster(Cluster):
         """
         if (caller, called) not in self._ways:
             worker = self._find(called)
-            place = await worker.ask("addresses")
-            proxy = self._ways[caller, called] = FaultProxy("127.0.0.1", place["port"], seed=caller)
-            others = worker.advertise if isinstance(worker.advertise, dict) else {}
-            worker.advertise = {**others, caller: f"127.0.0.1:{await proxy.start()}"}
+            addresses = await worker.ask("addresses")
+            proxy = self._ways[caller, called] = FaultProxy("127.0.0.1", addresses["port"], seed=caller)
+            advertised = worker.advertise if isinstance(worker.advertise, dict) else {}
+            worker.advertise = {**advertised, caller: f"127.0.0.1:{await proxy.start()}"}
         return self._ways[caller, called]
 
     def recover(self) -> None:

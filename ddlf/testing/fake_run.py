@@ -128,8 +128,8 @@ class FakeRun(IApp):
         metrics = self.replica.fit(worker_epochs, batch_size, list(self.worker_callbacks))
         return self.model.update, metrics
 
-    async def _train(self, mode: str, *given: int | None, fresh: bool) -> History:
-        return await start.train(self, mode, *given, fresh=fresh, crew_of=_crew_of)
+    async def _train(self, mode: str, *arguments: int | None, fresh: bool) -> History:
+        return await start.train(self, mode, *arguments, fresh=fresh, crew_of=_crew_of)
 
 
 def model_of(app: FakeRun) -> NumpyModel:
@@ -194,8 +194,8 @@ def gradient(app: FakeRun, task: Task, samples: Any, weights: Row) -> Row:
     samples.
     """
     chance = np.random.default_rng((task.seed, task.round, int(samples.sum()), len(samples)))
-    found: Row = np.float32(0.1) * weights + chance.normal(size=weights.size).astype(np.float32)
-    return found * np.float32(app.learning_rate > 0)
+    values: Row = np.float32(0.1) * weights + chance.normal(size=weights.size).astype(np.float32)
+    return values * np.float32(app.learning_rate > 0)
 
 
 def rows_of(app: FakeRun) -> Rows:
@@ -205,7 +205,7 @@ def rows_of(app: FakeRun) -> Rows:
 
 def mean_of(weights: Any) -> float:
     """Return the mean of all values, the result of a fake evaluation."""
-    return float(np.concatenate([np.ravel(one) for one in weights]).mean(dtype=np.float64))
+    return float(np.concatenate([np.ravel(array) for array in weights]).mean(dtype=np.float64))
 
 
 class FakeWorker:
@@ -246,15 +246,15 @@ class FakeWorker:
     def open(self, app: FakeRun) -> None:
         """Take part in a run, without any earlier state."""
         self.leave()
-        own: FakeRun = object.__new__(type(app))
-        vars(own).update(vars(app))
-        vars(own).pop("run_context", None)  # a worker's model receives the master's weights only in tasks
-        self.model = own.model = model_of(app)
-        self.model.steps = lambda *given: self.fit(*given)
-        self.model.measures = lambda *given: self.measure(*given)
+        own_app: FakeRun = object.__new__(type(app))
+        vars(own_app).update(vars(app))
+        vars(own_app).pop("run_context", None)  # a worker's model receives the master's weights only in tasks
+        self.model = own_app.model = model_of(app)
+        self.model.steps = lambda *arguments: self.fit(*arguments)
+        self.model.measures = lambda *arguments: self.measure(*arguments)
         stand_in: Any = self  # it has the attributes that the replica needs
         self.roles, self._app = Hosting(self), app
-        self.replica = role_of(app)(stand_in, own, RUN)
+        self.replica = role_of(app)(stand_in, own_app, RUN)
         self.replica.use(self.model, CountedSamples())
         self._carry = self.replica.carry
         vars(self.replica)["carry"] = lambda task: self.train(task)
@@ -349,28 +349,28 @@ class FakeWorker:
             now: dict[int, tuple[Row, Row]] = {}
             owed: dict[int, Row] = {}
             alone = task.weights["alone"] * app.n_push
-            for place, batch in zip(order, chosen, strict=True):
-                one = replicas[place]
-                if cadence.takes(one.done):
-                    now[place] = await one.take(owed.get(place), app.learning_rate)
-                weights, rest = now[place]
-                found = self.gradient(app, task, samples[batch * size : (batch + 1) * size], weights)
-                owed[place] = owed.get(place, np.zeros(rows.sizes[0], np.float32)) + found
-                now[place] = weights - np.float32(app.learning_rate) * found, rest
-                one.done += 1
-                if cadence.pushes(one.done - 1, one.left):
-                    await one.push(owed.pop(place), np.zeros_like(rest))
+            for index, batch in zip(order, chosen, strict=True):
+                replica = replicas[index]
+                if cadence.takes(replica.done):
+                    now[index] = await replica.take(owed.get(index), app.learning_rate)
+                weights, rest = now[index]
+                gradient = self.gradient(app, task, samples[batch * size : (batch + 1) * size], weights)
+                owed[index] = owed.get(index, np.zeros(rows.sizes[0], np.float32)) + gradient
+                now[index] = weights - np.float32(app.learning_rate) * gradient, rest
+                replica.done += 1
+                if cadence.pushes(replica.done - 1, replica.left):
+                    await replica.push(owed.pop(index), np.zeros_like(rest))
                 alone -= 1
                 if not alone:
-                    await one.pushed()
+                    await replica.pushed()
                 await asyncio.sleep(0)
-            for one in replicas:
-                await one.pushed()
+            for replica in replicas:
+                await replica.pushed()
         except Unreached as error:
             pushed |= {"peer": error.worker, "why": error.why}
         finally:
-            for one in replicas:
-                one.end()
+            for replica in replicas:
+                replica.end()
         self._check_lost()
         self.kept.begin(task)
         self.kept.leave(task, {})
@@ -409,9 +409,11 @@ class FakeWorker:
         self._check_lost()
         return answer
 
-    async def evaluate(self, which: Any, part: str, *of_data: Any) -> dict[str, float] | None:
+    async def evaluate(self, weights_ref: Any, part: str, *of_data: Any) -> dict[str, float] | None:
         """Return the mean of all values of the weights that the master names, as ``loss``."""
-        weights = await (self.end.marked(**which) if "moment" in which else self.replica._weights_of(which))
+        weights = await (
+            self.end.marked(**weights_ref) if "moment" in weights_ref else self.replica._weights_of(weights_ref)
+        )
         return None if weights is None else {"loss": mean_of(weights)}
 
     def leave(self) -> None:

@@ -154,28 +154,28 @@ class InProcessExecutor(ExecutorProcess):
         its own socket afterwards.
         """
         await self.settled.wait()
-        mine = sock.dup()
-        mine.setblocking(False)
+        connection = sock.dup()
+        connection.setblocking(False)
         if read_preamble(preamble) is Role.JOIN:
             if self._executor is None:
-                mine.close()
+                connection.close()
             else:
-                await self._executor.peers.receive(mine, preamble)
+                await self._executor.peers.receive(connection, preamble)
             return
         limits = Limits(max_body_bytes=self._options.max_message_bytes)
-        own, security = self._certificate, self._options.security
-        encryption = worker_tls(own, security) if own and security else None
-        mine, hello = await answer(mine, preamble, self._options.tokens, limits.max_body_bytes, encryption)
+        certificate, security = self._certificate, self._options.security
+        encryption = worker_tls(certificate, security) if certificate and security else None
+        connection, hello = await answer(connection, preamble, self._options.tokens, limits.max_body_bytes, encryption)
         if self._executor is None:
-            mine.close()
+            connection.close()
             return
         self._served = True
-        self._sockets.append(mine)
+        self._sockets.append(connection)
         peer_limits = Limits(max_body_bytes=hello.max_message_bytes)
-        task = asyncio.get_running_loop().create_task(self._executor.serve(mine, limits, peer_limits))
+        task = asyncio.get_running_loop().create_task(self._executor.serve(connection, limits, peer_limits))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-        task.add_done_callback(partial(close_if_cancelled, mine))
+        task.add_done_callback(partial(close_if_cancelled, connection))
 
     def grant(self, lease: bytes) -> None:
         super().grant(lease)
@@ -244,8 +244,8 @@ class InProcessMachine(Machine):
     async def slow(self, factor: float, seconds: float | None = None) -> None:
         self._refuse("slowed")
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise ConfigError(f"worker {self.number} is in this process and cannot be {what}", hint="use local_cluster")
+    def _refuse(self, action: str) -> NoReturn:
+        raise ConfigError(f"worker {self.number} is in this process and cannot be {action}", hint="use local_cluster")
 
 
 class InProcessWorkers(Local):

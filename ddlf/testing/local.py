@@ -63,7 +63,7 @@ class ProcessMachine(Machine):
 
         name = executor_name(self._workers.port(self.number))
         for process in psutil.process_iter(["name"]):
-            with contextlib.suppress(*_gone()):
+            with contextlib.suppress(*_process_errors()):
                 if process.info["name"] == name and process.status() != psutil.STATUS_ZOMBIE:
                     return process
         return None
@@ -79,7 +79,7 @@ class ProcessMachine(Machine):
     def kill(self, part: Part = "executor") -> bool:
         killed = False
         for process in self._parts(part):
-            with contextlib.suppress(*_gone()):
+            with contextlib.suppress(*_process_errors()):
                 process.kill()
                 killed = True
         return killed
@@ -89,14 +89,14 @@ class ProcessMachine(Machine):
 
     def freeze(self, part: Part = "both") -> None:
         for process in self._parts(part):
-            with contextlib.suppress(*_gone()):
+            with contextlib.suppress(*_process_errors()):
                 process.suspend()
                 self._frozen.append(process)
 
     def thaw(self) -> None:
         frozen, self._frozen = self._frozen, []
         for process in frozen:
-            with contextlib.suppress(*_gone()):
+            with contextlib.suppress(*_process_errors()):
                 process.resume()
 
     async def slow(self, factor: float, seconds: float | None = None) -> None:
@@ -113,12 +113,12 @@ class ProcessMachine(Machine):
                     executor = executor if executor is not None and executor.is_running() else self.executor
                     try:
                         if executor is not None:
-                            with contextlib.suppress(*_gone()):
+                            with contextlib.suppress(*_process_errors()):
                                 executor.suspend()
                         await asyncio.sleep(PERIOD_S * (1 - 1 / factor))
                     finally:
                         if executor is not None:
-                            with contextlib.suppress(*_gone()):
+                            with contextlib.suppress(*_process_errors()):
                                 executor.resume()
                     await asyncio.sleep(PERIOD_S / factor)
 
@@ -209,7 +209,7 @@ def _process(pid: int) -> psutil.Process | None:
     return None
 
 
-def _gone() -> tuple[type[Exception], ...]:
+def _process_errors() -> tuple[type[Exception], ...]:
     import psutil
 
     return psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError

@@ -137,9 +137,9 @@ class FaultProxy:
             direction: Direction of the fault; None for both.
             kind: Kind of connections: ``"control"`` to the daemon, ``"data"`` to the executor; None for all.
         """
-        for each in DIRECTIONS if direction is None else (direction,):
-            for which in (*KINDS, None) if kind is None else (kind,):
-                self._faults[each, which] = fault
+        for way in DIRECTIONS if direction is None else (direction,):
+            for link_kind in (*KINDS, None) if kind is None else (kind,):
+                self._faults[way, link_kind] = fault
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -244,11 +244,11 @@ class _Connection:
         while self._proxy.fault("to_worker", self.kind).stopped:
             await self._proxy.wait_for_change()  # the worker must not notice the attempt to connect
         self._worker = await open_socket(host, port)
-        there = _Way(self._proxy, self, "to_worker", self._master, self._worker, self._chance)
+        forth = _Way(self._proxy, self, "to_worker", self._master, self._worker, self._chance)
         back = _Way(self._proxy, self, "to_master", self._worker, self._master, self._chance)
-        there.other, back.other = back, there
-        there.put(first)
-        tasks = [loop.create_task(part) for way in (there, back) for part in (way.read(), way.write())]
+        forth.other, back.other = back, forth
+        forth.put(first)
+        tasks = [loop.create_task(part) for way in (forth, back) for part in (way.read(), way.write())]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -281,10 +281,10 @@ class _Way:
         self._last = NONE
         self._fault_began = self._next_flip = 0
 
-    def put(self, what: bytes | End) -> None:
+    def put(self, item: bytes | End) -> None:
         """Queue bytes, or the way in which their sender ended the connection."""
-        self._queue.append((self._loop.time(), self._chance.random(), what))
-        self._queued += len(what)
+        self._queue.append((self._loop.time(), self._chance.random(), item))
+        self._queued += len(item)
         self._moved.set()
 
     async def read(self) -> None:
@@ -303,21 +303,21 @@ class _Way:
         while True:
             while not self._queue:
                 await self._wait_for_move()
-            came_at, share, what = self._queue[0]
+            came_at, share, item = self._queue[0]
             fault = self._fault()
             due = came_at + fault.delay_s + share * fault.jitter_s
             if fault.stopped or due > self._loop.time():
                 await self._proxy.wait_for_change(None if fault.stopped else due - self._loop.time())
                 continue
             self._queue.popleft()
-            self._queued -= len(what)
-            if isinstance(what, bytes):
-                rest = what[await self._send(what, fault) :]
-                if rest:
-                    self._queue.appendleft((came_at, share, rest))
-                    self._queued += len(rest)
+            self._queued -= len(item)
+            if isinstance(item, bytes):
+                remaining = item[await self._send(item, fault) :]
+                if remaining:
+                    self._queue.appendleft((came_at, share, remaining))
+                    self._queued += len(remaining)
                 self._moved.set()
-            elif what == "fin":
+            elif item == "fin":
                 with contextlib.suppress(OSError):
                     self._target.shutdown(socket.SHUT_WR)
                 return

@@ -65,7 +65,7 @@ class PlannedFault:
             value = getattr(self, name, None)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} counts from 1, got {value!r}")
-        usual = next(one.default for one in fields(self) if one.name == "worker")
+        usual = next(field.default for field in fields(self) if field.name == "worker")
         if usual is None and (self.worker is None) == (self.slot is None):
             raise ConfigError(f"{NAMES[type(self)]} needs either a worker or a slot")
         for name in ("seconds", "back_after_s", "after", "delay_s"):
@@ -99,8 +99,10 @@ class PlannedFault:
         """Cause the fault, and return when it is over."""
 
     def __str__(self) -> str:
-        given = ", ".join(f"{f.name}={value!r}" for f in fields(self) if (value := getattr(self, f.name)) != f.default)
-        return f"{NAMES[type(self)]}({given})"
+        arguments = ", ".join(
+            f"{f.name}={value!r}" for f in fields(self) if (value := getattr(self, f.name)) != f.default
+        )
+        return f"{NAMES[type(self)]}({arguments})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,8 +392,8 @@ class FaultyTraining:
 
     def __call__(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
         train = self._original or functools.partial(type(self._app).train, self._app)
-        here = self._app.worker.id, self._app.replica.round
-        faults = [fault for fault in self._faults if (fault.worker, fault.at_round) == here]
+        position = self._app.worker.id, self._app.replica.round
+        faults = [fault for fault in self._faults if (fault.worker, fault.at_round) == position]
         for fault in faults:
             if isinstance(fault, FillMemory):
                 _fill_memory(self._app.model, fault.fits)
@@ -438,11 +440,11 @@ def _method(kind: Callable[P, PlannedFault]) -> Callable[Concatenate[FaultPlan, 
     the fault's class.
     """
 
-    def add(self: FaultPlan, /, *given: P.args, **named: P.kwargs) -> FaultPlan:
-        return replace(self, faults=(*self.faults, kind(*given, **named)))
+    def add(self: FaultPlan, /, *arguments: P.args, **named: P.kwargs) -> FaultPlan:
+        return replace(self, faults=(*self.faults, kind(*arguments, **named)))
 
-    own, *_ = inspect.signature(add).parameters.values()
-    vars(add)["__signature__"] = inspect.Signature([own, *inspect.signature(kind).parameters.values()])
+    self_parameter, *_ = inspect.signature(add).parameters.values()
+    vars(add)["__signature__"] = inspect.Signature([self_parameter, *inspect.signature(kind).parameters.values()])
     add.__name__, add.__doc__ = NAMES[kind], kind.__doc__
     return add
 
@@ -514,9 +516,9 @@ class FaultPlan:
         if not 0 <= faults <= workers * rounds:
             raise ConfigError(f"{faults} faults do not fit into {rounds} rounds of {workers} workers")
         chance = random.Random(seed)
-        places = [(number, worker) for number in range(1, rounds + 1) for worker in range(1, workers + 1)]
+        candidates = [(number, worker) for number in range(1, rounds + 1) for worker in range(1, workers + 1)]
         plan = cls()
-        for number, worker in sorted(chance.sample(places, faults)):
+        for number, worker in sorted(chance.sample(candidates, faults)):
             kind = chance.choice(list(kinds))
             where: dict[str, Any] = {"worker": worker, "at_round": number}
             if kind not in ("wrong_update", "fill_memory"):
@@ -569,16 +571,16 @@ class FaultPlan:
                 cluster.machine(fault.other if fault.slot is None else 1)
                 await fault.ways(cluster)  # make the proxies before the run introduces the workers to each other
         injection = Injection(self, cluster)
-        there = [fault for fault in self.faults if isinstance(fault, ON_WORKERS)]
+        worker_faults = [fault for fault in self.faults if isinstance(fault, ON_WORKERS)]
         before = {name: vars(app)[name] for name in ("train",) if name in vars(app)}
         take_off = app.subscribe(injection.observe)
-        if there:
-            vars(app)["train"] = FaultyTraining(app, before.get("train"), tuple(there))
+        if worker_faults:
+            vars(app)["train"] = FaultyTraining(app, before.get("train"), tuple(worker_faults))
         try:
             yield injection
         finally:
             take_off()
-            if there:
+            if worker_faults:
                 del vars(app)["train"]
             vars(app).update(before)
             await injection.end()

@@ -128,15 +128,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         path = (self.store._folder / unquote(self.path).strip("/")).resolve()
-        found = path.is_relative_to(self.store._folder) and path.is_file()
-        self._answer(200 if found else 404, b"", path.stat().st_size if found else 0)
+        exists = path.is_relative_to(self.store._folder) and path.is_file()
+        self._answer(200 if exists else 404, b"", path.stat().st_size if exists else 0)
 
     def _range(self, data: bytes) -> tuple[int, bytes]:
         """Return the requested range of a file, with the status of the answer."""
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if not (asked and self.store.ranges):
+        requested = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not (requested and self.store.ranges):
             return 200, data
-        part = data[int(asked[1]) : int(asked[2]) + 1]
+        part = data[int(requested[1]) : int(requested[2]) + 1]
         with self.store._lock:
             self.store.ranged += len(part)
         return 206, part

@@ -291,7 +291,7 @@ def spread(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     groups = {name: group for name, value in values.items() if (group := group_of(name, value)) is not None}
     flattened = {name: value for name, value in values.items() if name not in groups}
     for name, group in groups.items():
-        given = group.given()
+        given = group.chosen_values()
         if group.name:
             given["mode" if isinstance(group, StrategySettings) else "exchange"] = group.name
         settings = {**SETTINGS, **{setting.name: setting for setting in group.settings()}}

@@ -52,7 +52,7 @@ async def picture(browser, name: str, options: dict) -> None:
     about = dict(title="lab", cluster="lab, cluster.yaml (4 workers)")
     async with Dashboard(look, port=0, stop=lambda: True, **about) as dashboard:
         began = time.time() - DONE - 2
-        events = [*made_up.beginning(rounds=ROUNDS, workers=WORKERS, at=began), *said(began)]
+        events = [*made_up.beginning(rounds=ROUNDS, workers=WORKERS, at=began), *further_events(began)]
         for number in range(1, ROUNDS + 1):
             events += made_up.one_round(number, rounds=ROUNDS, workers=WORKERS, at=began + 1 + number)
         going_on = asyncio.ensure_future(happen(dashboard, sorted(events, key=lambda pair: pair[0])))
@@ -79,7 +79,7 @@ async def happen(dashboard: Dashboard, events: list) -> None:
         dashboard.tell(event, at)
 
 
-def said(began: float) -> list:
+def further_events(began: float) -> list:
     """Return further events for the log."""
     lines = ("60000 images, 938 steps in each epoch",)
     wrote = [e.WorkerWrote(worker=w, name=made_up.name(w), stream="stdout", lines=lines) for w in range(1, WORKERS + 1)]
@@ -93,7 +93,7 @@ def said(began: float) -> list:
 async def pictures_of_report(browser) -> None:
     """Take screenshots of the report of a complete run that lost a worker."""
     began = time.mktime((2026, 11, 20, 15, 3, 1, 0, 0, -1))
-    events = [*made_up.beginning(rounds=ROUNDS, workers=WORKERS, at=began), *said(began)]
+    events = [*made_up.beginning(rounds=ROUNDS, workers=WORKERS, at=began), *further_events(began)]
     for number in range(1, ROUNDS + 1):
         events += made_up.one_round(number, rounds=ROUNDS, workers=WORKERS, at=began + 1 + number)
     ended = began + ROUNDS + 3

@@ -152,7 +152,7 @@ def _arrow(diagram: Diagram, arrow: Arrow) -> tuple[str, str]:
     Two arrows in opposite directions are drawn beside each other.
     """
     begin, end = diagram.boxes[arrow.begin], diagram.boxes[arrow.end]
-    back = Arrow(arrow.end, arrow.begin) in [one._replace(label="") for one in diagram.arrows]
+    back = Arrow(arrow.end, arrow.begin) in [other._replace(label="") for other in diagram.arrows]
     beside = 12 * (back if arrow.begin < arrow.end else -back)
     if begin.lane == end.lane:
         down = begin.row < end.row

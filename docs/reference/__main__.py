@@ -60,10 +60,10 @@ def settings() -> str:
                     more[f"{owner}.{line.target.id}"] = " ".join(text.value.value.split())
     texts = {}
     for kind in KINDS_OF_GROUPS:
-        for one in kind.settings():
-            own = next((f"{base.__name__}.{one.field}" for base in kind.__mro__ if one.field in vars(base)), "")
-            text = more.get(own) or more.get(f".{one.field.upper()}", "")
-            texts[one.name] = texts.get(one.name) or text
+        for setting in kind.settings():
+            key = next((f"{base.__name__}.{setting.field}" for base in kind.__mro__ if setting.field in vars(base)), "")
+            text = more.get(key) or more.get(f".{setting.field.upper()}", "")
+            texts[setting.name] = texts.get(setting.name) or text
     texts |= {name: more[f"._{name.upper()}"] for name in ("mode", "exchange")}
     kinds = [f"``{name}``: {' '.join(inspect.getdoc(kind).split())}" for name, kind in registry.EXCHANGES.items()]
     texts["exchange"] = "\n\n".join([texts["exchange"], *kinds])
@@ -116,8 +116,8 @@ def tree_of_errors() -> str:
     drawn = re.search(r"::\n\n(.*?)\n\n(?=\S)", inspect.getdoc(errors), re.DOTALL)[1]
     kinds = [getattr(errors, name) for name in errors.__all__]
     codes = [
-        f"| {code} | {what} | {', '.join(f'`{kind.__name__}`' for kind in kinds if kind.exit_code == code)} |"
-        for code, what in EXIT_CODES.items()
+        f"| {code} | {meaning} | {', '.join(f'`{kind.__name__}`' for kind in kinds if kind.exit_code == code)} |"
+        for code, meaning in EXIT_CODES.items()
     ]
     table = "\n".join(["| code | means | errors |", "|---|---|---|", *codes])
     return "\n".join([ERRORS.format(tree=inspect.cleandoc(drawn), codes=table), *map(_error, kinds)]).rstrip() + "\n"
@@ -143,22 +143,22 @@ def rules() -> str:
     )
 
 
-def _family(name: str, text: str, found: "Family | dict[str, object]") -> Iterator[str]:
+def _family(name: str, text: str, rules: "Family | dict[str, object]") -> Iterator[str]:
     yield f"## {name}\n\n{text}\n"
     other_names: list[tuple[str, str]] = []
-    if isinstance(found, Family):
-        family, found = found, {}
+    if isinstance(rules, Family):
+        family, rules = rules, {}
         for rule in family.names:
             written = str(family.read(rule))
-            if written in found:
+            if written in rules:
                 other_names.append((rule, written))
-            found[written] = type(family.read(rule))
-    seen: dict[object, str] = {}
-    for written, kind in found.items():
-        if first := seen.get(kind):
+            rules[written] = type(family.read(rule))
+    first_names: dict[object, str] = {}
+    for written, kind in rules.items():
+        if first := first_names.get(kind):
             yield f"### `{written}`\n\nThe same rule as `{first}`, with these parameters.\n"
             continue
-        seen[kind] = written
+        first_names[kind] = written
         sections = dict(_sections(kind))
         parts = [f"### `{written}`", sections[""]]
         if "Args" in sections and inspect.isclass(kind):
@@ -211,13 +211,13 @@ def _markdown(text: str) -> str:
     ).strip()
 
 
-def _table(what: str, text: str) -> str:
+def _table(title: str, text: str) -> str:
     """Return the entries of a docstring's section as a Markdown table."""
     rows = [
-        f"| `{name}` | {' '.join(said.split())} |"
-        for name, said in re.findall(r"^(\w+): (.*(?:\n .*)*)", text, re.MULTILINE)
+        f"| `{name}` | {' '.join(description.split())} |"
+        for name, description in re.findall(r"^(\w+): (.*(?:\n .*)*)", text, re.MULTILINE)
     ]
-    return "\n".join([f"| {what} | what |", "|---|---|", *rows])
+    return "\n".join([f"| {title} | what |", "|---|---|", *rows])
 
 
 HEAD = """\
