@@ -38,8 +38,8 @@ def with_cards(*cards: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def card(number: int = 0, **changes: Any) -> dict[str, Any]:
     """Return the facts of a card with free memory."""
-    known = {"number": str(number), "uuid": f"GPU-{number}", "name": "Test Card", "processes": [], "lost": ""}
-    return {**known, "memory": 16 * GB, "free": 15 * GB, **changes}
+    facts = {"number": str(number), "uuid": f"GPU-{number}", "name": "Test Card", "processes": [], "lost": ""}
+    return {**facts, "memory": 16 * GB, "free": 15 * GB, **changes}
 
 
 def machine(**changes: Any) -> dict[str, Any]:

@@ -40,24 +40,24 @@ def test_help_lists_parameters_with_default_values():
 
 
 def own_of():
-    own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--width", type=int, help="units")
-    own.add_argument("--network", choices=["dense", "lstm"])
-    return own
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--width", type=int, help="units")
+    parser.add_argument("--network", choices=["dense", "lstm"])
+    return parser
 
 
 def test_author_option_sets_the_attribute_and_is_in_the_help(capsys):
     parser = Parser(prog="app.py", parents=[own_of()], epilog=settable(Own))
     add_options(parser)
-    given = as_parameters(parser.parse_args(["--width", "2", "--seed", "3"]), parser)
-    assert given.parameters == ["width=2"]
-    assert given.seed == 3
+    options = as_parameters(parser.parse_args(["--width", "2", "--seed", "3"]), parser)
+    assert options.parameters == ["width=2"]
+    assert options.seed == 3
     with pytest.raises(SystemExit):
         parser.parse_args(["--help"])
-    said = capsys.readouterr().out
-    assert "--width WIDTH" in said
-    assert "--network {dense,lstm}" in said
-    assert "-p width=16" in said
+    help_text = capsys.readouterr().out
+    assert "--width WIDTH" in help_text
+    assert "--network {dense,lstm}" in help_text
+    assert "-p width=16" in help_text
     with pytest.raises(SystemExit):
         parser.parse_args(["--network", "lstmm"])
     assert "argument --network: invalid choice: 'lstmm' (choose from 'dense', 'lstm')" in capsys.readouterr().err

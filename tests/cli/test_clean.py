@@ -61,9 +61,9 @@ async def test_clean_frees_data_of_earlier_runs_and_methods_only_on_request(mach
     assert "holds 1 data set of 8.0 MB and 1 method" in shown[0]
     assert "holds" not in shown[1]
     assert await clean(proxies(machines), options()) == 0
-    one, two = capsys.readouterr().out.splitlines()
-    assert one.endswith("freed: 1 data set of 8.0 MB; variables v")
-    assert two.endswith("nothing to free")
+    first_line, second_line = capsys.readouterr().out.splitlines()
+    assert first_line.endswith("freed: 1 data set of 8.0 MB; variables v")
+    assert second_line.endswith("nothing to free")
     assert [answer["methods"] for answer in await status(machines)] == [["hosted"], []]
     assert await clean(proxies(machines), options(methods=True)) == 0
     assert "freed: methods hosted" in capsys.readouterr().out
@@ -94,9 +94,9 @@ async def test_clean_reports_unreachable_worker_and_cleans_the_rest(machines, ca
     await first.close()
     await machines.end(2)
     assert await clean(proxies(machines), options()) == 3
-    one, two = capsys.readouterr().out.splitlines()
-    assert "freed: 1 data set" in one
-    assert "connection refused" in two
+    first_line, second_line = capsys.readouterr().out.splitlines()
+    assert "freed: 1 data set" in first_line
+    assert "connection refused" in second_line
 
 
 async def test_clean_command_cleans_the_named_workers(start_worker):

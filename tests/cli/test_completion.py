@@ -83,9 +83,9 @@ def test_bash_completes_on_tab(tmp_path, capsys, typed, completed):
 
 
 def until(terminal, text):
-    said, end = "", time.monotonic() + PATIENCE_S
-    while text not in said:
+    output, end = "", time.monotonic() + PATIENCE_S
+    while text not in output:
         ready, _, _ = select.select([terminal], [], [], end - time.monotonic())
-        assert ready, said
-        said += os.read(terminal, 4096).decode()
-    return said
+        assert ready, output
+        output += os.read(terminal, 4096).decode()
+    return output

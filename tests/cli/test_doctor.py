@@ -92,10 +92,10 @@ async def test_doctor_finds_nothing_in_a_healthy_cluster(daemons, capsys):
 
 
 async def test_doctor_names_workers_that_cannot_reach_each_other(daemons, free_port, monkeypatch):
-    ports, known = [daemon.port for daemon in daemons], InProcessDaemon.addresses
+    ports, addresses = [daemon.port for daemon in daemons], InProcessDaemon.addresses
 
     # No worker can reach the other one. If one of them could, both would use its connections.
-    monkeypatch.setattr(InProcessDaemon, "addresses", lambda self: known(self) | {"port": free_port})
+    monkeypatch.setattr(InProcessDaemon, "addresses", lambda self: addresses(self) | {"port": free_port})
     finding, _ = await findings(*ports)
     assert finding.where == (f"worker 1 (127.0.0.1:{ports[0]})",)
     assert finding.what.startswith(f"it cannot reach worker 2 (127.0.0.1:{ports[1]}): ")
@@ -187,8 +187,8 @@ async def test_doctor_names_unsupported_cards(monkeypatch, capsys, free_port):
 
 
 async def test_doctor_says_that_a_framework_for_cards_has_none(monkeypatch, capsys, free_port):
-    found = with_cards(package="jax 0.10.2", build_cuda="12")
-    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=found))
+    cards = with_cards(package="jax 0.10.2", build_cuda="12")
+    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=cards))
     monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
     assert await doctor(options()) == 0
     assert "cards     none of NVIDIA found; jax 0.10.2 could use one, with a driver\n" in capsys.readouterr().out
@@ -196,12 +196,12 @@ async def test_doctor_says_that_a_framework_for_cards_has_none(monkeypatch, caps
 
 async def test_doctor_json_contains_all_facts(daemons, capsys, free_port):
     assert await doctor(options(daemons[0].port, free_port, more=["--json"])) == 3
-    found = json.loads(capsys.readouterr().out)
-    assert found["machine"] == machine()
-    assert [worker["machine"] for worker in found["workers"]] == [machine(), {}]
-    assert found["workers"][0]["back_mbs"] > 0
-    assert "connection refused" in found["workers"][1]["error"]
-    assert [finding["level"] for finding in found["findings"]] == ["error"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["machine"] == machine()
+    assert [worker["machine"] for worker in report["workers"]] == [machine(), {}]
+    assert report["workers"][0]["back_mbs"] > 0
+    assert "connection refused" in report["workers"][1]["error"]
+    assert [finding["level"] for finding in report["findings"]] == ["error"]
 
 
 async def test_doctor_does_not_disturb_a_worker_in_use(daemons):
@@ -298,21 +298,21 @@ async def test_doctor_starts_no_worker_after_a_problem_of_the_engine(herd, capsy
 
 async def test_doctor_reports_why_workers_of_a_launcher_do_not_start(herd):
     herd(error=ConnectError("place 0: No such file or directory: python9"))
-    (found,) = (await examine(of_herd())).findings
-    assert (found.where, found.what, found.exit_code) == (
+    (finding,) = (await examine(of_herd())).findings
+    assert (finding.where, finding.what, finding.exit_code) == (
         ("herd",),
         "place 0: No such file or directory: python9",
         ConnectError.exit_code,
     )
-    assert found.do == "correct that, and run this command again"
+    assert finding.do == "correct that, and run this command again"
     assert Engine.last.calls == ["start", "stop"]
 
 
 async def test_doctor_names_the_reason_of_a_waiting_engine_when_the_time_is_over(herd, monkeypatch):
     monkeypatch.setattr(module, "START_S", 0.01)
     herd(comes=False)
-    (found,) = (await examine(of_herd())).findings
-    assert (found.level, found.what) == ("warning", "its workers have not started within 0.01 s: it grazes")
+    (finding,) = (await examine(of_herd())).findings
+    assert (finding.level, finding.what) == ("warning", "its workers have not started within 0.01 s: it grazes")
     assert Engine.last.calls == ["start", "stop"]
 
 
@@ -327,15 +327,15 @@ async def test_doctor_asks_the_launcher_of_a_cluster_file(daemons, herd, tmp_pat
 
 async def test_doctor_names_a_launcher_that_cannot_be_used(tmp_path):
     (tmp_path / "cluster.yaml").write_text("launcher: nobody\n")
-    (found,) = (await examine(parse(["doctor"])[1])).findings
-    assert found.what == "there is no launcher 'nobody'"
+    (finding,) = (await examine(parse(["doctor"])[1])).findings
+    assert finding.what == "there is no launcher 'nobody'"
 
 
 async def test_doctor_refuses_options_without_effect(herd):
-    (found,) = (await examine(parse(["doctor", "--workers", "2"])[1])).findings
-    assert found.what == "--workers has no effect without --launcher"
-    (found,) = (await examine(of_herd("--token-file", "token"))).findings
-    assert found.what.startswith("--token-file has no effect with a launcher")
+    (finding,) = (await examine(parse(["doctor", "--workers", "2"])[1])).findings
+    assert finding.what == "--workers has no effect without --launcher"
+    (finding,) = (await examine(of_herd("--token-file", "token"))).findings
+    assert finding.what.startswith("--token-file has no effect with a launcher")
 
 
 # -- faults, each with its remedy -----------------------------------------------------------------------------------------
@@ -395,7 +395,7 @@ async def test_doctor_accepts_a_worker_on_the_default_port(daemons, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("facts", "what"),
+    ("facts", "sentence"),
     [
         (dict(python="3.12.0"), "Python 3.12.0 there, 3.11.7 here"),
         (dict(ddlf="0.0.9"), "DDLF 0.0.9 there, 0.1.0 here"),
@@ -408,10 +408,10 @@ async def test_doctor_accepts_a_worker_on_the_default_port(daemons, monkeypatch)
         (dict(memory_free=1), "0.0 GB of 16.0 GB memory is free"),
     ],
 )
-async def test_doctor_reports_problems_of_a_workers_machine(daemons, monkeypatch, facts, what):
+async def test_doctor_reports_problems_of_a_workers_machine(daemons, monkeypatch, facts, sentence):
     monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine(**facts))
     (finding,) = await findings(*(daemon.port for daemon in daemons))
-    assert what in finding.what
+    assert sentence in finding.what
     assert finding.where == tuple(f"worker {n} (127.0.0.1:{daemon.port})" for n, daemon in enumerate(daemons, 1))
 
 
@@ -526,16 +526,16 @@ async def test_doctor_reports_a_slow_cable_between_two_machines(monkeypatch):
     with Link() as link, inside(link.a), Workers() as workers:
         _, port = workers.start(host=link.address_b, namespace=link.b)
 
-        async def found():
+        async def current_findings():
             hosts = ["--hosts", f"{link.address_b}:{port}", "--token-file", str(workers.token_file)]
             report = await examine(parse(["doctor", *hosts])[1])
             assert report.answers[0].error is None
             # the memory of the machine that runs the tests does not matter
             return [finding for finding in report.findings if "memory" not in finding.what]
 
-        assert await found() == []
+        assert await current_findings() == []
         limit(link, "40mbit")
-        (finding,) = await found()
+        (finding,) = await current_findings()
         to, back = (float(part.split()[0]) for part in finding.what.split(", "))
         assert 1 < to < 6
         assert 1 < back < 6
@@ -549,16 +549,18 @@ def test_doctor_has_findings_only_for_unhealthy_real_workers(start_worker, tmp_p
     (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 9.9.9\n")
     well, killed, odd = start_worker(), start_worker(), start_worker(PYTHONPATH=str(planted.parent))
 
-    def found(*workers):
+    def examined(*workers):
         hosts = ",".join(f"127.0.0.1:{worker.port}" for worker in workers)
         ended = command("ddlf.cli.main", "doctor", "--hosts", hosts, "--token-file", well.token_file, "--json")
         # findings about the memory of the machine that runs the tests do not count
         findings = json.loads(ended.stdout)["findings"]
         return ended.returncode, [finding["what"] for finding in findings if "memory" not in finding["what"]]
 
-    assert found(well, killed) == (0, [])
+    assert examined(well, killed) == (0, [])
     killed.end(signal.SIGKILL)
-    assert found(well, killed) == (3, ["connection refused, nothing listens there"])
-    code, whats = found(well, odd)
+    assert examined(well, killed) == (3, ["connection refused, nothing listens there"])
+    code, sentences = examined(well, odd)
     assert code == 1
-    assert any("tensorflow 9.9.9 and tensorflow-cpu" in what and "both installed" in what for what in whats), whats
+    assert any(
+        "tensorflow 9.9.9 and tensorflow-cpu" in sentence and "both installed" in sentence for sentence in sentences
+    ), sentences

@@ -169,10 +169,10 @@ async def test_dry_run_refuses_workers_with_other_cards_than_the_file_says(cards
 async def test_dry_run_checks_script_requirements_here_and_on_each_worker(folder, capsys, monkeypatch):
     block = '# /// script\n# requires-python = ">=3.11"\n# dependencies = ["ddlf>=0.1", "pandas>=2"]\n# ///\n'
     (folder / "app.py").write_text(block + APP)
-    asked = []
+    requests = []
 
     def about(folders=(), needs=()):
-        asked.append(list(needs))
+        requests.append(list(needs))
         return machine(unmet=["pandas>=2 (not installed)"])
 
     monkeypatch.setattr("ddlf.cli.dry_run.about", about)
@@ -181,7 +181,7 @@ async def test_dry_run_checks_script_requirements_here_and_on_each_worker(folder
     assert await planned("--hosts", f"127.0.0.1:{daemon.port}", "--token-file", "token") == 4
     await daemon.end()
     text = capsys.readouterr().out
-    assert asked == [["ddlf>=0.1", "pandas>=2"]] * 2
+    assert requests == [["ddlf>=0.1", "pandas>=2"]] * 2
     assert (
         f"warning   this machine, worker 1 (127.0.0.1:{daemon.port}): needed, and not there: pandas>=2 (not installed)"
         in text
@@ -201,17 +201,17 @@ async def test_run_names_workers_that_lack_requirements(folder, monkeypatch, nam
     target = find_target(options.app, name, options)
     answers = [["pandas>=2 (not installed)"], []]
     monkeypatch.setattr("ddlf.worker.machine.about", lambda folders, needs: {"unmet": answers.pop(0)})
-    daemons, said = [DaemonWithoutProcesses(TOKEN) for _ in range(2)], []
+    daemons, messages = [DaemonWithoutProcesses(TOKEN) for _ in range(2)], []
     async with Cluster(["127.0.0.1"] * 2, [daemon.port for daemon in daemons], token_file="token") as cluster:
-        await check_needs(cluster, target, said.append, local=False)
-        (line,) = said
+        await check_needs(cluster, target, messages.append, local=False)
+        (line,) = messages
         assert line.startswith("missing   worker ")
         assert line.endswith(" lacks requirements of the script: pandas>=2 (not installed)")
         answers += [["pandas>=2 (not installed)"]] * 2
         with pytest.raises(
             VersionError, match=r"worker 1 .* lacks .*; worker 2 .* lacks .*; install it, or leave it out"
         ):
-            await check_needs(cluster, target, said.append, local=False)
+            await check_needs(cluster, target, messages.append, local=False)
     for daemon in daemons:
         await daemon.end()
 
@@ -250,14 +250,14 @@ async def test_dry_run_plans_a_function(folder, capsys):
     ],
 )
 def test_dry_run_has_the_error_messages_of_a_run(folder, capfd, arguments, sentence):
-    said = []
+    errors = []
     for more in ((), ("--dry-run",)):
         with pytest.raises(SystemExit) as ended:
             main.main(["run", "app.py", *arguments, *more])
         assert ended.value.code == 2
-        said.append(capfd.readouterr().err)
-    assert sentence in said[0]
-    assert said[0] == said[1]
+        errors.append(capfd.readouterr().err)
+    assert sentence in errors[0]
+    assert errors[0] == errors[1]
 
 
 def test_dry_run_names_the_cards_of_its_workers_or_refuses_them(cards, folder, capfd):

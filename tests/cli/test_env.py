@@ -56,9 +56,9 @@ def test_env_hides_secrets_and_shortens_the_home_folder(env, monkeypatch):
 
 
 def test_env_json_has_the_same_data(env):
-    found = json.loads(env("--json", "--local", "3"))
-    assert found["cluster"] == "3 workers on this machine"
-    assert found["settings"] == ["all have their defaults"]
+    facts = json.loads(env("--json", "--local", "3"))
+    assert facts["cluster"] == "3 workers on this machine"
+    assert facts["settings"] == ["all have their defaults"]
 
 
 @pytest.mark.parametrize("text", ["1 / 0\n", "import no_such_module\n"])

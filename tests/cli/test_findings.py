@@ -26,7 +26,7 @@ def test_healthy_machine_and_worker_have_no_findings():
 
 
 @pytest.mark.parametrize(
-    ("facts", "what", "do"),
+    ("facts", "sentence", "do"),
     [
         (
             dict(packages={"tensorflow": "2.20.0", "tensorflow-cpu": "2.21.0", "keras": "3.15.1"}),
@@ -102,9 +102,9 @@ def test_healthy_machine_and_worker_have_no_findings():
         ),
     ],
 )
-def test_each_problem_of_a_machine_is_named_with_its_remedy(facts, what, do):
+def test_each_problem_of_a_machine_is_named_with_its_remedy(facts, sentence, do):
     (finding,) = of_machine(machine(**facts), "here")
-    assert what in finding.what
+    assert sentence in finding.what
     assert do in finding.do
     assert (finding.level, finding.where) == ("warning", ("here",))
 
@@ -114,7 +114,7 @@ def test_unknown_memory_is_not_a_finding():
 
 
 @pytest.mark.parametrize(
-    ("facts", "level", "what", "do"),
+    ("facts", "level", "sentence", "do"),
     [
         (dict(python="3.12.1"), "error", "Python 3.12.1 there, 3.11.7 here", "install Python 3.11 there"),
         (dict(ddlf="0.0.9"), "warning", "DDLF 0.0.9 there, 0.1.0 here", "python -m pip install ddlf==0.1.0"),
@@ -133,9 +133,9 @@ def test_unknown_memory_is_not_a_finding():
         (dict(packages={"numpy": "2.4.6"}), "error", "Keras is here, but not there", "'ddlf[tensorflow]' there"),
     ],
 )
-def test_each_version_mismatch_is_named_with_its_remedy(facts, level, what, do):
+def test_each_version_mismatch_is_named_with_its_remedy(facts, level, sentence, do):
     (finding,) = of_versions(machine(), machine(**facts), "worker 1")
-    assert what in finding.what
+    assert sentence in finding.what
     assert do in finding.do
     assert finding.level == level
 
@@ -165,10 +165,10 @@ def test_problems_between_workers_are_joined_to_one_finding():
 def test_findings_are_joined_and_errors_come_first():
     low = [finding for name in ("here", "worker 1") for finding in of_machine(machine(has_backend=False), name)]
     refused = of_error(AuthError("it holds another token", hint="copy it"), "worker 2")
-    found = joined([*low, refused])
-    assert found[0] == Problem("error", ("worker 2",), "it holds another token", "copy it", 4)
-    assert found[1].where == ("here", "worker 1")
-    assert len(found) == 2
+    merged = joined([*low, refused])
+    assert merged[0] == Problem("error", ("worker 2",), "it holds another token", "copy it", 4)
+    assert merged[1].where == ("here", "worker 1")
+    assert len(merged) == 2
 
 
 def test_every_error_finding_has_a_remedy():

@@ -81,17 +81,17 @@ def sentences(mask=None, backend="jax"):
 def test_each_state_of_cards_has_its_sentence(cards, monkeypatch, machine, mask, backend, sentence):
     monkeypatch.setattr(module, "_has_card", lambda: True)
     cards.has(*machine.get("cards", ()), **{name: value for name, value in machine.items() if name != "cards"})
-    (found,) = sentences(mask, backend)
-    assert found.startswith(sentence)
+    (printed,) = sentences(mask, backend)
+    assert printed.startswith(sentence)
 
 
 def test_lost_card_is_named(cards):
     remember_lost(card()["uuid"], "has fallen off the bus (Xid 79)")
     try:
-        (found,) = sentences()
+        (sentence,) = sentences()
     finally:
         forget_lost(card()["uuid"])
-    assert found.startswith("no worker takes the card 0 (Test Card), because it has fallen off the bus (Xid 79) at ")
+    assert sentence.startswith("no worker takes the card 0 (Test Card), because it has fallen off the bus (Xid 79) at ")
 
 
 def test_executor_of_a_worker_makes_no_card_busy(cards, monkeypatch):

@@ -24,7 +24,7 @@ def working_folder(tmp_path, monkeypatch):
     (tmp_path / "my_app.py").write_text(APP)
 
 
-def said(capsys, code, *words):
+def outputs_of(capsys, code, *words):
     with pytest.raises(SystemExit) as ended:
         main.main(["k8s", *words])
     assert ended.value.code == code
@@ -32,12 +32,12 @@ def said(capsys, code, *words):
 
 
 def test_manifest_contains_the_app_and_the_next_command_is_printed(capsys):
-    output, errors = said(capsys, 0, "render", "my_app.py", *IMAGE, "--namespace", "lab", "--options", "--seed 1")
+    output, errors = outputs_of(capsys, 0, "render", "my_app.py", *IMAGE, "--namespace", "lab", "--options", "--seed 1")
     app, service, job = yaml.safe_load_all(output)
     assert app["data"] == {"my_app.py": APP}
     assert "  my_app.py: |" in output, "people can read it"
-    assert {each["metadata"]["namespace"] for each in (app, service, job)} == {"lab"}
-    assert {each["metadata"]["name"] for each in (app, service, job)} == {"my-app"}
+    assert {manifest["metadata"]["namespace"] for manifest in (app, service, job)} == {"lab"}
+    assert {manifest["metadata"]["name"] for manifest in (app, service, job)} == {"my-app"}
     assert job["spec"]["template"]["spec"]["containers"][0]["command"][:5] == [
         "ddlf",
         "run",
@@ -49,15 +49,15 @@ def test_manifest_contains_the_app_and_the_next_command_is_printed(capsys):
 
 
 def test_pool_prints_how_to_use_it(capsys):
-    output, errors = said(capsys, 0, "render", "--pool", *IMAGE, "--name", "lab")
-    assert [each["kind"] for each in yaml.safe_load_all(output)] == ["Service", "StatefulSet"]
+    output, errors = outputs_of(capsys, 0, "render", "--pool", *IMAGE, "--name", "lab")
+    assert [manifest["kind"] for manifest in yaml.safe_load_all(output)] == ["Service", "StatefulSet"]
     assert "ddlf k8s secret statefulset/lab" in errors
     assert "ddlf run app.py --hosts lab-0.lab:9000,lab-1.lab:9000,lab-2.lab:9000,lab-3.lab:9000" in errors
 
 
 def test_app_in_the_image_is_not_in_the_manifest(capsys):
-    output, _ = said(capsys, 0, "render", "/opt/train.py", "--in-image", *IMAGE)
-    assert [each["kind"] for each in yaml.safe_load_all(output)] == ["Service", "Job"]
+    output, _ = outputs_of(capsys, 0, "render", "/opt/train.py", "--in-image", *IMAGE)
+    assert [manifest["kind"] for manifest in yaml.safe_load_all(output)] == ["Service", "Job"]
     assert "/opt/train.py" in output
 
 
@@ -77,14 +77,14 @@ def test_app_in_the_image_is_not_in_the_manifest(capsys):
     ],
 )  # fmt: skip
 def test_mistake_is_refused_in_a_sentence(words, sentence, capsys):
-    output, errors = said(capsys, 2, *words)
+    output, errors = outputs_of(capsys, 2, *words)
     assert sentence in errors
     assert output == ""
 
 
 def test_app_that_is_too_large_for_a_manifest_is_refused(capsys, tmp_path):
     (tmp_path / "large.py").write_text("#" * 10**6)
-    assert "large.py does not fit into a ConfigMap" in said(capsys, 2, "render", "large.py", *IMAGE).err
+    assert "large.py does not fit into a ConfigMap" in outputs_of(capsys, 2, "render", "large.py", *IMAGE).err
 
 
 def test_secret_is_created_by_kubectl_and_not_shown(capsys, tmp_path, monkeypatch):
@@ -98,11 +98,11 @@ def test_secret_is_created_by_kubectl_and_not_shown(capsys, tmp_path, monkeypatc
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin:/bin")
     monkeypatch.setenv("OWNER", str(tmp_path / "owner"))
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
-    output, errors = said(capsys, 0, "secret", "job/app")
+    output, errors = outputs_of(capsys, 0, "secret", "job/app")
     assert (output, errors) == ("secret/app created\n", "")
-    made = yaml.safe_load((tmp_path / "seen").read_text())
-    assert made["metadata"]["ownerReferences"][0]["uid"] == "7"
-    assert len(made["stringData"]["token"]) >= 40
+    secret = yaml.safe_load((tmp_path / "seen").read_text())
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == "7"
+    assert len(secret["stringData"]["token"]) >= 40
 
 
 def test_commands_of_the_page_are_understood(capsys, tmp_path):
@@ -120,7 +120,7 @@ def test_commands_of_the_page_are_understood(capsys, tmp_path):
             assert installed(options.launcher, options.workers).keys.cores == 4
             continue
         missing = IMAGE if "--image" not in command else ()
-        assert "kind: " in said(capsys, 0, *command[1:], *missing).out
+        assert "kind: " in outputs_of(capsys, 0, *command[1:], *missing).out
     options = [part.split('"')[1] for part in PAGE.split("`") if part.startswith("--options")]
     assert len(options) == 1
     parser = Parser()
@@ -130,11 +130,13 @@ def test_commands_of_the_page_are_understood(capsys, tmp_path):
 
 
 def test_run_that_continues_after_its_master_is_replaced_needs_a_volume(capsys):
-    output, _ = said(capsys, 0, "render", "my_app.py", *IMAGE, "--claim", "runs", "--requeue", "--options", "--seed 1")
+    output, _ = outputs_of(
+        capsys, 0, "render", "my_app.py", *IMAGE, "--claim", "runs", "--requeue", "--options", "--seed 1"
+    )
     *_, job = yaml.safe_load_all(output)
     command = job["spec"]["template"]["spec"]["containers"][0]["command"]
     assert command[3:8] == ["--requeue", "--checkpoint", "/work/checkpoints", "--seed", "1"]
     ignored = [rule for rule in job["spec"]["podFailurePolicy"]["rules"] if rule["action"] == "Ignore"]
     assert ignored[1]["onExitCodes"]["values"] == [143]
-    errors = said(capsys, 2, "render", "my_app.py", *IMAGE, "--requeue").err
+    errors = outputs_of(capsys, 2, "render", "my_app.py", *IMAGE, "--requeue").err
     assert "--requeue needs a volume that keeps the checkpoints of a pod that is gone; add --claim NAME" in errors

@@ -54,8 +54,8 @@ class Machines:
         (self.folder / "cluster.yaml").write_text(text)
 
     async def run(self, command, **options):
-        given = {"install": False, "systemd": False, "force": False, "timeout": 30, "token_file": None}
-        parsed = argparse.Namespace(config=self.folder / "cluster.yaml", **{**given, **options})
+        defaults = {"install": False, "systemd": False, "force": False, "timeout": 30, "token_file": None}
+        parsed = argparse.Namespace(config=self.folder / "cluster.yaml", **{**defaults, **options})
         return await asyncio.wait_for(command(parsed), PATIENCE_S)
 
     def pid(self, index):
@@ -125,10 +125,10 @@ async def test_workers_stay_until_they_are_ended(machines, capsys):
 async def test_each_machine_has_its_own_error(machines, capsys):
     machines.list("refused", "127.0.0.1", "nokey")
     assert await machines.run(up) == 3
-    said = sorted(capsys.readouterr().out.splitlines())
-    assert said[0].endswith("failed: refused: ssh: connect to host refused port 22: Connection refused")
-    assert "started" in said[1]
-    assert "failed: nokey: ann@nokey: Permission denied (publickey,password); ssh must need no password" in said[2]
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines[0].endswith("failed: refused: ssh: connect to host refused port 22: Connection refused")
+    assert "started" in lines[1]
+    assert "failed: nokey: ann@nokey: Permission denied (publickey,password); ssh must need no password" in lines[2]
     assert await machines.run(down, force=True) == 3
     assert "ended (pid " in capsys.readouterr().out
 
@@ -137,9 +137,9 @@ async def test_worker_that_ends_at_once_leaves_its_last_lines_only(machines, cap
     machines.list("127.0.0.1")
     with listening(machines.ports[0]):
         assert await machines.run(up) == 3
-    said = capsys.readouterr().out
-    assert "failed: 127.0.0.1: its worker ended with exit code 3:" in said
-    assert f"port {machines.ports[0]} on 0.0.0.0 is in use" in said
+    output = capsys.readouterr().out
+    assert "failed: 127.0.0.1: its worker ended with exit code 3:" in output
+    assert f"port {machines.ports[0]} on 0.0.0.0 is in use" in output
     assert machines.files() == [".lock", ".log"]
 
 
@@ -194,9 +194,10 @@ async def test_service_of_systemd_is_made_and_removed(machines, capsys):
     assert await machines.run(up, systemd=True) == 0
     pid = int((machines.folder / "service").read_text())
     try:
-        said = capsys.readouterr().out
+        output = capsys.readouterr().out
         assert (
-            f"started (pid {pid}); it ends when you log out there, because enable-linger failed: Access denied" in said
+            f"started (pid {pid}); it ends when you log out there, because enable-linger failed: Access denied"
+            in output
         )
         unit = f"ddlf-worker-{machines.ports[0]}.service"
         text = (machines.folder / "config" / "systemd" / "user" / unit).read_text()
@@ -280,11 +281,11 @@ async def test_options_that_a_running_worker_would_ignore_are_refused(machines, 
     pid = machines.pid(0)
     capsys.readouterr()
     assert await machines.run(up, systemd=True) == 3
-    said = f"its worker at port {machines.ports[0]} runs (pid {pid})"
+    state = f"its worker at port {machines.ports[0]} runs (pid {pid})"
     restart = "restart it with ddlf down"
-    assert f"failed: 127.0.0.1: {said}, but not as a service; {restart}" in capsys.readouterr().out
+    assert f"failed: 127.0.0.1: {state}, but not as a service; {restart}" in capsys.readouterr().out
     assert await machines.run(up, install=True) == 3
-    assert f"failed: 127.0.0.1: {said}, so ddlf was not installed; {restart}" in capsys.readouterr().out
+    assert f"failed: 127.0.0.1: {state}, so ddlf was not installed; {restart}" in capsys.readouterr().out
     assert not (machines.folder / "data").exists()
     assert machines.pid(0) == pid
     assert await machines.run(down) == 0
@@ -377,14 +378,14 @@ def test_wheel_has_all_needed_files(tmp_path):
         names = set(archive.namelist())
         recorded = archive.read(f"ddlf-{__version__}.dist-info/RECORD").decode().splitlines()
     assert {row.split(",")[0] for row in recorded} == names
-    assert not any("__pycache__" in found for found in names)
+    assert not any("__pycache__" in member for member in names)
     program = (
         f"import sys; sys.path.insert(0, {str(path)!r}); import ddlf; import ddlf.cluster.launch.remote_programs as there; "
         "from importlib.metadata import distribution; print(remote_programs.__file__, distribution('ddlf').entry_points)"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert said.stdout.startswith(str(path))
-    assert "ddlf-worker" in said.stdout
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert output.stdout.startswith(str(path))
+    assert "ddlf-worker" in output.stdout
 
 
 async def test_command_runs_once_on_each_machine(machines, capfd):
@@ -409,8 +410,10 @@ async def test_host_name_that_only_ssh_resolves_is_refused(machines, capsys):
     write_script(machines.folder / "commands" / "ssh", "#!/bin/sh\necho user ann\necho hostname 10.0.0.11\n")
     machines.list("pc01.invalid")
     assert await machines.run(up) == 3
-    said = capsys.readouterr().out
-    assert "failed: only ssh knows the name 'pc01.invalid', and runs connect without ssh; write host: 10.0.0.11" in said
+    output = capsys.readouterr().out
+    assert (
+        "failed: only ssh knows the name 'pc01.invalid', and runs connect without ssh; write host: 10.0.0.11" in output
+    )
 
 
 async def test_machines_log_in_in_turns_and_their_commands_run_at_once(machines, capfd, monkeypatch):

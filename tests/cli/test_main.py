@@ -35,7 +35,7 @@ def ddlf(*arguments, **environment):
 
 
 @pytest.fixture
-def here(capsys):
+def run_here(capsys):
     """Return a function that runs the command in this process. It is for output that needs no worker."""
 
     def run(*arguments):
@@ -109,8 +109,8 @@ def test_python_m_ddlf_is_the_same_command():
     assert command("ddlf", "runz").stderr.startswith("ddlf: unknown command 'runz', did you mean 'run'?")
 
 
-def test_help_shows_first_steps_and_every_command(here):
-    text = here("--help").stdout
+def test_help_shows_first_steps_and_every_command(run_here):
+    text = run_here("--help").stdout
     for word in (
         "run",
         "status",
@@ -123,9 +123,9 @@ def test_help_shows_first_steps_and_every_command(here):
     ):
         assert word in text
     for name in ("run", "status", "bench", "stop", "clean", "token"):
-        assert here(name, "--help").returncode == 0
-    assert here("--version").stdout.startswith("ddlf 0.")
-    assert json.loads(here("--schema").stdout)["title"] == "cluster.yaml of DDLF"
+        assert run_here(name, "--help").returncode == 0
+    assert run_here("--version").stdout.startswith("ddlf 0.")
+    assert json.loads(run_here("--schema").stdout)["title"] == "cluster.yaml of DDLF"
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_help_shows_first_steps_and_every_command(here):
         (["bench", "--pairs", "--hosts", "127.0.0.1:9"], "--pairs has no effect on one worker; name two or more"),
     ],
 )
-def test_wrong_command_line_is_one_sentence_and_exit_code_2(here, arguments, sentence):
-    ended = here(*arguments)
+def test_wrong_command_line_is_one_sentence_and_exit_code_2(run_here, arguments, sentence):
+    ended = run_here(*arguments)
     assert ended.returncode == 2
     assert sentence in ended.stderr
     assert len(ended.stderr.splitlines()) <= 3
@@ -166,13 +166,13 @@ def test_wrong_command_line_is_one_sentence_and_exit_code_2(here, arguments, sen
 def every_command():
     """Yield every command and action, with the words of its command line."""
     todo = [(f"ddlf {name}", entry.load()) for name, entry in all_commands().items()]
-    for words, one in todo:
-        yield pytest.param(words, one, id=words)
-        todo += [(f"{words} {name}", action) for name, (_, action) in one.actions.items()]
+    for words, spec in todo:
+        yield pytest.param(words, spec, id=words)
+        todo += [(f"{words} {name}", action) for name, (_, action) in spec.actions.items()]
 
 
-def test_help_lists_every_command_once_in_its_group(here):
-    text = here("--help").stdout
+def test_help_lists_every_command_once_in_its_group(run_here):
+    text = run_here("--help").stdout
     commands = all_commands()
     for title in {entry.group for entry in commands.values()}:
         group = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
@@ -180,27 +180,27 @@ def test_help_lists_every_command_once_in_its_group(here):
         assert [line.split()[0] for line in group.splitlines()] == names
 
 
-@pytest.mark.parametrize(("words", "one"), list(every_command()))
-def test_every_command_has_examples_that_can_be_parsed(words, one):
-    assert one.examples
-    assert one.run or one.actions
-    for line in one.examples:
+@pytest.mark.parametrize(("words", "spec"), list(every_command()))
+def test_every_command_has_examples_that_can_be_parsed(words, spec):
+    assert spec.examples
+    assert spec.run or spec.actions
+    for line in spec.examples:
         assert line.startswith(("ddlf ", "eval ", "ssh ")), line
         for part in re.findall(r"\bddlf \w[^|&;>)]*", line.split("#")[0]):
             assert parse(shlex.split(part)[1:])[0].run
 
 
-@pytest.mark.parametrize(("words", "one"), list(every_command()))
-def test_every_help_fits_on_a_screen_and_in_80_columns(words, one, monkeypatch):
+@pytest.mark.parametrize(("words", "spec"), list(every_command()))
+def test_every_help_fits_on_a_screen_and_in_80_columns(words, spec, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    text = one.parser(words).format_help()
+    text = spec.parser(words).format_help()
     assert len(text.splitlines()) <= 45, text
     options = text.partition("examples:")[0]
     assert [line for line in options.splitlines() if len(line) > 80] == []
 
 
-def test_run_help_lists_twelve_options_and_help_all_lists_every_option(here):
-    short, whole = here("run", "--help").stdout, here("run", "--help-all").stdout
+def test_run_help_lists_twelve_options_and_help_all_lists_every_option(run_here):
+    short, whole = run_here("run", "--help").stdout, run_here("run", "--help-all").stdout
     parser = all_commands()["run"].load().parser("ddlf run")
     # one more is --help
     assert len([option for option in parser.options if option.is_common and option.names]) == 1 + 12
@@ -211,30 +211,34 @@ def test_run_help_lists_twelve_options_and_help_all_lists_every_option(here):
     assert ", ".join(sorted(OWN)) in " ".join(whole.split()), "all launchers"
 
 
-def test_run_help_of_a_group_lists_its_options_only(here):
-    text = here("run", "--help", "downpour").stdout
+def test_run_help_of_a_group_lists_its_options_only(run_here):
+    text = run_here("run", "--help", "downpour").stdout
     assert "--softsync" in text
     assert "--merge" not in text
-    assert here("run", "--help", "app.py").stdout == here("run", "--help").stdout == here("run", "app.py", "-h").stdout
-
-
-def test_options_before_an_action_belong_to_it(here, tmp_path):
     assert (
-        here("runs", "--out", tmp_path, "compare", "last").stderr
-        == here("runs", "compare", "last", "--out", tmp_path).stderr
+        run_here("run", "--help", "app.py").stdout
+        == run_here("run", "--help").stdout
+        == run_here("run", "app.py", "-h").stdout
     )
-    assert "unknown option '--last'" in here("runs", "--last", "3", "compare", "a").stderr
 
 
-def test_help_is_a_command_too(here):
-    assert here("help").stdout == here("--help").stdout
-    assert here("help", "run").stdout == here("run", "--help").stdout
-    assert "did you mean 'run'" in here("help", "rnu").stderr
-    assert "What to do:\n    Check the worker's terminal" in here("help", "WorkerLost").stdout
+def test_options_before_an_action_belong_to_it(run_here, tmp_path):
+    assert (
+        run_here("runs", "--out", tmp_path, "compare", "last").stderr
+        == run_here("runs", "compare", "last", "--out", tmp_path).stderr
+    )
+    assert "unknown option '--last'" in run_here("runs", "--last", "3", "compare", "a").stderr
+
+
+def test_help_is_a_command_too(run_here):
+    assert run_here("help").stdout == run_here("--help").stdout
+    assert run_here("help", "run").stdout == run_here("run", "--help").stdout
+    assert "did you mean 'run'" in run_here("help", "rnu").stderr
+    assert "What to do:\n    Check the worker's terminal" in run_here("help", "WorkerLost").stdout
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("option", "suggestion"),
     [
         ("--epochs", "--master-epochs"),
         ("--num-workers=3", "--local"),
@@ -242,20 +246,20 @@ def test_help_is_a_command_too(here):
         ("--slotz", "--slots"),
     ],
 )
-def test_option_names_of_other_programs_are_understood(here, given, meant):
-    assert f"did you mean {meant}?" in here("run", "a.py", given, "3").stderr
+def test_option_names_of_other_programs_are_understood(run_here, option, suggestion):
+    assert f"did you mean {suggestion}?" in run_here("run", "a.py", option, "3").stderr
 
 
-def test_help_is_printed_without_a_command(here):
-    ended = here()
+def test_help_is_printed_without_a_command(run_here):
+    ended = run_here()
     assert ended.returncode == 2
     assert "first steps:" in ended.stdout
 
 
-def test_mistakes_in_a_cluster_file_have_line_and_column(here, tmp_path):
+def test_mistakes_in_a_cluster_file_have_line_and_column(run_here, tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_text("version: 1\nworkers:\n  - 127.0.0.1:99999\nwroker: 1\n")
-    ended = here("status", "--config", path)
+    ended = run_here("status", "--config", path)
     assert ended.returncode == 2
     assert "3" in ended.stderr
     assert "wroker" in ended.stderr
@@ -381,13 +385,13 @@ def test_stop_by_force_is_reported_with_its_user_to_master_and_worker(workers, t
         assert (ended.returncode, ended.stdout.split()[-1]) == (0, "restarted"), ended
         _, errors = user.communicate(timeout=PATIENCE_S)
     assert user.returncode == 5
-    who = f"{me} (ddlf stop --restart)"
+    culprit = f"{me} (ddlf stop --restart)"
     assert (
-        f"the executor was restarted by {who} while it ran 'run_code'; ask that user whether they have finished"
+        f"the executor was restarted by {culprit} while it ran 'run_code'; ask that user whether they have finished"
         in errors
     )
     assert "dmesg" not in errors
-    assert f"restarted by {who}, while {me} pid {user.pid}" in both[0].output
+    assert f"restarted by {culprit}, while {me} pid {user.pid}" in both[0].output
     assert all(worker.process.poll() is None for worker in both)
     with master(options, tmp_path) as user:  # the run may still be starting
         ended = ddlf("stop", "--force", *options)
@@ -437,17 +441,17 @@ def test_bench_prints_latency_and_both_speeds_per_worker(partly_reachable):
 
 def test_bench_as_json_has_positive_figures(partly_reachable):
     first, options = partly_reachable
-    found = json.loads(ddlf("bench", "--megabytes", "1", "--json", *options).stdout)
-    assert found[0].pop("address") == f"127.0.0.1:{first.port}"
-    assert set(found[0]) == {"latency_s", "latency_p99_s", "there_mbs", "back_mbs"}
-    assert all(value > 0 for value in found[0].values())
+    results = json.loads(ddlf("bench", "--megabytes", "1", "--json", *options).stdout)
+    assert results[0].pop("address") == f"127.0.0.1:{first.port}"
+    assert set(results[0]) == {"latency_s", "latency_p99_s", "there_mbs", "back_mbs"}
+    assert all(value > 0 for value in results[0].values())
 
 
 def test_bench_measures_pairs_of_workers_and_leaves_them_free(standing):
     _, options = standing
-    found = json.loads(ddlf("bench", "--megabytes", "1", "--pairs", "--json", *options).stdout)
-    assert len(found["workers"]) == 2
-    (pair,) = found["pairs"]
+    results = json.loads(ddlf("bench", "--megabytes", "1", "--pairs", "--json", *options).stdout)
+    assert len(results["workers"]) == 2
+    (pair,) = results["pairs"]
     assert (pair.pop("from"), pair.pop("to")) == (1, 2)
     assert set(pair) == {"latency_s", "latency_p99_s", "there_mbs", "back_mbs"}
     assert all(value > 0 for value in pair.values())
@@ -490,13 +494,13 @@ def test_bench_names_a_direction_that_is_much_slower_than_the_rest():
 
 
 def test_token_is_created_once_and_never_overwritten(tmp_path):
-    made = ddlf("token", "new", XDG_CONFIG_HOME=str(tmp_path))
+    created = ddlf("token", "new", XDG_CONFIG_HOME=str(tmp_path))
     path = tmp_path / "ddlf" / "token"
     token = path.read_text().strip()
-    assert made.returncode == 0
-    assert str(path) in made.stdout
-    assert "ssh HOST 'umask 077; mkdir -p " in made.stdout
-    assert token not in made.stdout + made.stderr
+    assert created.returncode == 0
+    assert str(path) in created.stdout
+    assert "ssh HOST 'umask 077; mkdir -p " in created.stdout
+    assert token not in created.stdout + created.stderr
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     shown = ddlf("token", "show", XDG_CONFIG_HOME=str(tmp_path))
     assert shown.stdout == f"{token}\n"
@@ -508,17 +512,17 @@ def test_token_is_created_once_and_never_overwritten(tmp_path):
 
 
 def test_printed_command_copies_the_token_for_its_owner_only(tmp_path):
-    here, there = tmp_path / "a home", tmp_path / "another home"
-    for folder in (here, there):
+    home, other_home = tmp_path / "a home", tmp_path / "another home"
+    for folder in (home, other_home):
         folder.mkdir()
     no_xdg = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
-    made = command("ddlf.cli.main", "token", "new", env={**no_xdg, "HOME": str(here)})
-    line = next(line for line in made.stdout.splitlines() if "ssh HOST" in line)
+    created = command("ddlf.cli.main", "token", "new", env={**no_xdg, "HOME": str(home)})
+    line = next(line for line in created.stdout.splitlines() if "ssh HOST" in line)
     # A shell with another home folder replaces ssh.
-    line = line.replace("ssh HOST", f'env "HOME={there}" sh -c')
-    subprocess.run(line, shell=True, check=True, env={**no_xdg, "HOME": str(here)})
-    copied = there / ".config" / "ddlf" / "token"
-    assert copied.read_text() == (here / ".config" / "ddlf" / "token").read_text()
+    line = line.replace("ssh HOST", f'env "HOME={other_home}" sh -c')
+    subprocess.run(line, shell=True, check=True, env={**no_xdg, "HOME": str(home)})
+    copied = other_home / ".config" / "ddlf" / "token"
+    assert copied.read_text() == (home / ".config" / "ddlf" / "token").read_text()
     assert stat.S_IMODE(copied.stat().st_mode) == 0o600
 
 
@@ -578,7 +582,7 @@ def test_closed_reader_of_status_causes_no_traceback(standing):
 
 
 def test_advise_uses_the_settings_of_a_run(capfd, tmp_path, monkeypatch):
-    def here(*arguments):
+    def run_here(*arguments):
         with pytest.raises(SystemExit) as ended:
             main(list(arguments))
         return ended.value.code
@@ -586,7 +590,7 @@ def test_advise_uses_the_settings_of_a_run(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "app.py").write_text("import ddlf\n\n\nclass App(ddlf.IApp):\n    pass\n")
     (tmp_path / "cluster.yaml").write_text("workers: [127.0.0.1:9000]\nrun: {slots: 2, partition: dirichlet}\n")
-    assert here("advise", "app.py") == 2
+    assert run_here("advise", "app.py") == 2
     assert "cluster.yaml:2:17: partition is not a setting for this file" in capfd.readouterr().err
-    assert here("advise", "app.py", "--explain", "L02") == 2
+    assert run_here("advise", "app.py", "--explain", "L02") == 2
     assert "app.py has no effect with --explain" in capfd.readouterr().err

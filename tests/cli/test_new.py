@@ -33,7 +33,7 @@ def ddlf(tmp_path, monkeypatch, capsys):
 
 
 def test_new_offers_every_template():
-    (option,) = [each for each in new.NEW.parser("ddlf new").options if each.dest == "template"]
+    (option,) = [candidate for candidate in new.NEW.parser("ddlf new").options if candidate.dest == "template"]
     assert set(option.offers()) == set(new.TEMPLATES)
 
 
@@ -121,10 +121,10 @@ def test_new_project_runs_unchanged(tmp_path, monkeypatch, name):
     workers = "2" if name == "rpc" else "1"  # its calls have arguments for two workers
     run = ["ddlf", "run", "app.py", "--local", workers, *more]
     scripts = [[script] for script in set(new.TEMPLATES[name].files) - {"app.py"}]
-    trained, *others = several([run, *scripts], tmp_path / "lab")
+    trained, *outputs = several([run, *scripts], tmp_path / "lab")
     assert ("test  " if name != "rpc" else "hosted, by name:") in trained
-    for said in others:
-        assert "accuracy" in said
+    for output in outputs:
+        assert "accuracy" in output
 
 
 @pytest.mark.slow

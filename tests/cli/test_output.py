@@ -40,7 +40,7 @@ def test_terminal_error_has_cause_remedy_and_reference(on_a_terminal):
 
 
 @pytest.mark.parametrize(
-    ("cause", "why"),
+    ("cause", "reason"),
     [
         (
             ConnectError("it was not reached again within 30 s", hint="x", worker="worker 2"),
@@ -52,10 +52,10 @@ def test_terminal_error_has_cause_remedy_and_reference(on_a_terminal):
         (None, ""),
     ],
 )
-def test_error_prints_its_cause_unless_the_sentence_has_it(on_a_terminal, cause, why):
+def test_error_prints_its_cause_unless_the_sentence_has_it(on_a_terminal, cause, reason):
     error = WorkerLost("worker 2: reset by the other side", hint="look at it")
     error.__cause__ = cause
-    rows = [f"why    {why}"] * bool(why) + ["try    look at it", "more   ddlf help WorkerLost"]
+    rows = [f"why    {reason}"] * bool(reason) + ["try    look at it", "more   ddlf help WorkerLost"]
     assert on_a_terminal(error).splitlines()[1:] == rows
 
 
@@ -69,12 +69,12 @@ def test_error_table_keeps_its_lines(on_a_terminal):
 def test_error_shows_worker_lines_last_and_library_lines_with_v(on_a_terminal):
     error = remote()
     error.hint = "set y_train"
-    said = on_a_terminal(error)
-    assert said.startswith(
+    printed = on_a_terminal(error)
+    assert printed.startswith(
         "error  worker 2 (pc02:9000): ValueError: no labels\ntry    set y_train\n"
         "more   -v also shows the lines of libraries\n\nTraceback on the worker"
     )
-    assert said.endswith(
+    assert printed.endswith(
         'Traceback on the worker (most recent call last):\n  File "app.py", line 3, in train\n    check(x)\n'
     )
     assert on_a_terminal(error, whole=True).endswith(f"\n{LINES}")
@@ -92,14 +92,14 @@ def test_error_in_a_file_is_one_sentence_and_a_reference(capsys):
 
 
 def test_equal_errors_of_several_workers_are_printed_once(capsys):
-    first, *others = (remote() for _ in range(4))
-    first.join(others, 5)
+    first, *equal_errors = (remote() for _ in range(4))
+    first.join(equal_errors, 5)
     show_error(first, whole=False)
-    said = capsys.readouterr().err
-    assert said.startswith("error  4 of 5 workers failed\n")
-    assert said.count("no labels") == 2, "in the sentence, and where the traceback ends"
-    assert said.count("check(x)") == 1
-    assert "keras" not in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("error  4 of 5 workers failed\n")
+    assert printed.count("no labels") == 2, "in the sentence, and where the traceback ends"
+    assert printed.count("check(x)") == 1
+    assert "keras" not in printed
 
 
 def test_notes_of_a_user_error_are_printed(capsys):

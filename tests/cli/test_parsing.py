@@ -92,8 +92,8 @@ def test_option_with_optional_value_does_not_take_the_next_argument(arguments, w
     parser = Parser(prog="tool")
     parser.add("--wait", alone="for-ever", help="seconds")
     parser.add("files", nargs="*", help="files")
-    found = parser.parse_args(arguments)
-    assert (found.wait, found.files) == (wait, files)
+    options = parser.parse_args(arguments)
+    assert (options.wait, options.files) == (wait, files)
 
 
 def test_unknown_option_explains_how_to_set_an_attribute(parser, capsys):

@@ -106,9 +106,9 @@ def test_a_text_that_peers_cannot_train_is_refused_before_keras_is_imported(
     monkeypatch.setitem(sys.modules, "keras", None)  # so that an import of Keras fails
     monkeypatch.chdir(tmp_path)
     Path("a.nnm").write_text(text)
-    found = refused(capsys, "serve", "a.nnm", "--port", 0)
-    assert sentence in found
-    assert found.startswith("error  ")
+    output = refused(capsys, "serve", "a.nnm", "--port", 0)
+    assert sentence in output
+    assert output.startswith("error  ")
     assert not Path("runs").exists()
 
 
@@ -130,8 +130,8 @@ def test_shards_and_classes_that_do_not_fit_are_refused_before_keras_is_imported
 
 def test_options_of_a_named_training_belong_into_its_settings(capsys):
     for option, name in (("--end", "end"), ("--batch-size", "batch_size")):
-        said = refused(capsys, "train", "digits", option, 30)
-        assert f"unknown option {option}: it is a setting of the training: write {name} into settings.json" in said
+        output = refused(capsys, "train", "digits", option, 30)
+        assert f"unknown option {option}: it is a setting of the training: write {name} into settings.json" in output
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_the_list_has_no_gap_for_a_peer_without_a_name(capsys, monkeypatch):
     facts |= {"strikes": 0, "out_s": 0.0}
     peers = [facts | {"peer": 1, "samples": 1, "posts": 2}, facts | {"peer": 2, "name": "b", "samples": 9, "posts": 1}]
     peers[1] |= {"strikes": 2, "out_s": 43.2}
-    found = {"way": "swap", "codec": "float32", "set_bytes": 1, "accuracy": None, "sets": {}, "shards": 0}
-    found["missing_posts"] = 2
+    overview = {"way": "swap", "codec": "float32", "set_bytes": 1, "accuracy": None, "sets": {}, "shards": 0}
+    overview["missing_posts"] = 2
     monkeypatch.setattr(serving, "running", lambda: [{"origin": "http://127.0.0.1:1", "port": 1}])
-    monkeypatch.setattr(serving, "ask", lambda *_: found | {"peers": peers})
+    monkeypatch.setattr(serving, "ask", lambda *_: overview | {"peers": peers})
     with pytest.raises(SystemExit) as ended:
         main(["peers", "list"])
     assert not ended.value.code
@@ -194,10 +194,10 @@ def test_a_run_of_the_other_kind_is_refused_with_the_command_that_continues_it(c
     for name, file in (("20260101-000000-peers-a", "plan.json"), ("20260102-000000-App", "summary.json")):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        for each in ("state.json", file):
-            (folder / each).write_text("{}")
-    found = refused(capsys, "serve", "--resume", "App")
-    assert "runs/20260102-000000-App is a run without peers; continue it with: ddlf run APP --resume runs/" in found
+        for file_name in ("state.json", file):
+            (folder / file_name).write_text("{}")
+    output = refused(capsys, "serve", "--resume", "App")
+    assert "runs/20260102-000000-App is a run without peers; continue it with: ddlf run APP --resume runs/" in output
     add_options(parser := Parser())
     for name in ("peers-a", "runs/20260101-000000-peers-a"):
         with pytest.raises(ConfigError, match=f"by peers; continue it with: ddlf peers serve --resume {name}"):
@@ -209,8 +209,8 @@ def test_a_run_of_the_other_kind_is_refused_with_the_command_that_continues_it(c
 def test_options_of_rounds_are_refused_in_swaps(capsys, tmp_path):
     model = tmp_path / "a.nnm"
     model.write_text("a:input shape=[4];\na:output shape=[2];\na:layers Dense(units=2);\na:loss MSE;\n")
-    found = refused(capsys, "serve", model, "--quorum", 2, "--out", tmp_path)
-    assert "--quorum has no effect in swaps" in found
+    output = refused(capsys, "serve", model, "--quorum", 2, "--out", tmp_path)
+    assert "--quorum has no effect in swaps" in output
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_serve_refuses_options_before_it_imports_keras(capsys, tmp_path, monkeyp
 def test_serve_refuses_a_taken_port_and_a_missing_file(capsys, tmp_path):
     model = tmp_path / "a.nnm"
     model.write_text("a:input shape=[4];\n")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         assert f"port {port} of 127.0.0.1 is in use" in refused(capsys, "serve", model, "--port", port)
     assert "there is no file" in refused(capsys, "serve", tmp_path / "no.nnm")

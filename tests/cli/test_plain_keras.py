@@ -12,14 +12,14 @@ from ddlf.cli.plain_keras import Compared, Differs, differing, first_batch
 ONE = [np.array([1.0, -2.0], "f4"), np.zeros((0, 3), "f4"), np.array(3, "i8"), np.array([0.5], "f2")]
 
 
-def changed(place, value):
+def changed(index, value):
     other = [array.copy() for array in ONE]
-    other[place] = np.asarray(value, other[place].dtype)
+    other[index] = np.asarray(value, other[index].dtype)
     return other
 
 
 @pytest.mark.parametrize(
-    ("other", "places"),
+    ("other", "indices"),
     [
         (ONE, []),
         (changed(0, [1.00001, -2.0]), []),
@@ -30,9 +30,9 @@ def changed(place, value):
         (changed(3, [0.6]), [3]),
     ],
 )
-def test_two_updates_differ_if_it_is_more_than_rounding(other, places):
-    assert differing(ONE, other) == places
-    assert differing(other, ONE) == places
+def test_two_updates_differ_if_it_is_more_than_rounding(other, indices):
+    assert differing(ONE, other) == indices
+    assert differing(other, ONE) == indices
 
 
 def test_nan_on_both_sides_is_equal():
@@ -47,10 +47,10 @@ async def test_the_first_batch_that_differs_is_found_in_few_trainings(wrong):
         trained.append(batches)
         return [np.array([float(batches)], "f4")]
 
-    async def found(batches):
+    async def actual(batches):
         return [np.array([float(batches) + (batches >= wrong)], "f4")]
 
-    assert await first_batch(expected, found, 20) == wrong
+    assert await first_batch(expected, actual, 20) == wrong
     assert len(trained) <= 5  # 2 ** 5 > 20
 
 

@@ -68,7 +68,7 @@ async def test_second_start_continues_in_the_same_folder_with_the_same_bits(tmp_
     state = folder.read_state(first)
     assert (state.state, state.restarts, state.began) == ("finished", 1, began)
     assert rows(first) == [1, 2, 3, 4]
-    assert [one.round for one in run_reader.read(first).records] == [1, 2, 3, 4]
+    assert [record.round for record in run_reader.read(first).records] == [1, 2, 3, 4]
     assert "goes_on_from" not in run_reader.read(first).summary
 
 
@@ -86,7 +86,7 @@ async def test_rounds_without_a_checkpoint_of_a_killed_process_count_once(tmp_pa
     assert again == path
     assert rows(path) == [1, 2, 3, 4]
     run = run_reader.read(path)
-    assert [one.round for one in run.records] == [1, 2, 3, 4]
+    assert [record.round for record in run.records] == [1, 2, 3, 4]
     assert [fault.kind for fault in run.faults] == ["restarted"]
     assert run.board.state.how == "complete"
 
@@ -154,8 +154,8 @@ def test_impossible_requeue_is_refused(settings, message):
 
 def test_run_resumes_by_itself():
     app = FakeRun(checkpoint="a")
-    asked = Requeue(JOB, lambda: None)
-    assert requeue_of(app, SimpleNamespace(requeue=lambda: asked)) is asked
+    request = Requeue(JOB, lambda: None)
+    assert requeue_of(app, SimpleNamespace(requeue=lambda: request)) is request
     assert app.resume == "auto"
 
 
@@ -169,9 +169,9 @@ def test_launchers_whose_engine_does_not_run_the_command_again_say_so(text):
 def test_pod_restarts_by_itself(monkeypatch):
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
     monkeypatch.setenv("DDLF_TOKEN", "t" * 32)
-    found = installed("k8s:gate=app-0.app:9100", 2).requeue()
-    assert found.job == f"pod {socket.gethostname()} of Kubernetes"
-    found.ask()
+    request = installed("k8s:gate=app-0.app:9100", 2).requeue()
+    assert request.job == f"pod {socket.gethostname()} of Kubernetes"
+    request.ask()
 
 
 @pytest.fixture
@@ -194,9 +194,9 @@ def scontrol(tmp_path, monkeypatch):
 
 def test_slurm_is_asked_about_this_job_or_element(scontrol):
     calls = scontrol()
-    found = requeue({"SLURM_JOB_ID": "7"})
-    assert found.job == JOB
-    found.ask()
+    request = requeue({"SLURM_JOB_ID": "7"})
+    assert request.job == JOB
+    request.ask()
     requeue({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}).ask()
     assert calls.read_text().splitlines() == [
         *("requeue 7", "update JobId=7 StartTime=now+5"),
@@ -206,9 +206,9 @@ def test_slurm_is_asked_about_this_job_or_element(scontrol):
 
 def test_job_that_is_cancelled_or_requeued_already_is_left_to_slurm(scontrol, capsys):
     calls = scontrol()
-    found = requeue({"SLURM_JOB_ID": "7"})
+    request = requeue({"SLURM_JOB_ID": "7"})
     scontrol(JobState="CANCELLED")
-    found.ask()
+    request.ask()
     assert calls.read_text() == ""
     assert capsys.readouterr().err == "requeue   left to Slurm: its job 7 is CANCELLED\n"
 

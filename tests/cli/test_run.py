@@ -72,12 +72,12 @@ def refused(tmp_path, monkeypatch, capfd):
             del sys.modules[name]
 
 
-def options(*parameters, **given):
+def options(*parameters, **values):
     """Return options as ``ddlf run`` parses them, with the given values."""
     parser = Parser()
     add_options(parser)
     parsed = parser.parse_args(["--local", "1", *(word for pair in parameters for word in ("-p", pair))])
-    vars(parsed).update(given)
+    vars(parsed).update(values)
     return parsed
 
 
@@ -461,8 +461,8 @@ def test_interrupt_ends_run_tidily_at_any_moment(app, tmp_path, own_folders, des
         stderr=subprocess.PIPE,
         text=True,
     )
-    wanted = "cluster" if moment == "starting" else "now"
-    while wanted not in process.stdout.readline():
+    expected = "cluster" if moment == "starting" else "now"
+    while expected not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(number)
     _, errors = process.communicate(timeout=PATIENCE_S)
@@ -602,11 +602,11 @@ def test_interrupt_at_start_or_end_prints_nothing(module):
         f"from {module} import command\n"
         "command()\n"
     )
-    for moment, wanted, times in (("importing", "now", 1), ("ending", "ending", 2)):
+    for moment, expected, times in (("importing", "now", 1), ("ending", "ending", 2)):
         process = subprocess.Popen(
             [sys.executable, "-c", code, moment], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        while process.stdout.readline() != f"{wanted}\n":
+        while process.stdout.readline() != f"{expected}\n":
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         if times == 2:  # the first signal does not disturb the cleanup of libraries at the end
@@ -724,8 +724,8 @@ def test_dependent_options_are_refused_alone(app, refused, arguments, sentence):
 
 def test_missing_parameter_value_is_named(app, refused):
     app.write("async def main(cluster, points): pass\n")
-    said = refused("app.py", "--local", "1")
-    assert said == "error  main(cluster) needs a value for points; give it with -p points=VALUE\n"
+    message = refused("app.py", "--local", "1")
+    assert message == "error  main(cluster) needs a value for points; give it with -p points=VALUE\n"
 
 
 ALONE = """
@@ -750,9 +750,9 @@ def test_script_without_cluster_runs_once(app, call):
 @pytest.mark.parametrize("call", ["asyncio.run(main())", "ddlf.run(main())", ""])
 def test_options_for_self_running_script_are_refused(app, refused, call):
     app.write(ALONE.format(call=call))
-    said = refused("app.py", "--local", "3", "-p", "a=1")
-    assert said.startswith("error  --local, -p has no effect")
-    assert len(said.splitlines()) == 1
+    message = refused("app.py", "--local", "3", "-p", "a=1")
+    assert message.startswith("error  --local, -p has no effect")
+    assert len(message.splitlines()) == 1
 
 
 def test_missing_file_error_names_the_nearest_file(app, refused):
@@ -827,22 +827,22 @@ def test_wrong_values_are_refused_before_anything_is_connected(
     )
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    said = refused("app.py", "--hosts", "127.0.0.1:9", *arguments)  # no worker listens on this port
-    assert re.match(rf"error  ([^:]*: )?{re.escape(sentence)}", said)
-    assert len(said.splitlines()) == 1
+    message = refused("app.py", "--hosts", "127.0.0.1:9", *arguments)  # no worker listens on this port
+    assert re.match(rf"error  ([^:]*: )?{re.escape(sentence)}", message)
+    assert len(message.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("cores", "said"),
+    ("cores", "description"),
     [
         (2, "only 2 cores: more than 2 workers are not faster"),
         (1, "only 1 core: more than one worker is not faster"),
     ],
 )
-def test_run_says_that_more_workers_than_cores_are_not_faster(app, monkeypatch, cores, said):
+def test_run_says_that_more_workers_than_cores_are_not_faster(app, monkeypatch, cores, description):
     monkeypatch.setattr("ddlf.worker.machine.cores", lambda: cores)
     described = resolve_cluster(options(local=3))[1]
-    assert described == f"3 workers on this machine, which has {said}"
+    assert described == f"3 workers on this machine, which has {description}"
 
 
 def test_run_says_nothing_about_workers_that_have_a_core_each(app, monkeypatch):
@@ -880,7 +880,7 @@ def test_error_shows_user_lines_and_library_lines_with_v(app):
 
 
 @pytest.mark.parametrize(
-    ("slots", "workers", "apart", "words"),
+    ("slots", "workers", "shard_workers", "words"),
     [
         (None, 2, 0, "worker x 2 workers"),
         (2, 2, 0, "worker x 2 workers"),
@@ -891,8 +891,8 @@ def test_error_shows_user_lines_and_library_lines_with_v(app):
         (4, 5, 2, "slot, 4 slots on 3 workers, 2 more hold the weights"),
     ],
 )
-def test_run_says_how_many_workers_are_spare(slots, workers, apart, words):
-    assert _slots(slots, workers, apart) == words
+def test_run_says_how_many_workers_are_spare(slots, workers, shard_workers, words):
+    assert _slots(slots, workers, shard_workers) == words
 
 
 @pytest.mark.parametrize(

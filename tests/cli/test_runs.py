@@ -144,12 +144,12 @@ def test_resume_takes_the_name_of_a_run(out):
     with pytest.raises(ConfigError, match=r"no run in .* has checkpoints; --checkpoint-every N writes them"):
         resumed_from(options("--resume", "last"))
     (folder.find(out, "long") / folder.CHECKPOINTS).mkdir()
-    wanted = str(folder.find(out, "long") / folder.CHECKPOINTS)
+    expected = str(folder.find(out, "long") / folder.CHECKPOINTS)
     for name in ("long", "last"):  # not the newest run, which has no checkpoints
-        assert resumed_from(options("--resume", name)) == wanted
+        assert resumed_from(options("--resume", name)) == expected
     with pytest.raises(ConfigError, match=r"the run \d+-\d+-short has no checkpoints; --checkpoint-every"):
         resumed_from(options("--resume", "short"))
-    assert resumed_from(options("--resume", str(folder.find(out, "long")))) == wanted
+    assert resumed_from(options("--resume", str(folder.find(out, "long")))) == expected
     elsewhere = out.parent / "ck"  # a run with --checkpoint ck
     (elsewhere / "round-000002").mkdir(parents=True)
     folder.write_json(
@@ -187,15 +187,15 @@ def columns(line):
 def test_status_of_a_run_shows_places_and_parts(tmp_path, capsys):
     run(tmp_path, "speech", list(in_parts(at=1_700_000_000.0)), "finished")
     code, text, _ = ddlf(capsys, "status", "--run", "--out", str(tmp_path))
-    head, places, parts = text.split("\n\n")
+    head, worker_rows, part_rows = text.split("\n\n")
     assert (code, head.partition("-speech: ")[2]) == (0, "finished, round 3 of 4")
-    assert [[cell.strip() for cell in columns(line)] for line in places.splitlines()] == [
+    assert [[cell.strip() for cell in columns(line)] for line in worker_rows.splitlines()] == [
         ["worker", "host", "in its engine", "incarnation", "does"],
         ["pc01", "pc01", "job 4711_0", "1", "part 1, round 3"],
         ["pc02", "pc09", "job 4711_1", "2", "idle"],
         ["pc03", "pc03", "job 4711_2", "1", "part 2, round 3"],
     ]
-    assert [[cell.strip() for cell in columns(line)] for line in parts.splitlines()] == [
+    assert [[cell.strip() for cell in columns(line)] for line in part_rows.splitlines()] == [
         ["part", "layers", "worker", "memory", "idle"],
         ["1", "dense dense_1 dense_2 dense_3", "pc01", "169 MB", "15%"],
         ["2", "dense_4", "pc03", "167 MB", "21%"],

@@ -173,8 +173,8 @@ def test_main_in_a_notebook_runs_with_the_defaults_and_returns(tmp_path):
         [sys.executable, "-c", NOTEBOOK.format(argv=argv)], capture_output=True, text=True, cwd=tmp_path, timeout=120
     )
     assert ended.stderr == ""
-    said = "cluster   no cluster file: 2 workers on this machine\n[42, 42]\nand on\n"
-    assert without_waits(ended.stdout) == said
+    expected = "cluster   no cluster file: 2 workers on this machine\n[42, 42]\nand on\n"
+    assert without_waits(ended.stdout) == expected
 
 
 def test_script_under_ipython_has_own_command_line(monkeypatch):

@@ -72,7 +72,7 @@ def where(tmp_path_factory):
     state = tmp_path_factory.mktemp("state")
     arguments = ["-m", "ddlf.cli.worker", "--port", "0", "--host", "127.0.0.1", "--state-dir", state]
     with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True) as process:
-        port = next(found[1] for line in process.stdout if (found := re.search(r"ready on 127.0.0.1:(\d+)", line)))
+        port = next(match[1] for line in process.stdout if (match := re.search(r"ready on 127.0.0.1:(\d+)", line)))
         yield ["--hosts", f"127.0.0.1:{port}"]
         process.terminate()
 
@@ -105,8 +105,8 @@ def line(process):
 def test_first_interrupt_ends_after_round_and_saves(train, tmp_path, descendants):
     process = train("--save", "m.keras")
     process.send_signal(signal.SIGINT)
-    said = "stopping  after this round; then the model is saved in m.keras. Press Ctrl-C again to stop at once;"
-    assert line(process) == f"{said} m.keras then has the previous round"
+    expected = "stopping  after this round; then the model is saved in m.keras. Press Ctrl-C again to stop at once;"
+    assert line(process) == f"{expected} m.keras then has the previous round"
     (tmp_path / "go").touch()
     output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, errors) == ("evaluating\n", "stopped   after round 2 of 3\n")
@@ -135,10 +135,11 @@ def test_second_interrupt_stops_at_once_as_announced(train, tmp_path, arguments,
     assert line(process).startswith(sentence)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=PATIENCE_S)
-    kept = "kept      round 1 of 3: everything is in runs; to continue, run the same command with --resume auto\n" * (
-        "runs" in arguments
+    message = (
+        "kept      round 1 of 3: everything is in runs; to continue, run the same command with --resume auto\n"
+        * ("runs" in arguments)
     )
-    assert (output, errors, process.returncode) == ("", f"{kept}\nstopped\n", 130)
+    assert (output, errors, process.returncode) == ("", f"{message}\nstopped\n", 130)
 
 
 def test_second_interrupt_saves_last_complete_round(train, tmp_path):
@@ -227,8 +228,8 @@ def run(tmp_path, where):
 
 def test_failed_run_keeps_model_of_complete_rounds(run, tmp_path):
     ended = run("fail")
-    kept = "kept      round 1 of 3: the model is in m.keras\n"
-    assert (ended.returncode, ended.stderr) == (1, f"{kept}error  all workers are lost\n")
+    message = "kept      round 1 of 3: the model is in m.keras\n"
+    assert (ended.returncode, ended.stderr) == (1, f"{message}error  all workers are lost\n")
     assert (tmp_path / "m.keras").read_text() == "1"
 
 
@@ -241,8 +242,8 @@ def test_failed_evaluation_leaves_saved_model(run, tmp_path):
     ended = run("short", "wrong")
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "evaluating")
     assert (tmp_path / "m.keras").read_text() == "3"
-    said = "the training is complete and its model is in m.keras; only the evaluation failed:\nTraceback"
-    assert ended.stderr.startswith(said)
+    message = "the training is complete and its model is in m.keras; only the evaluation failed:\nTraceback"
+    assert ended.stderr.startswith(message)
     assert "ValueError: no test labels" in ended.stderr
 
 

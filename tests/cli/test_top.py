@@ -17,7 +17,7 @@ answers_ = answers
 
 
 def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=(), app="MnistCNN"):
-    board, known = Board(cluster="lab"), {"run": None, "lanes": [], "workers": [], "curves": {}, "log": []}
+    board, view = Board(cluster="lab"), {"run": None, "lanes": [], "workers": [], "curves": {}, "log": []}
     board.set_workers(answers(workers))
     if run:
         events = [*beginning(workers=workers, app=app)]
@@ -27,9 +27,9 @@ def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=(), app="M
             board.tell(event, at)
     for event in more:
         board.tell(event, 3.0)
-    take(known, board.since(Received(), 4.0) | {"now": 4.0, "held_s": 0.0, "over": False})
+    take(view, board.since(Received(), 4.0) | {"now": 4.0, "held_s": 0.0, "over": False})
     text = io.StringIO()
-    Console(file=text, width=columns, highlight=False).print(draw(known, columns, rows))
+    Console(file=text, width=columns, highlight=False).print(draw(view, columns, rows))
     return text.getvalue().splitlines()
 
 
@@ -66,8 +66,8 @@ def test_top_omits_unknown_figures_before_first_round():
 
 def test_top_shows_the_reason_of_a_lost_or_excluded_worker():
     lost = e.WorkerLost(round=2, worker=2, slot=2, why="the connection ended")
-    gone = e.WorkerGone(round=2, worker=3, why="no memory\nand more")
-    lines = "\n".join(shown(columns=120, more=[lost, gone]))
+    excluded = e.WorkerGone(round=2, worker=3, why="no memory\nand more")
+    lines = "\n".join(shown(columns=120, more=[lost, excluded]))
     assert "lost: the connection ended" in lines
     assert "excluded: no memory " in lines
 
@@ -97,7 +97,7 @@ def test_top_shows_cards(monkeypatch):
         "celsius": 61,
     }
     monkeypatch.setitem(
-        globals(), "answers", lambda workers: [{**one, "cards": [reading]} for one in answers_(workers)]
+        globals(), "answers", lambda workers: [{**answer, "cards": [reading]} for answer in answers_(workers)]
     )
     lines = shown(run=False, columns=120)
     assert lines[1].split() == ["worker", "does", "memory", "cores", "sent", "received", "card"]

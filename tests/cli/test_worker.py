@@ -53,8 +53,8 @@ def refused(*arguments, **environment):
 def test_worker_refuses_wrong_options_in_one_sentence(token_file, arguments, code, sentence):
     if "--token-file" not in arguments:
         arguments = [*arguments, "--token-file", str(token_file)]
-    found, text = refused(*(["--port", "0"] if "--port" not in arguments else []), *arguments)
-    assert (found, sentence in text) == (code, True), text
+    actual_code, text = refused(*(["--port", "0"] if "--port" not in arguments else []), *arguments)
+    assert (actual_code, sentence in text) == (code, True), text
     assert len(text.splitlines()) <= 3
 
 
@@ -141,8 +141,10 @@ def test_token_opens_port_to_other_machines(tmp_path, has_token, arguments, addr
         assert command("ddlf.cli.main", "token", "new", "--token-file", tmp_path / "ddlf" / "token").returncode == 0
     process, lines = start(tmp_path, *arguments)
     try:
-        listening = [found for found in psutil.Process(process.pid).net_connections() if found.status == "LISTEN"]
-        assert [found.laddr.ip for found in listening] == [address]
+        listening = [
+            connection for connection in psutil.Process(process.pid).net_connections() if connection.status == "LISTEN"
+        ]
+        assert [connection.laddr.ip for connection in listening] == [address]
         assert lines[-1] == f"ready on {address}:{listening[0].laddr.port}, {ready} (pid {process.pid})\n"
     finally:
         process.terminate()
@@ -175,11 +177,11 @@ def test_token_cannot_be_turned_off():
 def test_certificate_is_made_once_for_owner_only(start_worker, tmp_path):
     first = start_worker("--host", "0.0.0.0", state_dir=tmp_path / "state")
     path = tmp_path / "state" / "certificate.pem"
-    made = path.read_bytes()
+    certificate = path.read_bytes()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     first.end()
     start_worker("--host", "0.0.0.0", state_dir=tmp_path / "state")
-    assert path.read_bytes() == made
+    assert path.read_bytes() == certificate
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -317,8 +319,8 @@ def test_worker_without_a_home_folder_says_what_to_do(monkeypatch, capsys):
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # this is the result if the user id has no home
     with pytest.raises(SystemExit) as ended:
         main(["--join", "127.0.0.1:1", "--place", "0"])
-    said = "ddlf-worker: this user has no home folder for the state of the worker; set HOME, or name a folder: --state-dir DIR\n"
-    assert (ended.value.code, capsys.readouterr().err) == (2, said)
+    message = "ddlf-worker: this user has no home folder for the state of the worker; set HOME, or name a folder: --state-dir DIR\n"
+    assert (ended.value.code, capsys.readouterr().err) == (2, message)
 
 
 def test_help_shows_the_way_to_other_machines():
