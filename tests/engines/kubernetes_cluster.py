@@ -59,7 +59,7 @@ class Cluster:
         self.commands: list[list[str]] = []
         self.replacements: dict[str, str] = {}
         """Texts in the commands of pods, such as host names, with their replacements on this machine."""
-        self.kept = {"PATH", "PYTHONPATH"}
+        self.inherited = {"PATH", "PYTHONPATH"}
         """Environment variables that the pods inherit."""
         self.results: dict[str, str] = {}
         self.denied: set[tuple[str, str]] = set()
@@ -138,30 +138,30 @@ class Cluster:
                     "kind": kind,
                     "verbs": ["create", "delete", "get", "list", "watch"],
                 }
-                for name, (own, kind) in KINDS.items()
-                if own == version
+                for name, (api_version, kind) in KINDS.items()
+                if api_version == version
             ]
             return self._answer(
                 request, {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": listed}
             )
-        found = self._place(path)
-        if found is None:
+        target = self._target(path)
+        if target is None:
             return self._fail(request, 404, "NotFound", "the server could not find the requested resource")
-        resource, name = found
+        resource, name = target
         if name:
             with self.changed:
-                known = self.objects.get((resource, name))
-            if known is None:
+                stored = self.objects.get((resource, name))
+            if stored is None:
                 return self._fail(request, 404, "NotFound", f'{resource} "{name}" not found')
-            return self._answer(request, known)
-        wanted = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)
+            return self._answer(request, stored)
+        labels = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)
         if query.get("watch") in ("true", "1"):
-            return self._stream(request, resource, wanted, int(query.get("resourceVersion") or 0))
+            return self._stream(request, resource, labels, int(query.get("resourceVersion") or 0))
         with self.changed:
             items = [
-                copy.deepcopy(each)
-                for (kind, _), each in self.objects.items()
-                if kind == resource and self._matches(each, wanted)
+                copy.deepcopy(item)
+                for (kind, _), item in self.objects.items()
+                if kind == resource and self._matches(item, labels)
             ]
             version = str(next(self.numbers))
         api, kind = KINDS[resource]
@@ -170,7 +170,7 @@ class Cluster:
             {"apiVersion": api, "kind": f"{kind}List", "metadata": {"resourceVersion": version}, "items": items},
         )
 
-    def _stream(self, request, resource: str, wanted: dict, since: int) -> None:
+    def _stream(self, request, resource: str, labels: dict, since: int) -> None:
         request.send_response(200)
         request.send_header("Content-Type", "application/json")
         request.end_headers()
@@ -182,7 +182,7 @@ class Cluster:
                         self.changed.wait(0.2)
                     new, sent = self.changes[sent:], len(self.changes)
                 for number, kind, of, item in new:
-                    if number > since and of == resource and self._matches(item, wanted):
+                    if number > since and of == resource and self._matches(item, labels):
                         request.wfile.write(json.dumps({"type": kind, "object": item}).encode() + b"\n")
                         request.wfile.flush()
 
@@ -194,37 +194,37 @@ class Cluster:
             answer = {"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1"}
             return self._answer(request, {**answer, "spec": {}, "status": {"allowed": allowed}}, 201)
         item = json.loads(body)
-        resource, _ = self._place(path)
+        resource, _ = self._target(path)
         name = item["metadata"]["name"]
         with self.changed:
             if (resource, name) in self.objects:
                 return self._fail(request, 409, "AlreadyExists", f'{resource} "{name}" already exists')
             if "forbidden" in name:
                 return self._fail(request, 403, "Forbidden", f'{resource} is forbidden: User "u" cannot create')
-        made = self.put(resource, item)
-        if resource == "jobs" and not made["spec"].get("suspend"):
-            threading.Thread(target=self._run_job, args=(made,), daemon=True).start()
-        return self._answer(request, made, 201)
+        created = self.put(resource, item)
+        if resource == "jobs" and not created["spec"].get("suspend"):
+            threading.Thread(target=self._run_job, args=(created,), daemon=True).start()
+        return self._answer(request, created, 201)
 
     def patch(self, request) -> None:
         """Change the suspension of a Job. Its pods start when it is resumed."""
         path, _ = self._parsed(request)
         change = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
-        resource, name = self._place(path)
+        resource, name = self._target(path)
         with self.changed:
-            known = copy.deepcopy(self.objects.get((resource, name)))
-        if known is None:
+            item = copy.deepcopy(self.objects.get((resource, name)))
+        if item is None:
             return self._fail(request, 404, "NotFound", f'{resource} "{name}" not found')
-        was_suspended = known["spec"].get("suspend")
-        known["spec"] |= change["spec"]
-        made = self.put(resource, known)
-        if was_suspended and not made["spec"]["suspend"]:
-            threading.Thread(target=self._run_job, args=(made,), daemon=True).start()
-        return self._answer(request, made)
+        was_suspended = item["spec"].get("suspend")
+        item["spec"] |= change["spec"]
+        patched = self.put(resource, item)
+        if was_suspended and not patched["spec"]["suspend"]:
+            threading.Thread(target=self._run_job, args=(patched,), daemon=True).start()
+        return self._answer(request, patched)
 
     def delete(self, request) -> None:
         path, _ = self._parsed(request)
-        resource, name = self._place(path)
+        resource, name = self._target(path)
         options = json.loads(request.rfile.read(int(request.headers.get("Content-Length") or 0)) or "{}")
         if (resource, name) not in self.objects:
             return self._fail(request, 404, "NotFound", f'{resource} "{name}" not found')
@@ -240,15 +240,15 @@ class Cluster:
         return [part for part in parts.path.split("/") if part], dict(urllib.parse.parse_qsl(parts.query))
 
     @staticmethod
-    def _place(path):
+    def _target(path):
         if "namespaces" not in path:
             return None
-        rest = path[path.index("namespaces") + 2 :]
-        return (rest[0], rest[1] if len(rest) > 1 else "") if rest and rest[0] in KINDS else None
+        parts = path[path.index("namespaces") + 2 :]
+        return (parts[0], parts[1] if len(parts) > 1 else "") if parts and parts[0] in KINDS else None
 
     @staticmethod
-    def _matches(item: dict, wanted: dict) -> bool:
-        return wanted.items() <= item["metadata"].get("labels", {}).items()
+    def _matches(item: dict, labels: dict) -> bool:
+        return labels.items() <= item["metadata"].get("labels", {}).items()
 
     @staticmethod
     def _answer(request, item: dict, code: int = 200) -> None:
@@ -296,8 +296,10 @@ class Cluster:
             self.changed.notify_all()
             owned = [
                 key
-                for key, each in self.objects.items()
-                if any(owner["uid"] == item["metadata"]["uid"] for owner in each["metadata"].get("ownerReferences", ()))
+                for key, other in self.objects.items()
+                if any(
+                    owner["uid"] == item["metadata"]["uid"] for owner in other["metadata"].get("ownerReferences", ())
+                )
             ]
         if resource == "pods" and (process := self.processes.get(name)) is not None and process.poll() is None:
             process.terminate()
@@ -390,8 +392,8 @@ class Cluster:
     def _run_job(self, job: dict) -> None:
         name, spec = job["metadata"]["name"], job["spec"]
         if spec["template"]["spec"].get("serviceAccountName") == "missing":
-            why = f'Error creating: pods "{name}-0-" is forbidden: error looking up service account default/missing'
-            self.warn(name, "FailedCreate", why)
+            message = f'Error creating: pods "{name}-0-" is forbidden: error looking up service account default/missing'
+            self.warn(name, "FailedCreate", message)
             return
         ended: dict[int, bool] = {}
         threads = [
@@ -423,7 +425,7 @@ class Cluster:
                     ended[-1] = True
                     self._end_others(job, index)
                 return
-            is_disrupted = any(found["type"] == "DisruptionTarget" for found in status["conditions"])
+            is_disrupted = any(condition["type"] == "DisruptionTarget" for condition in status["conditions"])
             rules = [
                 rule
                 for rule in spec["podFailurePolicy"]["rules"]
@@ -450,13 +452,13 @@ class Cluster:
 
     def _run_pod(self, job: dict, index: int, number: int) -> dict | None:
         name, template = job["metadata"]["name"], job["spec"]["template"]
-        own = f"{name}-{index}-{next(self.numbers):05}"
+        pod_name = f"{name}-{index}-{next(self.numbers):05}"
         container = template["spec"]["containers"][0]
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
         status: dict = {"phase": "Pending", "conditions": []}
         pod = {
             "metadata": {
-                "name": own,
+                "name": pod_name,
                 "labels": {**template["metadata"]["labels"], "batch.kubernetes.io/job-name": name},
                 "annotations": {INDEX: str(index)},
                 "ownerReferences": [owner],
@@ -465,73 +467,75 @@ class Cluster:
             "status": status,
         }
         if int(container.get("resources", {}).get("limits", {}).get("cpu", 0)) > CPUS:
-            why = "0/1 nodes are available: 1 Insufficient cpu."
+            message = "0/1 nodes are available: 1 Insufficient cpu."
             status["conditions"] = [
-                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
             ]
             self.put("pods", pod)
-            return self._until_deleted(own)
+            return self._until_deleted(pod_name)
         if container["image"].startswith("missing"):
-            why = f'Back-off pulling image "{container["image"]}"'
-            status["containerStatuses"] = [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": why}}}]
+            message = f'Back-off pulling image "{container["image"]}"'
+            status["containerStatuses"] = [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": message}}}]
             self.put("pods", pod)
-            return self._until_deleted(own)
+            return self._until_deleted(pod_name)
         status["containerStatuses"] = [{"state": {"waiting": {"reason": "ContainerCreating"}}}]
         pod = self.put("pods", pod)
-        volumes = self._mounted(own, template)
+        volumes = self._mounted(pod_name, template)
         if volumes is None:
             return None
         command, environment = self._command(container, pod, volumes)
         self.commands.append([*command, *(f"{key}={value}" for key, value in environment.items())])
-        said = volumes["/tmp"] / "stderr"
-        with open(said, "wb") as errors, open(volumes["/tmp"] / "stdout", "wb") as output:
+        error_file = volumes["/tmp"] / "stderr"
+        with open(error_file, "wb") as errors, open(volumes["/tmp"] / "stdout", "wb") as output:
             process = subprocess.Popen(
                 command, env=environment, cwd=volumes["/work"], stdout=output, stderr=errors, start_new_session=True
             )
-        self.processes[own] = process
+        self.processes[pod_name] = process
         pod["status"] = {"phase": "Running", "conditions": [], "containerStatuses": [{"state": {"running": {}}}]}
-        if ("pods", own) not in self.objects:
+        if ("pods", pod_name) not in self.objects:
             process.terminate()
         else:
             self.put("pods", pod)
         code = process.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # the end of a container ends all its processes
-        return self._ended(own, pod, code if code >= 0 else 128 - code, said.read_text(errors="replace")[-2000:])
+        return self._ended(
+            pod_name, pod, code if code >= 0 else 128 - code, error_file.read_text(errors="replace")[-2000:]
+        )
 
     def _until_deleted(self, name: str) -> None:
         with self.changed:
             while ("pods", name) in self.objects and not self.is_closed:
                 self.changed.wait(0.5)
 
-    def _ended(self, name: str, pod: dict, code: int, said: str) -> dict:
+    def _ended(self, name: str, pod: dict, code: int, errors: str) -> dict:
         with self.changed:
-            asked = self.objects.get(("pods", name), {}).get("ends", {})
-        is_memory = asked.get("reason") == "OOMKilled"
+            request = self.objects.get(("pods", name), {}).get("ends", {})
+        is_memory = request.get("reason") == "OOMKilled"
         terminated = {"exitCode": code, "reason": "OOMKilled" if is_memory else "Error" if code else "Completed"}
-        if code and said and not asked:
-            terminated["message"] = said
+        if code and errors and not request:
+            terminated["message"] = errors
         pod["status"] = {
             "phase": "Failed" if code else "Succeeded",
             "conditions": [],
             "containerStatuses": [{"state": {"terminated": terminated}}],
         }
-        if asked and not is_memory and asked["reason"]:
-            pod["status"] |= {"reason": asked["reason"], "message": asked["message"]}
-        if asked.get("disruption"):
+        if request and not is_memory and request["reason"]:
+            pod["status"] |= {"reason": request["reason"], "message": request["message"]}
+        if request.get("disruption"):
             pod["status"]["conditions"] = [
                 {
                     "type": "DisruptionTarget",
                     "status": "True",
-                    "reason": asked["disruption"],
-                    "message": asked["message"],
+                    "reason": request["disruption"],
+                    "message": request["message"],
                 }
             ]
         with self.changed:
-            if (known := self.objects.get(("pods", name))) is not None:
-                pod["metadata"] = known["metadata"]
+            if (stored := self.objects.get(("pods", name))) is not None:
+                pod["metadata"] = stored["metadata"]
                 self.put("pods", pod)
-                if "deletionTimestamp" in known["metadata"]:
+                if "deletionTimestamp" in stored["metadata"]:
                     self.remove("pods", name)
         return pod
 
@@ -545,9 +549,9 @@ class Cluster:
             folders[mount["mountPath"]] = folder
             volume = volumes[mount["name"]]
             if "secret" in volume:
-                wanted = volume["secret"]["secretName"]
+                secret_name = volume["secret"]["secretName"]
                 with self.changed:
-                    while (secret := self.objects.get(("secrets", wanted))) is None:
+                    while (secret := self.objects.get(("secrets", secret_name))) is None:
                         if ("pods", name) not in self.objects or self.is_closed:
                             return None
                         self.changed.wait(0.2)
@@ -563,14 +567,14 @@ class Cluster:
         return folders
 
     def _command(self, container: dict, pod: dict, volumes: dict[str, Path]) -> tuple[list[str], dict[str, str]]:
-        own = {"JOB_COMPLETION_INDEX": pod["metadata"]["annotations"][INDEX]}
+        variables = {"JOB_COMPLETION_INDEX": pod["metadata"]["annotations"][INDEX]}
         for variable in container["env"]:
             field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-            own[variable["name"]] = variable["value"] if field is None else own["JOB_COMPLETION_INDEX"]
+            variables[variable["name"]] = variable["value"] if field is None else variables["JOB_COMPLETION_INDEX"]
         program, *arguments = container["command"]
-        texts = {**self.replacements, **{f"$({name})": value for name, value in own.items()}}
+        texts = {**self.replacements, **{f"$({name})": value for name, value in variables.items()}}
 
-        def here(text: str) -> str:
+        def translated(text: str) -> str:
             for old, new in texts.items():
                 text = text.replace(old, new)
             for path, folder in volumes.items():
@@ -578,10 +582,10 @@ class Cluster:
                     return f"{folder}{text.removeprefix(path)}"
             return text
 
-        arguments = here("\0".join(arguments)).split("\0")
-        arguments = [here(text) for text in arguments]
+        arguments = translated("\0".join(arguments)).split("\0")
+        arguments = [translated(text) for text in arguments]
         if "--port" in arguments:
             arguments[arguments.index("--port") + 1] = "0"  # all pods share the ports of this machine
-        kept = {key: os.environ[key] for key in self.kept if key in os.environ}
-        environment = {**kept, **{key: here(value) for key, value in own.items()}}
+        inherited = {key: os.environ[key] for key in self.inherited if key in os.environ}
+        environment = {**inherited, **{key: translated(value) for key, value in variables.items()}}
         return [sys.executable, "-m", PROGRAMS[program], *arguments], environment

@@ -40,7 +40,7 @@ class Nodes:
         head = {"num_cpus": 0, "include_dashboard": False, **STORE}
         with patient():
             self.ray = Cluster(initialize_head=True, head_node_args=head)
-        self.own = [self.add() for _ in range(count)]
+        self.nodes = [self.add() for _ in range(count)]
 
     def add(self):
         with patient():
@@ -48,9 +48,9 @@ class Nodes:
 
     def remove(self, node_id):
         """Kill the processes of a node after starting another node as its replacement."""
-        index = next(index for index, node in enumerate(self.own) if node.node_id == node_id)
-        self.own.append(self.add())
-        self.ray.remove_node(self.own.pop(index), allow_graceful=False)
+        index = next(index for index, node in enumerate(self.nodes) if node.node_id == node_id)
+        self.nodes.append(self.add())
+        self.ray.remove_node(self.nodes.pop(index), allow_graceful=False)
 
     def drain(self, node_id, for_s):
         """Let Ray drain a node that ends after some seconds."""

@@ -53,8 +53,8 @@ def started(folder, *options):
 def weights_after(folder, *options):
     """Run the app, and return the hash of its weights."""
     process = started(folder, *options, "--save", "model.safetensors")
-    said, _ = process.communicate(timeout=2 * PATIENCE_S)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=2 * PATIENCE_S)
+    assert process.returncode == 0, output
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
@@ -76,9 +76,9 @@ async def numbers(cluster, expected):
 
 async def left(cluster, index):
     """Wait until the launcher knows how the worker at a place ended, and return the reason."""
-    while (found := await cluster._launcher.left(index)) is None:  # noqa: ASYNC110
+    while (end := await cluster._launcher.left(index)) is None:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    return found
+    return end
 
 
 def processes(*words, mark=None):
@@ -88,15 +88,15 @@ def processes(*words, mark=None):
         words: The words.
         mark: A value of the environment variable MARK, which only the wanted processes have.
     """
-    found = {}
+    matching = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ValueError):
             arguments = process.cmdline()
             is_one = all(word in " ".join(arguments) for word in words)
             if is_one and (mark is None or process.environ().get("MARK") == mark):
                 is_at = arguments.index("--place") + 1 if "--place" in arguments else None
-                found[int(arguments[is_at]) if is_at else process.pid] = process
-    return found
+                matching[int(arguments[is_at]) if is_at else process.pid] = process
+    return matching
 
 
 def workers_of(cluster):
@@ -108,9 +108,9 @@ async def replaced(cluster, before):
     """Kill a worker's process, wait until another worker runs at its place, and return the new process."""
     place = int(before.cmdline()[before.cmdline().index("--place") + 1])
     before.kill()
-    while (found := workers_of(cluster).get(place)) in (None, before):  # noqa: ASYNC110
+    while (new := workers_of(cluster).get(place)) in (None, before):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    return found
+    return new
 
 
 def is_alive(process):
@@ -120,7 +120,7 @@ def is_alive(process):
     return False
 
 
-async def gone(process):
+async def until_ended(process):
     """Wait until a process has ended."""
     while is_alive(process):  # noqa: ASYNC110
         await asyncio.sleep(0.05)

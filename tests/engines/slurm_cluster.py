@@ -118,12 +118,12 @@ class Lab:
 
     def kill_node(self, node):
         """Kill a node's slurmd, and all processes on this node."""
-        found = [psutil.Process(int((self.folder / f"{node}.pid").read_text()))]
+        processes = [psutil.Process(int((self.folder / f"{node}.pid").read_text()))]
         for process in psutil.process_iter():
             if self._is_on(process, node):
                 parent = process.parent()
-                found += [*([parent] if parent is not None and "slurmstepd" in parent.name() else []), process]
-        for process in found:
+                processes += [*([parent] if parent is not None and "slurmstepd" in parent.name() else []), process]
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
@@ -135,9 +135,9 @@ class Lab:
         return False
 
 
-def wait_for(found, seconds=PATIENCE_S):
+def wait_for(condition, seconds=PATIENCE_S):
     pause, end = threading.Event(), time.monotonic() + seconds
-    while not (value := found()):
+    while not (value := condition()):
         assert time.monotonic() < end, "it has not happened"
         pause.wait(0.1)
     return value

@@ -46,7 +46,7 @@ class Sshd:
             sock.setblocking(False)
             sock.connect_ex(self.silent.getsockname())
         more = "".join(f" {name}={value}" for name, value in (environment or {}).items())
-        there = f"PYTHONPATH={ROOT} XDG_STATE_HOME={self.state} XDG_DATA_HOME={folder}/there/data{more}"
+        session_environment = f"PYTHONPATH={ROOT} XDG_STATE_HOME={self.state} XDG_DATA_HOME={folder}/there/data{more}"
         config = f"""
             Port {port}
             ListenAddress 127.0.0.1
@@ -58,11 +58,11 @@ class Sshd:
             PasswordAuthentication no
             KbdInteractiveAuthentication no
             ForceCommand {folder}/noisy
-            SetEnv {there}
+            SetEnv {session_environment}
         """
         (folder / "sshd_config").write_text(config)
         (folder / "known_other").write_text(f"changed {(folder / 'other.pub').read_text()}")
-        own = f"""
+        client_config = f"""
             Host newkey
                 StrictHostKeyChecking yes
                 UserKnownHostsFile /dev/null
@@ -91,7 +91,7 @@ class Sshd:
                 UserKnownHostsFile {folder}/known
                 StrictHostKeyChecking accept-new
         """
-        (folder / "ssh_config").write_text(own)
+        (folder / "ssh_config").write_text(client_config)
         commands = folder / "commands"
         commands.mkdir()
         write_script(commands / "ssh", f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
@@ -103,14 +103,14 @@ class Sshd:
         while not is_listening(port):
             assert self.process.is_running()
 
-    def there(self, word):
+    def started(self, word):
         """Return the processes that this sshd has started with this word in their command line."""
-        found = []
+        processes = []
         for process in self.process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if word in process.cmdline():
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def end(self):
         for sock in (self.silent, *self._unanswered):

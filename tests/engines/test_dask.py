@@ -14,7 +14,6 @@ from ddlf.errors import ConfigError, ConnectError
 from ddlf.worker.machine import cores
 from tests.engines.running import (
     assert_hidden,
-    gone,
     is_alive,
     left,
     number,
@@ -22,6 +21,7 @@ from tests.engines.running import (
     processes,
     replaced,
     started,
+    until_ended,
     weights_after,
     workers_of,
 )
@@ -34,8 +34,8 @@ def engine():
 
     with LocalCluster(
         n_workers=3, threads_per_worker=1, processes=True, dashboard_address=":0", resources={"PLACE": 1}
-    ) as found:
-        yield found
+    ) as dask_cluster:
+        yield dask_cluster
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ async def test_workers_get_the_cores_of_their_dask_worker_and_not_its_threads(da
         for process in workers_of(cluster).values():
             assert process.parent().environ()["OMP_NUM_THREADS"] == "1"
             assert "OMP_NUM_THREADS" not in process.environ()
-        found = workers_of(cluster).values()
-    assert len(found) == 2
-    assert not any(map(is_alive, found))
+        processes = workers_of(cluster).values()
+    assert len(processes) == 2
+    assert not any(map(is_alive, processes))
 
 
 @pytest.mark.short
@@ -70,10 +70,10 @@ async def test_worker_of_a_dead_dask_worker_runs_on_another_one(dasked):
         assert await cluster.run_method(number) == [1, 2]
         before = workers_of(cluster)[1]
         before.parent().kill()
-        why = await left(cluster, 1)
-        assert why.cause is Cause.NODE
-        assert why.words.startswith("the Dask worker tcp://127.0.0.1:")
-        await gone(before)
+        end = await left(cluster, 1)
+        assert end.cause is Cause.NODE
+        assert end.words.startswith("the Dask worker tcp://127.0.0.1:")
+        await until_ended(before)
         await numbers(cluster, [1, 2])
 
 
@@ -83,7 +83,7 @@ async def test_place_outlives_more_dask_workers_than_dask_allows(dasked):
             await numbers(cluster, [1])
             worker = workers_of(cluster)[0]
             worker.parent().kill()
-            await gone(worker)
+            await until_ended(worker)
         await numbers(cluster, [1])
 
 
@@ -149,10 +149,10 @@ async def test_cancelled_task_ends_its_worker(dasked, engine):
         (key,) = launcher._tasks
         async with Client(engine.scheduler_address, asynchronous=True, set_as_default=False) as client:
             await client.cancel([Future(key, client)], force=True)
-        why = await left(cluster, 0)
-        assert why.cause is Cause.CANCELLED
-        assert "cancelled" in why.words
-        await gone(before)
+        end = await left(cluster, 0)
+        assert end.cause is Cause.CANCELLED
+        assert "cancelled" in end.words
+        await until_ended(before)
         await numbers(cluster, [1])
 
 
@@ -165,9 +165,9 @@ async def test_token_is_visible_nowhere(dasked, engine, tmp_path):
         assert await cluster.run_method(number) == [1, 2]
         async with Client(engine.scheduler_address, asynchronous=True, set_as_default=False) as client:
             await client.dump_cluster_state(str(tmp_path / "state"), format="yaml")
-            seen = [await client.get_worker_logs(), await client.get_scheduler_logs(), await client.call_stack()]
-            seen += [await client.story(*launcher._tasks), await client.get_events()]
-        assert secret.decode() not in str(seen)
+            visible = [await client.get_worker_logs(), await client.get_scheduler_logs(), await client.call_stack()]
+            visible += [await client.story(*launcher._tasks), await client.get_events()]
+        assert secret.decode() not in str(visible)
         assert_hidden(secret, [tmp_path])
 
 

@@ -68,10 +68,10 @@ class App(ddlf.IApp):
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
     assert shutil.which("kubectl"), "these tests need kubectl"
-    made = Cluster(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
-    yield made
-    made.close()
+    stand_in = Cluster(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(stand_in.kubeconfig))
+    yield stand_in
+    stand_in.close()
 
 
 @contextlib.contextmanager
@@ -120,11 +120,11 @@ CLAIM = ("--claim", "runs", "--service-account", "trainer", "--namespace", "lab"
 @pytest.mark.parametrize("minor", MINORS)
 def test_manifests_are_valid_for_kubernetes(minor, tmp_path):
     for words in (MORE, (*MORE, *CLAIM), ("--workers", "1")):
-        for each in yaml.safe_load_all(rendered(tmp_path, *words)):
-            kubernetes_validate.validate(each, minor, strict=True)
+        for manifest in yaml.safe_load_all(rendered(tmp_path, *words)):
+            kubernetes_validate.validate(manifest, minor, strict=True)
     with ddlf(tmp_path, "k8s", "render", "--pool", "--workers", "3", "--image", "image", "--cores", "2") as process:
-        for each in yaml.safe_load_all(process.communicate(timeout=PATIENCE_S)[0]):
-            kubernetes_validate.validate(each, minor, strict=True)
+        for manifest in yaml.safe_load_all(process.communicate(timeout=PATIENCE_S)[0]):
+            kubernetes_validate.validate(manifest, minor, strict=True)
     from ddlf.cluster.launch.kubernetes.manifests import PodKeys, secret, workers
 
     job = workers(PodKeys(image="image", cores=2, time="1h"), "job", 3, ["--join", "10.0.0.1:9100"])
@@ -176,17 +176,17 @@ JOBSET = strict(
 
 
 def test_jobset_is_valid_and_has_no_new_fields_of_jobs(tmp_path):
-    *others, jobset = yaml.safe_load_all(rendered(tmp_path, "--jobset", *MORE, *CLAIM))
-    assert [each["kind"] for each in others] == ["ConfigMap"]
+    *other_manifests, jobset = yaml.safe_load_all(rendered(tmp_path, "--jobset", *MORE, *CLAIM))
+    assert [manifest["kind"] for manifest in other_manifests] == ["ConfigMap"]
     jsonschema.validate(jobset, JOBSET)
-    lead, rest = (each["template"]["spec"] for each in jobset["spec"]["replicatedJobs"])
-    for spec in (lead, rest):
+    lead, followers = (manifest["template"]["spec"] for manifest in jobset["spec"]["replicatedJobs"])
+    for spec in (lead, followers):
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": spec}
         kubernetes_validate.validate(job, "1.32", strict=True)
         assert not {"successPolicy", "backoffLimitPerIndex", "podReplacementPolicy"} & {*spec}
-    assert (lead["completions"], rest["completions"]) == (1, 3)
+    assert (lead["completions"], followers["completions"]) == (1, 3)
     *_, alone = yaml.safe_load_all(rendered(tmp_path, "--jobset", "--workers", "1"))
-    assert [each["name"] for each in alone["spec"]["replicatedJobs"]] == ["lead"]
+    assert [manifest["name"] for manifest in alone["spec"]["replicatedJobs"]] == ["lead"]
 
 
 # -- a master outside of the cluster ------------------------------------------------------------------------------------
@@ -199,11 +199,11 @@ def test_workers_in_pods_join_the_master_and_nothing_remains(cluster, tmp_path):
     assert "workers [1, 2, 3]" in output
     assert not [name for name in ("jobs", "pods", "secrets") if cluster.named(name)]
     (token,) = {
-        each["stringData"]["token"] for _, kind, of, each in cluster.changes if of == "secrets" and kind == "ADDED"
+        item["stringData"]["token"] for _, kind, of, item in cluster.changes if of == "secrets" and kind == "ADDED"
     }
-    owned = [each["metadata"]["ownerReferences"][0]["kind"] for _, _, of, each in cluster.changes if of == "secrets"]
+    owned = [item["metadata"]["ownerReferences"][0]["kind"] for _, _, of, item in cluster.changes if of == "secrets"]
     assert owned[0] == "Job"
-    shown = json.dumps([cluster.commands, [each for _, _, of, each in cluster.changes if of != "secrets"]])
+    shown = json.dumps([cluster.commands, [item for _, _, of, item in cluster.changes if of != "secrets"]])
     shown += output + (tmp_path / "errors").read_text()
     assert token not in shown
     assert base64.b64encode(token.encode()).decode() not in shown
@@ -226,8 +226,8 @@ def test_worker_that_kubernetes_ends_is_replaced_and_the_reason_is_printed(clust
         for reason, message, disruption, words in ENDS:
             cluster.wait(lambda cluster: cluster.pod(1), PATIENCE_S)
             number = signal.SIGTERM if "API" in disruption else signal.SIGKILL
-            gone = cluster.end(1, reason, message, disruption, number)
-            wait_for(f"place 1: pod {gone}: ", tmp_path / "errors")
+            pod = cluster.end(1, reason, message, disruption, number)
+            wait_for(f"place 1: pod {pod}: ", tmp_path / "errors")
             wait_for(words, tmp_path / "errors")
         cluster.wait(lambda cluster: cluster.pod(1), PATIENCE_S)
         (tmp_path / "wait").unlink()
@@ -302,8 +302,8 @@ def test_nothing_remains_after_ctrl_c_and_after_a_killed_master(cluster, tmp_pat
             cluster.wait(lambda cluster: not cluster.named("jobs") and not cluster.named("secrets"), PATIENCE_S)
             assert not cluster.named("pods")
             assert time.monotonic() - began < 35 + PATIENCE_S / 4
-            jobs = {each["metadata"]["name"] for _, _, of, each in cluster.changes if of == "jobs"}
-            shown = str([each.info for each in psutil.process_iter(["cmdline"])])
+            jobs = {item["metadata"]["name"] for _, _, of, item in cluster.changes if of == "jobs"}
+            shown = str([item.info for item in psutil.process_iter(["cmdline"])])
             assert not [job for job in jobs if job in shown], "no kubectl remains"
 
 
@@ -372,10 +372,10 @@ def test_lost_worker_of_a_training_changes_no_bit(cluster, tmp_path):
     with launched(tmp_path, "2", ",start_timeout=100 --save pods.safetensors", app=app) as process:
         for line in process.stdout:
             if re.match(r"round +1/", line):
-                gone = cluster.end(1, "OOMKilled")
+                pod = cluster.end(1, "OOMKilled")
         assert process.wait(PATIENCE_S) == 0, (tmp_path / "errors").read_text()
     output = (tmp_path / "errors").read_text()
-    assert f"place 1: pod {gone}: OOMKilled: exit code 137 (out of memory)" in output
+    assert f"place 1: pod {pod}: OOMKilled: exit code 137 (out of memory)" in output
     local = ("run", "app.py", "--local", "2", "--save", "local.safetensors")
     with ddlf(tmp_path, *local, app=app) as process:
         process.communicate(timeout=PATIENCE_S)
@@ -393,8 +393,8 @@ def test_evicted_pods_of_a_run_come_again_and_the_run_ends(cluster, tmp_path):
     cluster.wait(lambda cluster: "workers [1, 2, 3]" in output_of(cluster, 0), PATIENCE_S)
     for index in (2, 0):
         evicted = ("", "Eviction API: evicting", "EvictionByEvictionAPI", signal.SIGTERM)
-        gone = cluster.end(index, *evicted)
-        cluster.wait(lambda cluster, index=index, gone=gone: cluster.pod(index) not in (None, gone), PATIENCE_S)
+        pod = cluster.end(index, *evicted)
+        cluster.wait(lambda cluster, index=index, pod=pod: cluster.pod(index) not in (None, pod), PATIENCE_S)
     cluster.wait(lambda cluster: output_of(cluster, 0).count("workers [1, 2, 3]") == 2, PATIENCE_S)
     (tmp_path / "wait").unlink()
     assert cluster.wait(lambda cluster: cluster.finished("app"), PATIENCE_S) == "Complete"

@@ -75,9 +75,9 @@ def start(tmp_path):
 
 
 def result(process, file):
-    said, _ = process.communicate(timeout=PAUSE_S + 3 * PATIENCE_S)
-    assert process.returncode == 0, said
-    return hashlib.sha256(file.read_bytes()).hexdigest(), said
+    output, _ = process.communicate(timeout=PAUSE_S + 3 * PATIENCE_S)
+    assert process.returncode == 0, output
+    return hashlib.sha256(file.read_bytes()).hexdigest(), output
 
 
 def test_run_continues_after_a_pause_that_makes_the_nat_forget_its_connections(start, tmp_path):
@@ -90,8 +90,8 @@ def test_run_continues_after_a_pause_that_makes_the_nat_forget_its_connections(s
         joined = ("--listen", "9100", "--workers", "2", "--token-file", "token", "--save", "nat.safetensors")
         master = start(nat.outside, *train, *joined, pause=PAUSE_S)
         listening = subprocess.run(on(nat.inside, "ss", "-Hltn"), capture_output=True, text=True, check=True).stdout
-        behind_nat, said = result(master, tmp_path / "nat.safetensors")
+        behind_nat, output = result(master, tmp_path / "nat.safetensors")
         local = start(nat.outside, *train, "--local", "2", "--save", "local.safetensors")
         assert behind_nat == result(local, tmp_path / "local.safetensors")[0]
     assert listening == ""
-    assert "lost" not in said
+    assert "lost" not in output

@@ -18,7 +18,6 @@ from ddlf.worker.machine import cores
 from tests.engines.ray_nodes import Nodes
 from tests.engines.running import (
     assert_hidden,
-    gone,
     is_alive,
     left,
     number,
@@ -26,6 +25,7 @@ from tests.engines.running import (
     processes,
     replaced,
     started,
+    until_ended,
     weights_after,
     workers_of,
 )
@@ -44,10 +44,10 @@ def nodes(tmp_path_factory):
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         patch.delenv("RAY_ADDRESS", raising=False)
         os.makedirs(os.environ["RAY_TMPDIR"], exist_ok=True)
-        found = Nodes(NODES)
-        patch.setenv("RAY_ADDRESS", found.ray.address)
-        yield found
-        found.ray.shutdown()
+        started_nodes = Nodes(NODES)
+        patch.setenv("RAY_ADDRESS", started_nodes.ray.address)
+        yield started_nodes
+        started_nodes.ray.shutdown()
 
 
 def rayed(workers, **keys):
@@ -63,11 +63,11 @@ async def test_workers_have_their_places_cores_and_variables(nodes):
     launcher = rayed(3, env={"GREETING": "hello"})
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
         assert await cluster.run_method(about) == [(n, 1, "hello") for n in (1, 2, 3)]
-        found = workers_of(cluster).values()
-        assert all("OMP_NUM_THREADS" not in worker.environ() for worker in found)
+        processes = workers_of(cluster).values()
+        assert all("OMP_NUM_THREADS" not in worker.environ() for worker in processes)
         assert len({node for node, _ in launcher._actors.values()}) == 3
-    assert len(found) == 3
-    assert not any(map(is_alive, found))
+    assert len(processes) == 3
+    assert not any(map(is_alive, processes))
 
 
 async def test_run_begins_with_few_workers_and_has_a_place_for_each(nodes):
@@ -107,9 +107,9 @@ async def test_killed_actor_is_replaced(nodes):
     async with asyncio.timeout(PATIENCE_S), Cluster(rayed(2)) as cluster:
         assert await cluster.run_method(number) == [1, 2]
         workers_of(cluster)[0].parent().kill()
-        why = await left(cluster, 0)
-        assert why.cause is Cause.CRASH
-        assert why.words.startswith("The actor is dead because its worker process has died")
+        end = await left(cluster, 0)
+        assert end.cause is Cause.CRASH
+        assert end.words.startswith("The actor is dead because its worker process has died")
         await numbers(cluster, [1, 2])
 
 
@@ -118,8 +118,8 @@ async def test_worker_of_a_lost_node_runs_on_another_one(nodes):
         assert await cluster.run_method(number) == [1, 2]
         node, _ = cluster._launcher._actors[1]
         nodes.remove(node)
-        why = await left(cluster, 1)
-        assert why.cause is Cause.NODE
+        end = await left(cluster, 1)
+        assert end.cause is Cause.NODE
         await numbers(cluster, [1, 2])
         assert cluster._launcher._actors[1][0] != node
 
@@ -129,9 +129,9 @@ async def test_drained_node_is_left_before_it_ends(nodes):
         assert await cluster.run_method(number) == [1, 2]
         node, _ = cluster._launcher._actors[0]
         nodes.drain(node, for_s=PATIENCE_S)
-        why = await left(cluster, 0)
-        assert why.cause is Cause.NOTICE
-        assert re.fullmatch(r"Ray drains its node, which ends in \d+ s", why.words)
+        end = await left(cluster, 0)
+        assert end.cause is Cause.NOTICE
+        assert re.fullmatch(r"Ray drains its node, which ends in \d+ s", end.words)
         await numbers(cluster, [1, 2])
         assert cluster._launcher._actors[0][0] != node
     nodes.remove(node)
@@ -245,12 +245,12 @@ async def test_nothing_remains_when_the_master_ends(nodes, tmp_path, ending):
     process = started(tmp_path, *options)
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while len(found := processes("ddlf.cli.worker", mark=mark)) < 2:  # noqa: ASYNC110
+            while len(workers := processes("ddlf.cli.worker", mark=mark)) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            actors = [worker.parent() for worker in found.values()]
+            actors = [worker.parent() for worker in workers.values()]
             process.send_signal(ending)
             for actor in actors:
-                await gone(actor)
+                await until_ended(actor)
             while processes("ddlf.cli.worker", mark=mark):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     finally:

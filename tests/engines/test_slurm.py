@@ -113,18 +113,20 @@ class Run:
     def works(self, count):
         """Wait until all workers answer, and return the last answers."""
 
-        def found():
+        def last_answers():
             assert self.process.poll() is None, self.output
             last = next((line for line in reversed(self.lines) if line.startswith("said")), "")
             return last if last.count("(") == count and "None:" not in last else ""
 
-        return wait_for(found)
+        return wait_for(last_answers)
 
     @property
     def master(self):
         """Return the process of the master, which is a child of salloc or the command itself."""
         first = psutil.Process(self.process.pid)
-        return next((one for one in (first, *first.children()) if one.cmdline()[:1] == [sys.executable]), first)
+        return next(
+            (process for process in (first, *first.children()) if process.cmdline()[:1] == [sys.executable]), first
+        )
 
     def ended(self, number=None):
         """Send the master the signal, if one is given, wait for the end, and return the exit code."""
@@ -148,8 +150,8 @@ def run(lab, tmp_path):
         return runs[-1]
 
     yield start
-    for one in runs:
-        one.ended(signal.SIGTERM)
+    for attempt in runs:
+        attempt.ended(signal.SIGTERM)
     wait_for(lambda: not lab.call("squeue", "--noheader"))
 
 
@@ -168,8 +170,8 @@ def test_same_bits_as_on_this_machine(ways, lab, run, tmp_path):
     hashes = {}
     for name in ("local", *ways):
         command = commands[name]
-        one = run(*command, "--save", f"{name}.safetensors")
-        assert one.ended() == 0, one.output
+        attempt = run(*command, "--save", f"{name}.safetensors")
+        assert attempt.ended() == 0, attempt.output
         hashes[name] = hashlib.sha256((tmp_path / f"{name}.safetensors").read_bytes()).hexdigest()
     assert len(set(hashes.values())) == 1, hashes
     assert list(tmp_path.glob(".ddlf-*")) == []
@@ -188,7 +190,7 @@ def test_tasks_without_a_shared_folder_meet_and_two_jobs_are_distinguished(lab, 
     )
     names = [f"{number}.safetensors" for number in range(2)]
     jobs = [run("srun", "-N2", "-n2", "-c1", "sh", "-c", script, name) for name in names]
-    assert [one.ended() for one in jobs] == [0, 0], [one.output for one in jobs]
+    assert [job.ended() for job in jobs] == [0, 0], [job.output for job in jobs]
     local = run(*DDLF, "app.py", "--no-dashboard", "--quiet", "--local", "2", "--save", "local.safetensors")
     assert local.ended() == 0, local.output
     hashes = {hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in (*names, "local.safetensors")}
@@ -202,80 +204,82 @@ def test_tasks_without_shared_folder_and_munge_get_advice(lab, run, tmp_path):
         f'cd "$(mktemp -d {tmp_path}/task-XXXXXX)" && cp {tmp_path}/app.py . && '
         f"PATH=/nonexistent exec {sys.executable} -m ddlf run app.py --launcher slurm:start_timeout=5"
     )
-    one = run("srun", "-N2", "-n2", "sh", "-c", script)
-    assert one.ended() == 3, one.output
-    assert "rank 1 has not found the master within 5 s: no file" in one.output
-    assert "no master at n0, ports" in one.output
-    assert "this node has no munge" in one.output
-    assert "begin all tasks in a folder that they share; without one, the nodes need the commands munge" in one.output
+    attempt = run("srun", "-N2", "-n2", "sh", "-c", script)
+    assert attempt.ended() == 3, attempt.output
+    assert "rank 1 has not found the master within 5 s: no file" in attempt.output
+    assert "no master at n0, ports" in attempt.output
+    assert "this node has no munge" in attempt.output
+    assert (
+        "begin all tasks in a folder that they share; without one, the nodes need the commands munge" in attempt.output
+    )
 
 
 def test_lost_elements_are_replaced_and_the_reason_of_slurm_is_printed(lab, run):
-    one = run(*ARRAY)
-    said = one.works(3)
-    assert re.findall(r"\((\d), 'n\d', '2'", said) == ["1", "2", "3"]
+    attempt = run(*ARRAY)
+    answers = attempt.works(3)
+    assert re.findall(r"\((\d), 'n\d', '2'", answers) == ["1", "2", "3"]
 
     for process in workers(lab, 1):
         process.kill()
-    wait_for(lambda: "None: " in one.output)
-    one.works(3)
+    wait_for(lambda: "None: " in attempt.output)
+    attempt.works(3)
     (job, *_) = lab.jobs()[2]
 
     lab.call("scontrol", "requeue", f"{job}_2")
     wait_for(
-        lambda: re.search(rf"cancelled: Slurm .*{job}_2 again: n\d CANCELLED AT .* DUE TO JOB REQUEUE", one.output)
+        lambda: re.search(rf"cancelled: Slurm .*{job}_2 again: n\d CANCELLED AT .* DUE TO JOB REQUEUE", attempt.output)
     )
-    one.works(3)
+    attempt.works(3)
 
     _, _, node = lab.jobs()[1]
     lab.call("srun", "-p", "high", "-w", node, "--exclusive", "true")
-    wait_for(lambda: f"Slurm gave the node of job {job}_1 to another job (PREEMPTED)" in one.output)
-    one.works(3)
+    wait_for(lambda: f"Slurm gave the node of job {job}_1 to another job (PREEMPTED)" in attempt.output)
+    attempt.works(3)
 
     _, _, node = lab.jobs()[0]
     lab.kill_node(node)
-    wait_for(lambda: f"place 0: Slurm has queued job {job}_0 again: NODE_FAIL, node {node} is down" in one.output)
-    assert f"(1, '{node}'" not in one.works(3)
+    wait_for(lambda: f"place 0: Slurm has queued job {job}_0 again: NODE_FAIL, node {node} is down" in attempt.output)
+    assert f"(1, '{node}'" not in attempt.works(3)
     lab.call("slurmd", "-N", node)
 
     lab.call("scancel", f"{job}_2")
-    wait_for(lambda: f"place 2 gets no worker any more: Slurm ended job {job}_2 with CANCELLED" in one.output)
-    assert one.ended(signal.SIGINT) == 130
+    wait_for(lambda: f"place 2 gets no worker any more: Slurm ended job {job}_2 with CANCELLED" in attempt.output)
+    assert attempt.ended(signal.SIGINT) == 130
 
 
 @pytest.mark.short
 def test_killed_step_starts_again_and_steps_do_not_share_cpus(lab, run):
-    one = run("salloc", "-Q", "-N1", "-n2", *DDLF, "calls.py", "--launcher", "slurm")
-    said = one.works(2)
-    first, second = (set(text.split(", ")) for text in re.findall(r"\[([\d, ]+)\]", said))
+    attempt = run("salloc", "-Q", "-N1", "-n2", *DDLF, "calls.py", "--launcher", "slurm")
+    answers = attempt.works(2)
+    first, second = (set(text.split(", ")) for text in re.findall(r"\[([\d, ]+)\]", answers))
     assert not first & second, "two workers on a node have the same CPU"
     for process in workers(lab, 1):
         process.kill()
-    wait_for(lambda: re.search("place 1: .*Killed.*; starting it again", one.output))
-    one.works(2)
-    assert set(re.findall(r"\((\d),", one.works(2))) == {"1", "2"}
+    wait_for(lambda: re.search("place 1: .*Killed.*; starting it again", attempt.output))
+    attempt.works(2)
+    assert set(re.findall(r"\((\d),", attempt.works(2))) == {"1", "2"}
     lab.call("scancel", f"--user={getpass.getuser()}")
     wait_for(lambda: not list(workers(lab)), 35)
-    assert one.ended(signal.SIGTERM)
+    assert attempt.ended(signal.SIGTERM)
 
 
 def test_place_works_again_after_the_daemon_of_its_step_was_killed(lab, run):
-    one = run("salloc", "-Q", "-N1", "-n2", *DDLF, "calls.py", "--launcher", "slurm")
-    one.works(2)
+    attempt = run("salloc", "-Q", "-N1", "-n2", *DDLF, "calls.py", "--launcher", "slurm")
+    attempt.works(2)
     (worker,) = workers(lab, 1)
     worker.parent().kill()  # slurmstepd
-    wait_for(lambda: "place 1: its worker has ended, and srun still waits for it" in one.output)
-    one.works(2)
-    assert one.ended(signal.SIGTERM)
+    wait_for(lambda: "place 1: its worker has ended, and srun still waits for it" in attempt.output)
+    attempt.works(2)
+    assert attempt.ended(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("way", ["array", "steps"])
 def test_end_of_the_master_leaves_nothing(way, number, lab, run, tmp_path):
     alloc = ("salloc", "-Q", "-N3", "-n3", *DDLF, "calls.py", "--launcher", "slurm")
-    one = run(*(ARRAY if way == "array" else alloc))
-    one.works(3)
-    one.ended(number)
+    attempt = run(*(ARRAY if way == "array" else alloc))
+    attempt.works(3)
+    attempt.ended(number)
     wait_for(lambda: not lab.call("squeue", "--noheader") and not list(workers(lab)), 35)
     assert list(tmp_path.glob(".ddlf-*")) == []
 
@@ -285,25 +289,25 @@ def test_wrong_partition_and_too_much_memory_end_at_once_with_slurms_line(lab, r
         "partition=nope": "invalid partition specified: nope",
         "memory=500GiB": "Memory specification can not be satisfied",
     }.items():
-        one = run(*DDLF, "calls.py", "--workers", "2", "--launcher", f"slurm:{key}")
-        assert one.ended() == 3
-        assert f"sbatch refused the job: {line}" in one.output
+        attempt = run(*DDLF, "calls.py", "--workers", "2", "--launcher", f"slurm:{key}")
+        assert attempt.ended() == 3
+        assert f"sbatch refused the job: {line}" in attempt.output
 
 
 def test_full_cluster_is_named_and_the_run_ends_at_the_timeout(lab, run):
     lab.call("sbatch", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600")
     wait_for(lambda: "RUNNING" in lab.call("squeue", "-h", "-o", "%T"))
-    one = run(*DDLF, "calls.py", "--workers", "2", "--launcher", "slurm:start_timeout=9")
-    assert one.ended() == 3
+    attempt = run(*DDLF, "calls.py", "--workers", "2", "--launcher", "slurm:start_timeout=9")
+    assert attempt.ended() == 3
     lab.call("scancel", f"--user={getpass.getuser()}")
     reason = r"is PENDING, reason (Resources|Priority)"
-    assert re.search(rf"waiting for workers at place.*{reason}", one.output)
-    assert re.search(rf"no worker joined .* within 9 s: .*{reason}", one.output)
+    assert re.search(rf"waiting for workers at place.*{reason}", attempt.output)
+    assert re.search(rf"no worker joined .* within 9 s: .*{reason}", attempt.output)
 
 
 def test_token_is_in_no_record_of_slurm(lab, run, tmp_path):
-    one = run(*ARRAY)
-    one.works(3)
+    attempt = run(*ARRAY)
+    attempt.works(3)
     (file,) = tmp_path.glob(".ddlf-slurm-*/.ddlf-token-*")
     token = file.read_text()
     (job, *_) = lab.jobs()[0]
@@ -318,13 +322,13 @@ def test_token_is_in_no_record_of_slurm(lab, run, tmp_path):
 
 
 def test_doctor_asks_slurm_and_starts_workers(lab, run):
-    one = run(*DDLF[:3], "doctor", "--launcher", "slurm:cores=2", "--workers", "2")
-    assert one.ended() == 0
-    assert "Slurm takes the job: Job" in one.output
-    assert one.output.count("the same versions; 2 cores") == 2
-    one = run(*DDLF[:3], "doctor", "--launcher", "slurm:partition=nope")
-    assert one.ended() == 3
-    assert "choose one with the key partition: low, high" in one.output
+    attempt = run(*DDLF[:3], "doctor", "--launcher", "slurm:cores=2", "--workers", "2")
+    assert attempt.ended() == 0
+    assert "Slurm takes the job: Job" in attempt.output
+    assert attempt.output.count("the same versions; 2 cores") == 2
+    attempt = run(*DDLF[:3], "doctor", "--launcher", "slurm:partition=nope")
+    assert attempt.ended() == 3
+    assert "choose one with the key partition: low, high" in attempt.output
 
 
 WAITS = """
@@ -362,8 +366,8 @@ def test_job_that_gets_a_notice_runs_again_in_the_same_folder(notice, lab, run, 
     assert now(lab, job)[0] == "COMPLETED"
     (state,) = (json.loads(path.read_text()) for path in tmp_path.glob("runs/*/state.json"))
     assert (state["state"], str(state["restarts"])) == ("finished", now(lab, job)[1])
-    one = run(*DDLF, "waits.py", "--local", "2", "--out", "none", "--save", "local.safetensors", "--no-dashboard")
-    assert one.ended() == 0
+    attempt = run(*DDLF, "waits.py", "--local", "2", "--out", "none", "--save", "local.safetensors", "--no-dashboard")
+    assert attempt.ended() == 0
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "local.safetensors").read_bytes()
 
 
@@ -385,9 +389,11 @@ def start_now(lab, job):
 
 
 def test_cancelled_job_stays_cancelled_and_a_job_that_cannot_come_again_is_refused(lab, run, tmp_path):
-    one = run("salloc", "-Q", "-N1", "-n1", *DDLF, "app.py", "--launcher", "slurm", "--requeue", "--checkpoint", "kept")
-    assert one.ended() == 2
-    assert "which is not a batch job" in one.output
-    one = run(*DDLF, "app.py", "--workers", "2", "--launcher", "slurm", "--requeue", "--checkpoint", "kept")
-    assert one.ended() == 2
-    assert "this command is in no job of Slurm" in one.output
+    attempt = run(
+        "salloc", "-Q", "-N1", "-n1", *DDLF, "app.py", "--launcher", "slurm", "--requeue", "--checkpoint", "kept"
+    )
+    assert attempt.ended() == 2
+    assert "which is not a batch job" in attempt.output
+    attempt = run(*DDLF, "app.py", "--workers", "2", "--launcher", "slurm", "--requeue", "--checkpoint", "kept")
+    assert attempt.ended() == 2
+    assert "this command is in no job of Slurm" in attempt.output

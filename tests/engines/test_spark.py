@@ -17,7 +17,6 @@ from ddlf.errors import ConfigError, ConnectError
 from ddlf.worker.machine import cores
 from tests.engines.running import (
     assert_hidden,
-    gone,
     is_alive,
     left,
     number,
@@ -25,6 +24,7 @@ from tests.engines.running import (
     processes,
     replaced,
     started,
+    until_ended,
     weights_after,
     workers_of,
 )
@@ -54,9 +54,9 @@ def context(python, events):
     from pyspark import SparkConf, SparkContext
 
     log = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(), "spark.task.maxFailures": "2"}
-    found = SparkContext(conf=SparkConf().setMaster(MASTER).setAll([*CONF.items(), *log.items()]))
-    yield found
-    found.stop()
+    spark_context = SparkContext(conf=SparkConf().setMaster(MASTER).setAll([*CONF.items(), *log.items()]))
+    yield spark_context
+    spark_context.stop()
 
 
 def sparked(workers, **keys):
@@ -84,12 +84,12 @@ async def test_workers_get_the_cores_of_their_task(context):
     async with asyncio.timeout(PATIENCE_S), Cluster(sparked(2, env={"GREETING": "hello"})) as cluster:
         assert await cluster.run_method(number) == [1, 2]
         assert await cluster.run_method(about) == [(1, "hello")] * 2
-        found = workers_of(cluster).values()
-        for process in found:
+        processes = workers_of(cluster).values()
+        for process in processes:
             assert process.parent().environ()["OMP_NUM_THREADS"] == "1"
             assert "OMP_NUM_THREADS" not in process.environ()
-    assert len(found) == 2
-    assert not any(map(is_alive, found))
+    assert len(processes) == 2
+    assert not any(map(is_alive, processes))
     assert context.parallelize([1, 2]).sum() == 3  # the user's session still works
 
 
@@ -99,10 +99,10 @@ async def test_worker_of_a_dead_executor_runs_on_another_one(context):
         assert await cluster.run_method(number) == [1, 2]
         before = workers_of(cluster)[1]
         executor_around(before).kill()
-        why = await left(cluster, 1)
-        assert why.cause is Cause.NODE
-        assert "ExecutorLostFailure" in why.words
-        await gone(before)
+        end = await left(cluster, 1)
+        assert end.cause is Cause.NODE
+        assert "ExecutorLostFailure" in end.words
+        await until_ended(before)
         await numbers(cluster, [1, 2])
 
 
@@ -111,11 +111,11 @@ async def test_place_outlives_more_executors_than_spark_allows(context):
         other = None
         for _ in range(3):  # Spark gives a task up after the second
             await numbers(cluster, [1, 2])
-            found = workers_of(cluster)
-            assert other in (None, found[1])
-            other = found[1]
-            executor_around(found[0]).kill()
-            await gone(found[0])
+            processes = workers_of(cluster)
+            assert other in (None, processes[1])
+            other = processes[1]
+            executor_around(processes[0]).kill()
+            await until_ended(processes[0])
         await numbers(cluster, [1, 2])
         assert workers_of(cluster)[1] == other
 
@@ -202,10 +202,10 @@ async def test_nothing_remains_when_the_master_ends(tmp_path, ending):
 
 async def test_master_that_does_not_answer_is_named(tmp_path):
     process = started(tmp_path, "--launcher", "spark:master=spark://127.0.0.1:1,start_timeout=8", "--workers", "1")
-    said, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE_S)
+    output, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE_S)
     assert process.returncode == 3
-    assert said.count("Spark does not run yet at spark://127.0.0.1:1") == 2
-    assert "destroyed" not in said
+    assert output.count("Spark does not run yet at spark://127.0.0.1:1") == 2
+    assert "destroyed" not in output
 
 
 async def test_check_finds_java_and_a_master_that_is_silent():

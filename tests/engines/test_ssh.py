@@ -72,7 +72,7 @@ def ddlf(folder, *words, **options):
     )
 
 
-async def gone(sshd):
+async def until_idle(sshd):
     """Wait until sshd has no connection and no child process."""
     async with asyncio.timeout(PATIENCE_S):
         while sshd.process.children():  # noqa: ASYNC110 - there is no event to await
@@ -95,31 +95,33 @@ async def test_noise_of_login_scripts_is_skipped(sshd, shell):
     write_script(sshd.folder / "noisy", NOISY.replace("LOGIN_SHELL:-sh", f"LOGIN_SHELL:-{shell}"))
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher("pc01", "behind")) as cluster:
         assert await cluster.run_method(number) == [1, 2]
-    await gone(sshd)
+    await until_idle(sshd)
 
 
 @pytest.mark.short
 async def test_killed_ssh_and_killed_worker_are_replaced(sshd):
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher("pc01", "pc02")) as cluster:
         assert await cluster.run_method(number) == [1, 2]
-        [client] = [found for found in psutil.Process().children() if "pc01" in found.cmdline()]
-        [worker] = [found for found in sshd.there("--place") if "1" in found.cmdline() and "--join" in found.cmdline()]
+        [client] = [process for process in psutil.Process().children() if "pc01" in process.cmdline()]
+        [worker] = [
+            process for process in sshd.started("--place") if "1" in process.cmdline() and "--join" in process.cmdline()
+        ]
         secret = cluster._launcher.tokens.primary.decode()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 assert secret not in " ".join([*process.cmdline(), *process.environ().values()])
-        listening = [found.laddr.ip for found in worker.net_connections() if found.status == "LISTEN"]
+        listening = [connection.laddr.ip for connection in worker.net_connections() if connection.status == "LISTEN"]
         assert listening == []
         client.kill()
         worker.kill()
         while True:
             with contextlib.suppress(WorkerLost, ConnectError):
-                for one in cluster.workers:
-                    await one.reconnect()
+                for proxy in cluster.workers:
+                    await proxy.reconnect()
                 if await cluster.run_method(number) == [1, 2]:
                     break
-        assert worker.pid not in [found.pid for found in sshd.there("--place")]
-    await gone(sshd)
+        assert worker.pid not in [process.pid for process in sshd.started("--place")]
+    await until_idle(sshd)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
@@ -139,7 +141,7 @@ async def test_nothing_is_left_when_the_master_ends(sshd, tmp_path, number):
             assert master.returncode is None
         master.send_signal(number)
         await master.wait()
-    await gone(sshd)
+    await until_idle(sshd)
 
 
 @pytest.mark.parametrize(

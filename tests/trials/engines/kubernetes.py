@@ -26,7 +26,7 @@ class KubernetesRig(Rig):
         folder = self.folder / str(number)
         folder.mkdir()
         self._cluster = Cluster(folder)
-        self._cluster.kept.add(MARK)
+        self._cluster.inherited.add(MARK)
         self._is_gone = False
 
     def close(self) -> None:

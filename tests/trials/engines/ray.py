@@ -48,10 +48,10 @@ class RayRig(Rig):
         shutil.rmtree(self._short, ignore_errors=True)
 
     def _end_processes(self) -> None:
-        found = [process for process in self.processes() if self.is_engine(process)]
-        for process in found:
+        engine_processes = [process for process in self.processes() if self.is_engine(process)]
+        for process in engine_processes:
             kill(process)
-        psutil.wait_procs(found, 10.0)
+        psutil.wait_procs(engine_processes, 10.0)
 
     def launcher(self, run: Run) -> list[str]:
         return ["--workers", str(self.places), "--launcher", "ray"]
@@ -79,8 +79,8 @@ class RayRig(Rig):
 
     def _node_of(self, run: Run, place: int) -> Any:
         """Return the node whose raylet has started the actor of a place."""
-        raylets = {one.pid for one in run.daemon(place).parents()}
-        return next(node for node in self._nodes.own if node.all_processes["raylet"][0].process.pid in raylets)
+        raylets = {parent.pid for parent in run.daemon(place).parents()}
+        return next(node for node in self._nodes.nodes if node.all_processes["raylet"][0].process.pid in raylets)
 
     def _lose_node(self, run: Run, place: int) -> None:
         """Kill the raylet of a place, and start another node."""
@@ -97,11 +97,11 @@ class RayRig(Rig):
             with contextlib.suppress(Exception):  # the rig has been closed meanwhile
                 self._nodes.ray.remove_node(node, allow_graceful=False)
 
-        self._nodes.own.remove(node)
+        self._nodes.nodes.remove(node)
         timer = threading.Timer(self.notice_s, end)
         timer.daemon = True
         timer.start()
-        self._nodes.own.append(self._nodes.add())
+        self._nodes.nodes.append(self._nodes.add())
 
     def left(self, run: Run) -> list[str]:
         return super().left(run) + [f"actor {name}" for name in self._actors()]
@@ -126,8 +126,8 @@ class RayRig(Rig):
         return [f"{name[:8]} is {actor['State']}" for name, actor in table.items() if actor["State"] != "DEAD"]
 
     def _has_head(self) -> bool:
-        found = self._nodes.ray.head_node.all_processes.get("gcs_server")
-        return bool(found) and found[0].process.poll() is None
+        servers = self._nodes.ray.head_node.all_processes.get("gcs_server")
+        return bool(servers) and servers[0].process.poll() is None
 
     def stuck(self) -> dict[str, Stuck]:
         all_places = ["--workers", str(self.places + SPARE)]
@@ -150,11 +150,11 @@ class RayRig(Rig):
         """End Ray like ``ray stop``: send SIGTERM, then SIGKILL to the remaining processes. The command itself would also end
         other instances of Ray on this machine.
         """
-        found = [process for process in self.processes() if self.is_engine(process) or is_actor(process)]
-        for process in found:
+        ray_processes = [process for process in self.processes() if self.is_engine(process) or is_actor(process)]
+        for process in ray_processes:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
-        for process in psutil.wait_procs(found, STOP_S)[1]:
+        for process in psutil.wait_procs(ray_processes, STOP_S)[1]:
             kill(process)
 
     def lose_engine(self, run: Run) -> None:
