@@ -28,8 +28,10 @@ COUNTS = st.integers(1, 9)
 
 def possible(kind):
     """Return a strategy for an event or a record with possible numbers."""
-    known = {int: COUNTS, float: st.floats(0, 9), RoundRecord: st.deferred(lambda: possible(RoundRecord))}
-    return st.builds(kind, **{name: known.get(hint, st.from_type(hint)) for name, hint in get_type_hints(kind).items()})
+    strategies = {int: COUNTS, float: st.floats(0, 9), RoundRecord: st.deferred(lambda: possible(RoundRecord))}
+    return st.builds(
+        kind, **{name: strategies.get(hint, st.from_type(hint)) for name, hint in get_type_hints(kind).items()}
+    )
 
 
 def test_the_progress_of_a_run_is_the_mean_of_its_slots_and_changes_inside_a_round():

@@ -134,9 +134,9 @@ def in_parts(*, at: float = 0.0, workers: int = 3, rounds: int = 4) -> Iterator[
     for number in range(1, rounds):
         begin, holders = at + 2 * number - 2, (1, 2) if number < 3 else (1, 3)
         if number == 3:
-            why = "Slurm preempted its job"
-            yield begin, e.WorkerLost(round=3, worker=2, slot=2, why=f"worker 2 ({name(2)}): {why}")
-            yield begin, e.WorkerDisconnected(worker=2, name=name(2), why=why, cause="preempted")
+            reason = "Slurm preempted its job"
+            yield begin, e.WorkerLost(round=3, worker=2, slot=2, why=f"worker 2 ({name(2)}): {reason}")
+            yield begin, e.WorkerDisconnected(worker=2, name=name(2), why=reason, cause="preempted")
         for part, worker in enumerate(holders, 1):
             yield begin, e.SlotStarted(round=number, slot=part, worker=worker)
         for part, worker in enumerate(holders, 1):
@@ -170,9 +170,9 @@ def in_portions(*, at: float = 0.0, workers: int = 3, rounds: int = 4) -> Iterat
         )
         facts = dict(round=number, number=2, step=0.5, loss=2.0 / number, seconds=0.9, portions=portions)
         yield begin + 0.9, e.PassEnded(**facts)
-        made = record(number, rounds, workers, [(0.8, 0.1)] * workers, 2.0 / number, 1.0, test=False)
+        round_record = record(number, rounds, workers, [(0.8, 0.1)] * workers, 2.0 / number, 1.0, test=False)
         shown = {"loss": 2.0 / number, "gradient": 0.1 / number, "step": 0.5, "passes": 2, "left_out": 0}
-        yield begin + 1, e.Committed(record=replace(made, metrics=shown))
+        yield begin + 1, e.Committed(record=replace(round_record, metrics=shown))
 
 
 def with_peers(count: int, seconds: int, *, at: float = 0.0) -> Iterator[tuple[float, e.Event]]:
@@ -196,22 +196,24 @@ def with_peers(count: int, seconds: int, *, at: float = 0.0) -> Iterator[tuple[f
     )
     began = e.TrainingBegan(mode=mode, samples=0, slots=0, fixed=False, workers=0, in_rounds=False)
     yield at, began
-    posts, gone, back = 0, {2: seconds // 3, 3: seconds // 2}, 2 * seconds // 3
+    posts, left_at, back = 0, {2: seconds // 3, 3: seconds // 2}, 2 * seconds // 3
     for second in range(1, seconds + 1):
         now, metrics = at + second, []
         for peer in range(1, count + 1):
             of, begins = {"peer": peer, "name": f"clinic {peer}"}, 1 + peer * seconds // (4 * count)
             if second in (begins, back if peer == 2 else 0):
                 yield now, e.PeerArrived(**of, samples=400)
-            if second == gone.get(peer):
+            if second == left_at.get(peer):
                 yield now, e.PeerLeft(**of, why="its lease has run out")
-            is_away = second < begins or (second >= gone.get(peer, seconds + 1) and not (peer == 2 and second >= back))
+            is_away = second < begins or (
+                second >= left_at.get(peer, seconds + 1) and not (peer == 2 and second >= back)
+            )
             if is_away:
                 continue
             chance = random.Random(1000 * peer + second)
-            pace, known = int((5 + 20 * (peer * 7 % 10) / 10) * chance.uniform(0.8, 1.2)), second - begins + 1
-            accuracy = 0.97 - 0.9 * math.exp(-known / (8 + peer % 5)) + chance.gauss(0, 0.01)
-            did = dict(posts=known, new=1, batches=pace, samples=64 * pace, seconds=1.0, bytes_back=10_000)
+            pace, count_of_posts = int((5 + 20 * (peer * 7 % 10) / 10) * chance.uniform(0.8, 1.2)), second - begins + 1
+            accuracy = 0.97 - 0.9 * math.exp(-count_of_posts / (8 + peer % 5)) + chance.gauss(0, 0.01)
+            did = dict(posts=count_of_posts, new=1, batches=pace, samples=64 * pace, seconds=1.0, bytes_back=10_000)
             yield now, e.PeerPosted(**of, **did, accuracy=accuracy, loss=1.1 - accuracy)
             posts += 1
             metrics.append(accuracy)

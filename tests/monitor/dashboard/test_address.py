@@ -60,8 +60,8 @@ def test_a_user_of_ssh_gets_the_command_of_the_tunnel(monkeypatch):
 
 
 def test_a_given_port_in_use_is_an_error():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(ListenError, match=f"port {port} .* is in use"):
             listen(port)
 
@@ -73,11 +73,11 @@ def test_an_invalid_port_is_refused(port):
 
 
 def test_the_next_free_port_is_used_with_a_note():
-    taken, _ = listen(None)
-    with taken:
+    listener, _ = listen(None)
+    with listener:
         sock, note = listen(None)
         with sock:
-            first, second = taken.getsockname()[1], sock.getsockname()[1]
+            first, second = listener.getsockname()[1], sock.getsockname()[1]
             assert first < second
             assert {first, second} <= set(PORTS)
             assert note == f"port {PORTS.start} is in use"

@@ -72,15 +72,15 @@ def test_ten_thousand_rounds_need_no_more_memory_than_a_thousand():
 
 def test_a_viewer_receives_everything_once_at_any_times():
     """The test joins the messages in the same way as the page."""
-    board, seen, x, columns, spans = Board(), Received(), [], {}, []
+    board, position, x, columns, spans = Board(), Received(), [], {}, []
     events = [*beginning(rounds=2500, workers=2)]
     for number in range(1, 2501):
         events += one_round(number, rounds=2500, workers=2, at=float(number))
-    for place, (at, event) in enumerate(events):
+    for index, (at, event) in enumerate(events):
         board.tell(event, at)
-        if place % 37 and place != len(events) - 1:
+        if index % 37 and index != len(events) - 1:
             continue
-        message = board.since(seen, at)
+        message = board.since(position, at)
         start = message["series"]["from"]
         x = [*x[:start], *message["series"]["x"]]
         columns = {
@@ -91,7 +91,7 @@ def test_a_viewer_receives_everything_once_at_any_times():
     assert (x, columns) == board.series.since(0)
     assert spans[-1][2] == 2500
     assert len(spans) == 2 * 2500
-    assert "series" not in board.since(seen, 0.0)
+    assert "series" not in board.since(position, 0.0)
 
 
 def test_messages_are_plain_json_although_a_loss_is_not_finite():
@@ -110,11 +110,11 @@ def test_messages_are_plain_json_although_a_loss_is_not_finite():
 
 
 def test_a_second_run_clears_the_curves_of_viewers():
-    board, seen = trained(5), Received()
-    board.since(seen, 0.0)
+    board, position = trained(5), Received()
+    board.since(position, 0.0)
     for at, event in beginning(rounds=3, at=100.0):
         board.tell(event, at)
-    message = board.since(seen, 101.0)
+    message = board.since(position, 101.0)
     assert message["run"]["number"] == 2
     assert message["series"] == {"from": 0, "x": [], "columns": {}}
     assert message["spans"] == {"more": False, "new": []}
@@ -130,20 +130,20 @@ def test_lines_of_workers_have_their_names_and_dropped_lines_are_reported(droppe
 
 
 def test_the_log_keeps_the_last_lines_only():
-    board, seen = Board(), Received()
+    board, position = Board(), Received()
     for number in range(3 * MOST_LINES):
         board.tell(e.WorkerWrote(worker=1, name="w", stream="stdout", lines=(f"line {number}",)), 0.0)
-    lines = board.since(seen, 0.0)["log"]["new"]
+    lines = board.since(position, 0.0)["log"]["new"]
     assert [line[3] for line in lines] == [f"line {number}" for number in range(2 * MOST_LINES, 3 * MOST_LINES)]
-    assert "log" not in board.since(seen, 0.0)
+    assert "log" not in board.since(position, 0.0)
 
 
 def test_each_worker_has_its_updates_and_its_number_of_losses():
     board = trained(3, workers=2)
     board.tell(e.WorkerLost(round=3, worker=2, slot=2, why="the connection ended"), 9.0)
-    one, two = board.since(Received(), 9.0)["lanes"]
-    assert (one["updates"], one["trained"], one["lost"], one["state"]) == (3, 90_000, 0, "idle")
-    assert (two["state"], two["why"], two["lost"]) == ("lost", "the connection ended", 1)
+    first, second = board.since(Received(), 9.0)["lanes"]
+    assert (first["updates"], first["trained"], first["lost"], first["state"]) == (3, 90_000, 0, "idle")
+    assert (second["state"], second["why"], second["lost"]) == ("lost", "the connection ended", 1)
 
 
 def test_colours_and_control_codes_are_not_in_the_log():
@@ -174,11 +174,11 @@ def shown(events):
 def test_parts_of_a_model_are_shown_with_their_workers_memory_and_idle_shares():
     run, lanes, spans = shown(in_parts())
     assert run["micro_batches"] == 8
-    assert [(one["worker"], one["layers"][0], one["nbytes"]) for one in run["parts"]] == [
+    assert [(part["worker"], part["layers"][0], part["nbytes"]) for part in run["parts"]] == [
         (1, "dense", 169_000_012),
         (3, "dense_4", 167_400_012),
     ]
-    assert [round(one["idle"], 3) for one in run["parts"]] == [0.153, 0.205]
+    assert [round(part["idle"], 3) for part in run["parts"]] == [0.153, 0.205]
     assert (lanes[1]["slot"], lanes[2]["slot"], lanes[3]["slot"]) == (1, 0, 2)
     assert [(worker, part, number) for worker, part, number, *_ in spans] == [
         (1, 1, 1),
@@ -212,8 +212,8 @@ def test_the_next_run_has_no_parts_and_portions_of_the_last_run():
     assert (run["parts"], run["pass"], lanes[1]["portions"]["done"]) == ([], None, 0)
 
 
-def curves_of(board, seen=None):
-    return json.loads(json.dumps(board.since(seen or Received(), 100.0), allow_nan=False))["peers"]
+def curves_of(board, position=None):
+    return json.loads(json.dumps(board.since(position or Received(), 100.0), allow_nan=False))["peers"]
 
 
 def test_each_peer_has_curves_with_gaps_while_it_is_away():
@@ -224,11 +224,11 @@ def test_each_peer_has_curves_with_gaps_while_it_is_away():
     x, columns = curves["x"], curves["columns"]
     assert (curves["names"], curves["count"]) == ({"1": "clinic 1", "2": "clinic 2", "3": "clinic 3"}, 3)
     assert x == list(range(3, 31))
-    away = {
-        peer: [second for second, one in zip(x, columns[f"batches {peer}"], strict=True) if one is None]
+    seconds_away = {
+        peer: [second for second, batches in zip(x, columns[f"batches {peer}"], strict=True) if batches is None]
         for peer in (1, 2, 3)
     }
-    assert away == {1: [], 2: [3, 4, 5, *range(10, 20)], 3: [*range(3, 8), *range(15, 31)]}
+    assert seconds_away == {1: [], 2: [3, 4, 5, *range(10, 20)], 3: [*range(3, 8), *range(15, 31)]}
     before, after = (columns["batches 2"][x.index(second)] for second in (9, 20))
     assert before < after <= before + 30
     assert (
@@ -238,17 +238,17 @@ def test_each_peer_has_curves_with_gaps_while_it_is_away():
 
 
 def test_curves_of_many_peers_for_a_day_are_bounded_and_complete_for_each_viewer():
-    board, seen, x, columns = Board(), Received(), [], {}
+    board, position, x, columns = Board(), Received(), [], {}
     for at, event in with_peers(220, 280):
         board.tell(event, at)
         if isinstance(event, e.Committed) and event.record.round % 37 == 0:
-            new = board.since(seen, at)["peers"]
+            new = board.since(position, at)["peers"]
             begin = new["from"]
             x = [*x[:begin], *new["x"]]
             columns = {
                 name: [*columns.get(name, [None] * begin)[:begin], *values] for name, values in new["columns"].items()
             }
-    new = board.since(seen, at)["peers"]
+    new = board.since(position, at)["peers"]
     curves = curves_of(board)
     assert [*x[: new["from"]], *new["x"]] == curves["x"]
     assert {
@@ -263,10 +263,10 @@ def test_curves_of_many_peers_for_a_day_are_bounded_and_complete_for_each_viewer
 
 
 def test_a_run_without_peers_has_no_curves_of_peers_of_the_last_run():
-    board, seen = Board(), Received()
+    board, position = Board(), Received()
     for at, event in with_peers(2, 20):
         board.tell(event, at)
-    assert curves_of(board, seen)
+    assert curves_of(board, position)
     for at, event in beginning(at=100.0):
         board.tell(event, at)
-    assert curves_of(board, seen) is None
+    assert curves_of(board, position) is None

@@ -87,10 +87,10 @@ async def test_a_loss_that_became_nan_and_the_first_line_of_an_error_are_shown(b
 
 
 async def test_the_stop_button_asks_for_confirmation(browser):
-    asked = asyncio.Event()
+    was_asked = asyncio.Event()
 
     def stop():
-        asked.set()
+        was_asked.set()
         return True
 
     async with Dashboard(look, port=0, stop=stop) as dashboard:
@@ -99,9 +99,9 @@ async def test_the_stop_button_asks_for_confirmation(browser):
             await page.click("#stop")
             await page.click("text=Go on")
             await page.click("#stop")
-            assert not asked.is_set()
+            assert not was_asked.is_set()
             await page.click("text=Stop after this round")
-            await asyncio.wait_for(asked.wait(), PATIENCE_S)
+            await asyncio.wait_for(was_asked.wait(), PATIENCE_S)
             await page.wait_for_selector("#phase.stopping")
             assert await page.is_disabled("#stop")
 
@@ -188,9 +188,9 @@ async def test_parts_places_and_portions_are_shown(browser):
                 ["1", "dense dense_1 dense_2 dense_3", "pc01", "169 MB", "15 %"],
                 ["2", "dense_4", "pc03", "167 MB", "21 %"],
             ]
-            places = await page.evaluate("[...document.querySelectorAll('.place')].map(p => p.textContent)")
-            assert places[1] == "on pc09, job 4711_1, 2nd worker here: Slurm preempted its job"
-            assert places[0] == "on pc01, job 4711_0"
+            place_texts = await page.evaluate("[...document.querySelectorAll('.place')].map(p => p.textContent)")
+            assert place_texts[1] == "on pc09, job 4711_1, 2nd worker here: Slurm preempted its job"
+            assert place_texts[0] == "on pc01, job 4711_0"
             assert "part 2, round 3" in await page.inner_text(".worker >> nth=2")
             sizes = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
             assert sizes[0] <= sizes[1], "it is wider than the screen"

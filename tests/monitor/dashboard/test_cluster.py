@@ -18,33 +18,33 @@ from ddlf.testing import FakeRun, in_process_cluster
 from tests.patience import PATIENCE_S
 
 
-async def shown(page, wanted):
-    """Receive messages as a viewer until ``wanted`` holds for the merged data, and return this data."""
-    known = {}
+async def shown(page, condition):
+    """Receive messages as a viewer until ``condition`` holds for the merged data, and return this data."""
+    view = {}
     address = f"ws://127.0.0.1:{page.port}/live"
     async with (
         asyncio.timeout(PATIENCE_S),
         connect(address, subprotocols=["ddlf", page.url.partition("#")[2]], proxy=None) as viewer,
     ):
         async for text in viewer:
-            known.update(json.loads(text))
-            if wanted(known):
-                return known
-    raise AssertionError(known)
+            view.update(json.loads(text))
+            if condition(view):
+                return view
+    raise AssertionError(view)
 
 
 async def test_a_cluster_without_a_run_has_a_page_with_its_workers():
     async with in_process_cluster(2) as cluster, cluster.dashboard(port=0, title="calls") as page:
-        known = await shown(page, lambda known: len(known.get("workers", [])) == 2)
-        assert known["about"]["title"] == "calls"
-        assert not known["about"]["can_stop"]
-        for number, worker in enumerate(known["workers"], 1):
+        view = await shown(page, lambda view: len(view.get("workers", [])) == 2)
+        assert view["about"]["title"] == "calls"
+        assert not view["about"]["can_stop"]
+        for number, worker in enumerate(view["workers"], 1):
             assert (worker["worker"], worker["state"], worker["busy"]) == (number, "alive", None)
             assert worker["cores"] >= 1
             assert worker["memory"]["used"] > 1_000_000
         await cluster.workers[1].close()
-        known = await shown(page, lambda known: known.get("workers") and known["workers"][1]["state"] == "dead")
-        assert known["workers"][0]["state"] == "alive"
+        view = await shown(page, lambda view: view.get("workers") and view["workers"][1]["state"] == "dead")
+        assert view["workers"][0]["state"] == "alive"
 
 
 async def test_a_busy_worker_reports_its_running_method():
@@ -53,8 +53,8 @@ async def test_a_busy_worker_reports_its_running_method():
 
     async with in_process_cluster(1) as cluster, cluster.dashboard(port=0) as page:
         call = asyncio.ensure_future(cluster.run_method(wait_a_while))
-        known = await shown(page, lambda known: known.get("workers") and known["workers"][0]["busy"])
-        assert known["workers"][0]["busy"]["method"] == "wait_a_while"
+        view = await shown(page, lambda view: view.get("workers") and view["workers"][0]["busy"])
+        assert view["workers"][0]["busy"]["method"] == "wait_a_while"
         call.cancel()
 
 
@@ -92,20 +92,20 @@ async def test_the_page_of_an_app_shows_its_run_and_can_end_it():
             assert len(await training) < rounds
 
 
-def options(**given):
-    return argparse.Namespace(**{"dashboard": None, "quiet": False, **given})
+def options(**changes):
+    return argparse.Namespace(**{"dashboard": None, "quiet": False, **changes})
 
 
 @pytest.fixture
 def lines_of(capsys):
     """Return a function that gives the printed lines of a run with an option, and the open pages during the run."""
 
-    async def of(wanted, *, prints=True):
+    async def of(dashboard, *, prints=True):
         display = Display()
         display.prints = prints
         async with (
             in_process_cluster(1) as cluster,
-            cli.served(cluster, None, options(dashboard=wanted), display, StopRequest(), "lab"),
+            cli.served(cluster, None, options(dashboard=dashboard), display, StopRequest(), "lab"),
         ):
             pages = address.open_pages()
         captured = capsys.readouterr()
@@ -138,9 +138,9 @@ async def test_without_a_terminal_there_is_no_page_unless_it_is_requested(monkey
 
 
 async def test_a_page_without_a_free_port_is_a_line_but_a_given_port_in_use_is_an_error(monkeypatch, lines_of):
-    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    port = taken.sockets[0].getsockname()[1]
-    async with taken:
+    listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with listener:
         with pytest.raises(ListenError, match=f"port {port} for the dashboard is in use"):
             await lines_of(port)
         monkeypatch.setattr("ddlf.monitor.dashboard.address.PORTS", range(port, port + 1))

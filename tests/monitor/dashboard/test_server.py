@@ -138,10 +138,10 @@ async def test_a_run_that_was_stopped_by_ctrl_c_is_shown_as_stopping():
 
 
 async def test_the_stop_button_calls_the_stop_function():
-    asked = asyncio.Event()
+    was_asked = asyncio.Event()
 
     def stop():
-        asked.set()
+        was_asked.set()
         return True
 
     async with page(stop=stop) as dashboard:
@@ -152,9 +152,9 @@ async def test_the_stop_button_calls_the_stop_function():
             await viewer.send("nonsense")
             await viewer.send('{"stop": false}')
             await viewer.send("[]")
-            assert not asked.is_set()
+            assert not was_asked.is_set()
             await viewer.send('{"stop": true}')
-            await asyncio.wait_for(asked.wait(), PATIENCE_S)
+            await asyncio.wait_for(was_asked.wait(), PATIENCE_S)
             while not (await shown(viewer, "run"))["run"]["stopping"]:
                 pass
 
@@ -163,11 +163,11 @@ async def test_the_page_reports_that_the_master_is_blocked(monkeypatch):
     monkeypatch.setattr("ddlf.monitor.dashboard.server.HELD_UP_S", 0.2)
     monkeypatch.setattr("ddlf.monitor.dashboard.server.LOOK_S", 0.05)
     async with page() as dashboard:
-        held = await asyncio.to_thread(_held, dashboard, asyncio.get_running_loop())
-    assert held >= 0.2
+        seconds = await asyncio.to_thread(_blocked, dashboard, asyncio.get_running_loop())
+    assert seconds >= 0.2
 
 
-def _held(dashboard, loop):
+def _blocked(dashboard, loop):
     """Return how many seconds the master has been blocked, according to the page."""
     from websockets.sync.client import connect
 
@@ -175,11 +175,11 @@ def _held(dashboard, loop):
     with connect(f"ws://127.0.0.1:{dashboard.port}/live", subprotocols=["ddlf", dashboard.token], proxy=None) as viewer:
         loop.call_soon_threadsafe(free.wait)
         try:
-            while not (held := json.loads(viewer.recv(PATIENCE_S))["held_s"]):
+            while not (seconds := json.loads(viewer.recv(PATIENCE_S))["held_s"]):
                 pass
         finally:
             free.set()
-    return held
+    return seconds
 
 
 async def test_a_browser_that_does_not_read_delays_neither_the_run_nor_other_viewers(monkeypatch):
@@ -229,10 +229,10 @@ async def test_a_terminal_receives_the_data_of_the_page_and_ends_with_the_master
     async with page() as dashboard:
         for at, event in [*beginning(), *one_round(1), *one_round(2)]:
             dashboard.tell(event, at)
-        async for known in watch(dashboard.port, dashboard.token):
-            if known["workers"] and known["run"]:
+        async for view in watch(dashboard.port, dashboard.token):
+            if view["workers"] and view["run"]:
                 break
-        assert known["curves"]["loss"][-1] == known["run"]["metrics"]["loss"]
+        assert view["curves"]["loss"][-1] == view["run"]["metrics"]["loss"]
         with pytest.raises(AuthError):
             await anext(watch(dashboard.port, "another"))
     with pytest.raises(ConnectError, match="no page answers"):
@@ -241,7 +241,7 @@ async def test_a_terminal_receives_the_data_of_the_page_and_ends_with_the_master
 
 async def test_a_page_is_found_while_it_is_open():
     async with page() as dashboard:
-        assert [place["url"] for place in address.open_pages()] == [dashboard.url]
+        assert [entry["url"] for entry in address.open_pages()] == [dashboard.url]
     assert address.open_pages() == []
 
 
@@ -251,20 +251,20 @@ async def test_prometheus_can_read_the_metrics_which_have_base_units():
     async with page() as dashboard:
         for at, event in [*beginning(), *one_round(1)]:
             dashboard.tell(event, at)
-        found = {}
+        metrics = {}
         async with asyncio.timeout(PATIENCE_S):
-            while "ddlf_worker_updates" not in found or not found["ddlf_worker_up"]:
+            while "ddlf_worker_updates" not in metrics or not metrics["ddlf_worker_up"]:
                 status, _, body = await get(dashboard.port, "/metrics", Authorization=f"Bearer {dashboard.token}")
                 assert status == 200
                 families = text_string_to_metric_families(body.decode())
-                found = {
+                metrics = {
                     family.name: {tuple(s.labels.values()): s.value for s in family.samples} for family in families
                 }
                 await asyncio.sleep(0.05)
-    assert all(name.startswith("ddlf") for name in found)
-    assert found["ddlf_worker_updates"][("1",)] == 1
-    assert found["ddlf_worker_memory_bytes"][("2",)] == 1_240_000_000
-    assert found["ddlf_run_training"] == {(): 1.0}
+    assert all(name.startswith("ddlf") for name in metrics)
+    assert metrics["ddlf_worker_updates"][("1",)] == 1
+    assert metrics["ddlf_worker_memory_bytes"][("2",)] == 1_240_000_000
+    assert metrics["ddlf_run_training"] == {(): 1.0}
 
 
 def test_a_worker_that_was_never_reached_is_not_up():

@@ -38,13 +38,13 @@ def events_of(rounds: int, **facts: object) -> list[Timed]:
             cost = dict(
                 samples=500, epochs=1, compute_s=compute_s, transfer_s=0.25, bytes_out=1_500_000, bytes_back=500_000
             )
-            place = dict(round=number, slot=worker, worker=worker)
-            events.append((end - 0.25 - (1.5 - compute_s), e.UpdateArrived(**place, **cost)))
+            position = dict(round=number, slot=worker, worker=worker)
+            events.append((end - 0.25 - (1.5 - compute_s), e.UpdateArrived(**position, **cost)))
         events.append((end, e.Committed(record=record(number, rounds, **facts))))
     return events
 
 
-def run(out: Path, name: str, events: list[Timed], how: str = "finished", why: str = "") -> Path:
+def run(out: Path, name: str, events: list[Timed], how: str = "finished", reason: str = "") -> Path:
     """Write the folder of an ended run, and return its path."""
     app = IApp(
         SimpleNamespace(
@@ -54,7 +54,7 @@ def run(out: Path, name: str, events: list[Timed], how: str = "finished", why: s
     path = folder.make(out, name)
     writer = FolderWriter(app, path, {})
     writer.write(events)
-    writer.end(how, why, 0)
+    writer.end(how, reason, 0)
     return path
 
 

@@ -140,9 +140,13 @@ def test_a_run_that_cannot_be_removed_is_reported_unless_another_process_removed
 @pytest.mark.parametrize("facts", ["checkpoints", "goes_on_from"])
 def test_a_run_with_checkpoints_of_a_kept_run_is_not_removed(tmp_path, three_runs, monkeypatch, facts):
     monkeypatch.chdir(tmp_path)
-    place = f"{three_runs[0].name}/checkpoints"
-    found = {"checkpoints": place} if facts == "checkpoints" else {"goes_on_from": {"version": 1, "checkpoints": place}}
-    folder.write_json(three_runs[2] / folder.SUMMARY, found)
+    checkpoints = f"{three_runs[0].name}/checkpoints"
+    summary = (
+        {"checkpoints": checkpoints}
+        if facts == "checkpoints"
+        else {"goes_on_from": {"version": 1, "checkpoints": checkpoints}}
+    )
+    folder.write_json(three_runs[2] / folder.SUMMARY, summary)
     assert folder.prune(tmp_path, 1) == (
         [three_runs[1]],
         {three_runs[0]: f"it has the checkpoints of {three_runs[2].name}"},

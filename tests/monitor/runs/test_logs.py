@@ -28,7 +28,7 @@ TOLD = [
 
 def test_the_files_of_all_workers_are_read_together_in_the_order_of_time(tmp_path):
     path = run(tmp_path, "app", TOLD)
-    assert [(who, text) for _, who, text in Reader(path).new()] == [
+    assert [(source, text) for _, source, text in Reader(path).new()] == [
         ("worker-1", "first"),
         ("worker-1", "with  two spaces "),
         ("worker-2", "é 漢 \\udc80"),
@@ -92,14 +92,14 @@ def test_a_file_that_becomes_too_long_is_rotated_and_followed(tmp_path, monkeypa
     path = folder.make(tmp_path, "app")
     writer = FolderWriter(IApp(), path, {})
     followed = Reader(path)
-    seen = []
+    read = []
     for number in range(9):
         writer.write([wrote(number, 1, f"line {number}")])
-        seen += [text for _, _, text in followed.new()]
-    assert [text for text in seen if text.startswith("line")] == [f"line {number}" for number in range(9)]
-    kept = [text for _, _, text in Reader(path).new()]
-    assert [text for text in kept if text.startswith("line")] == [f"line {number}" for number in range(4, 9)]
-    assert "(older lines were removed: the log keeps 200 bytes of each worker)" in kept
+        read += [text for _, _, text in followed.new()]
+    assert [text for text in read if text.startswith("line")] == [f"line {number}" for number in range(9)]
+    remaining = [text for _, _, text in Reader(path).new()]
+    assert [text for text in remaining if text.startswith("line")] == [f"line {number}" for number in range(4, 9)]
+    assert "(older lines were removed: the log keeps 200 bytes of each worker)" in remaining
     assert sorted(file.name for file in (path / "logs").iterdir()) == ["worker-1.log", "worker-1.log.1"]
 
 

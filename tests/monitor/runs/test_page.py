@@ -22,14 +22,14 @@ async def seconds_of(page, url):
     await devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
     await page.goto(url)
     metrics = (await devtools.send("Performance.getMetrics"))["metrics"]
-    return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
+    return next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
 
 
 async def test_every_report_opens_without_an_error_and_without_requests(tmp_path):
     lost = [(BEGAN + 3, e.WorkerLost(round=2, worker=2, slot=2, why="worker 2: cut"))]
     nan = [(BEGAN + 90, e.Committed(record=record(21, metrics={"loss": math.nan})))]
     stale = [(BEGAN + 90, e.Committed(record=record(21, slot=1, staleness=n))) for n in (0, 3)]
-    made = {
+    cases = {
         "usual": (events_of(20) + lost, 5),
         "one round": (events_of(1), 5),
         "no number": (events_of(20) + nan, 5),
@@ -39,7 +39,7 @@ async def test_every_report_opens_without_an_error_and_without_requests(tmp_path
         "peers": ([*with_peers(12, 60, at=BEGAN)], 7),
     }
     async with chromium() as browser:
-        for name, (events, charts) in made.items():
+        for name, (events, charts) in cases.items():
             path = run(tmp_path, name, events, "failed" if name == "failed" else "finished", "no" * (name == "failed"))
             for width, scheme in ((390, "light"), (1920, "dark")):
                 async with opened(browser, "about:blank", width=width, color_scheme=scheme) as page:

@@ -114,7 +114,7 @@ async def test_retrained_rounds_replace_the_former_ones(tmp_path, size):
     with (tmp_path / folder.METRICS).open(encoding="utf-8", newline="") as file:
         rows = [(int(row["version"]), float(row["loss"])) for row in csv.DictReader(file)]
     assert rows == [(1, 1.0), (2, 12.0), (3, 13.0)]
-    assert [(one.version, one.metrics["loss"]) for one in run_reader.read(tmp_path).records] == rows
+    assert [(row.version, row.metrics["loss"]) for row in run_reader.read(tmp_path).records] == rows
 
 
 async def test_a_program_gets_no_folder_unless_it_asks_for_one(tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ async def test_a_program_gets_no_folder_unless_it_asks_for_one(tmp_path, monkeyp
 
 
 async def test_an_app_that_asks_for_a_folder_gets_one_for_each_training(tmp_path, monkeypatch):
-    async def train(app, mode, *given, fresh):
+    async def train(app, mode, *arguments, fresh):
         app.run_context.emit(Evaluated(metrics={"loss": 1.0}))
         return History()
 
@@ -239,8 +239,8 @@ async def test_a_run_continues_without_a_folder_and_warns_once_if_it_cannot_be_c
     with caplog.at_level(logging.WARNING), recorded(app):  # like the command
         assert await trained(app) is None
     assert len(app.history) == 4
-    (said,) = caplog.messages
-    assert said.startswith("there is no folder for this run: ")
+    (warning,) = caplog.messages
+    assert warning.startswith("there is no folder for this run: ")
 
 
 async def test_a_full_disk_never_ends_a_run_and_is_reported_once(tmp_path, caplog):
@@ -254,9 +254,9 @@ async def test_a_full_disk_never_ends_a_run_and_is_reported_once(tmp_path, caplo
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
     assert len(app.history) == 6
-    (said,) = caplog.messages
-    assert os.strerror(errno.EFBIG) in said
-    assert said.endswith("the run continues")
+    (warning,) = caplog.messages
+    assert os.strerror(errno.EFBIG) in warning
+    assert warning.endswith("the run continues")
     assert folder.read_state(path).state == "finished"
     assert folder.read_json(path / folder.SUMMARY)["events_lost"] > 0
 
@@ -291,7 +291,7 @@ async def test_a_run_that_ends_on_a_full_disk_does_not_look_killed(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("word", "kept"),
+    ("word", "recorded_word"),
     [
         ("api_key=abc", "api_key=***"),
         ("-pDB_PASSWORD=a=b\nc", "-pDB_PASSWORD=***"),
@@ -303,8 +303,8 @@ async def test_a_run_that_ends_on_a_full_disk_does_not_look_killed(tmp_path, mon
         ("app.py", "app.py"),
     ],
 )
-def test_secrets_in_a_command_line_are_not_recorded(word, kept):
-    assert without_secrets(word) == kept
+def test_secrets_in_a_command_line_are_not_recorded(word, recorded_word):
+    assert without_secrets(word) == recorded_word
 
 
 async def test_the_folder_of_a_command_line_run_names_its_workers(tmp_path):
@@ -351,10 +351,10 @@ def test_the_folder_of_a_run_that_was_killed_can_be_read_and_reported(tmp_path):
         file.write('{"time":1795348520.7,"event":"Commit')
     from ddlf.monitor.runs.report import write
 
-    found = write(path)
-    assert found.status.state == "stopped"
-    assert len(found.records) > 0
-    assert [record.round for record in found.records] == list(range(1, len(found.records) + 1))
+    past_run = write(path)
+    assert past_run.status.state == "stopped"
+    assert len(past_run.records) > 0
+    assert [record.round for record in past_run.records] == list(range(1, len(past_run.records) + 1))
     assert "was killed" in (path / folder.REPORT).read_text()
 
 

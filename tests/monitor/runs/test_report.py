@@ -13,8 +13,8 @@ from tests.monitor.runs.made import BEGAN, events_of, record, run
 
 def state_in(path):
     text = (path / folder.REPORT).read_text()
-    found = re.search(r'<script type="application/json" id="state">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found[1], parse_constant=pytest.fail)
+    match = re.search(r'<script type="application/json" id="state">(.*?)</script>', text, re.DOTALL)
+    return json.loads(match[1], parse_constant=pytest.fail)
 
 
 def test_report_needs_no_other_file(tmp_path):
@@ -93,6 +93,6 @@ def test_thinned_curve_keeps_ends_peaks_and_order():
 def test_the_report_has_the_prediction_or_the_command_for_one(tmp_path):
     compared = e.RoundsMeasured(rounds=9, seconds=0.53, predicted=0.512, low=0.45, high=0.58)
     paths = run(tmp_path, "a", [*events_of(1), (BEGAN + 9, compared)]), run(tmp_path, "b", events_of(1))
-    found = [dict(state_in(path)["record"]["environment"]).get("plan", "") for path in paths]
-    assert found[0] == "rounds take 0.53 s each, predicted 0.512 s (0.45-0.58)"
-    assert found[1].startswith("none; ddlf plan app.py predicts")
+    predictions = [dict(state_in(path)["record"]["environment"]).get("plan", "") for path in paths]
+    assert predictions[0] == "rounds take 0.53 s each, predicted 0.512 s (0.45-0.58)"
+    assert predictions[1].startswith("none; ddlf plan app.py predicts")

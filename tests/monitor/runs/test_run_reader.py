@@ -13,26 +13,28 @@ from tests.monitor.runs.made import BEGAN, events_of, record, run
 
 
 def test_computing_transferring_and_waiting_add_up_to_the_whole_time(tmp_path):
-    found = read(run(tmp_path, "a", events_of(5)))
-    one, two = found.shares.values()
-    assert (one.name, two.name) == ("worker 1 (pc1)", "worker 2 (pc2)")
-    assert (one.updates, one.trained, one.bytes_out, one.bytes_back) == (5, 2500, 7_500_000, 2_500_000)
-    assert (one.compute_s, two.compute_s) == (7.5, 3.75)
-    assert one.transfer_s == two.transfer_s == 1.25
-    assert one.wait_s == pytest.approx(10.0 - one.compute_s - one.transfer_s)
-    assert two.compute_s + two.transfer_s + two.wait_s == pytest.approx(10.0)
+    past_run = read(run(tmp_path, "a", events_of(5)))
+    first, second = past_run.shares.values()
+    assert (first.name, second.name) == ("worker 1 (pc1)", "worker 2 (pc2)")
+    assert (first.updates, first.trained, first.bytes_out, first.bytes_back) == (5, 2500, 7_500_000, 2_500_000)
+    assert (first.compute_s, second.compute_s) == (7.5, 3.75)
+    assert first.transfer_s == second.transfer_s == 1.25
+    assert first.wait_s == pytest.approx(10.0 - first.compute_s - first.transfer_s)
+    assert second.compute_s + second.transfer_s + second.wait_s == pytest.approx(10.0)
 
 
 def test_the_time_while_a_worker_was_lost_is_not_waiting_time(tmp_path):
     events = events_of(5)
     events.insert(8, (BEGAN + 4.5, e.WorkerLost(round=3, worker=2, slot=2, why="worker 2: cut")))
     events.insert(10, (BEGAN + 7.0, e.WorkerReturned(round=4, worker=2, name="worker 2 (pc2)")))
-    found = read(run(tmp_path, "a", sorted(events, key=lambda one: one[0])))
-    share = found.shares[2]
+    past_run = read(run(tmp_path, "a", sorted(events, key=lambda timed: timed[0])))
+    share = past_run.shares[2]
     assert (share.lost, share.away_s) == (1, 2.5)
     assert share.compute_s + share.transfer_s + share.away_s + share.wait_s == pytest.approx(10.0)
-    assert [(fault.kind, fault.round) for fault in found.faults] == [("lost", 3), ("back", 4)]
-    assert found.faults[0].text == "worker 2: cut; slot 2 moves to another worker, or back to this one when it returns"
+    assert [(fault.kind, fault.round) for fault in past_run.faults] == [("lost", 3), ("back", 4)]
+    assert (
+        past_run.faults[0].text == "worker 2: cut; slot 2 moves to another worker, or back to this one when it returns"
+    )
 
 
 def test_the_first_loss_that_is_not_finite_is_an_incident(tmp_path):
@@ -44,8 +46,8 @@ def test_the_first_loss_that_is_not_finite_is_an_incident(tmp_path):
 
 def test_the_reason_of_a_failed_run_is_the_last_incident(tmp_path):
     events = [*events_of(1), (BEGAN + 3, e.Warned(about="data", why="3 of x_train are NaN"))]
-    found = read(run(tmp_path, "a", events, "failed", "AppError: no"))
-    assert [(fault.kind, fault.text) for fault in found.faults] == [
+    past_run = read(run(tmp_path, "a", events, "failed", "AppError: no"))
+    assert [(fault.kind, fault.text) for fault in past_run.faults] == [
         ("warning", "3 of x_train are NaN"),
         ("failed", "AppError: no"),
     ]
@@ -75,11 +77,11 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 def test_places_of_workers_and_reasons_of_their_end_are_read(tmp_path):
     facts = dict(worker=1, name="worker 1")
-    here = dict(address="place 0", host="n1", python="3.11", cores=2, threads=2)
+    location = dict(address="place 0", host="n1", python="3.11", cores=2, threads=2)
     events = [
-        (BEGAN + 1, e.WorkerConnected(**facts, **here, engine="job 12_0", incarnation=1)),
+        (BEGAN + 1, e.WorkerConnected(**facts, **location, engine="job 12_0", incarnation=1)),
         (BEGAN + 2, e.WorkerDisconnected(**facts, why="node n1 is down\nmore", cause="node lost")),
-        (BEGAN + 4, e.WorkerConnected(**facts, **{**here, "host": "n2"}, engine="job 13_0", incarnation=2)),
+        (BEGAN + 4, e.WorkerConnected(**facts, **{**location, "host": "n2"}, engine="job 13_0", incarnation=2)),
     ]
     path = run(tmp_path, "a", [*events_of(3), *events])
     first, second = read(path).stays

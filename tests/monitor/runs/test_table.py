@@ -11,15 +11,15 @@ from tests.monitor.runs.made import BEGAN, events_of, run
 def test_a_run_is_a_column_of_its_results(tmp_path):
     events = [*events_of(4), (BEGAN + 9, e.Evaluated(metrics={"loss": 0.5, "accuracy": 0.875}))]
     rows = table.of_runs([read(run(tmp_path, "a", events))])
-    found = dict(rows[1:])
-    assert found["rounds"] == "4"
-    assert found["seconds per round"] == "2"
-    assert found["samples per second"] == "500"  # 4 rounds of 1000 samples in 8 s
-    assert found["sent per round (MB)"] == "3"
-    assert found["waiting, mean of workers (s)"] == "0.125"
-    assert found["final loss"] == "0.25"
-    assert found["final test accuracy"] == "0.875"
-    assert "slots computed again" not in found
+    results = dict(rows[1:])
+    assert results["rounds"] == "4"
+    assert results["seconds per round"] == "2"
+    assert results["samples per second"] == "500"  # 4 rounds of 1000 samples in 8 s
+    assert results["sent per round (MB)"] == "3"
+    assert results["waiting, mean of workers (s)"] == "0.125"
+    assert results["final loss"] == "0.25"
+    assert results["final test accuracy"] == "0.875"
+    assert "slots computed again" not in results
 
 
 def test_runs_with_different_quantities_are_compared_in_one_table(tmp_path):

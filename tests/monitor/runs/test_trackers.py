@@ -28,13 +28,13 @@ def scalars(path):
     from tensorboard.compat.proto.event_pb2 import Event
 
     (file,) = (path / "tensorboard").iterdir()
-    data, found = file.read_bytes(), []
+    data, events = file.read_bytes(), []
     while data:  # each record has the length, its checksum, the event, and its checksum
         (length,) = struct.unpack("<Q", data[:8])
-        found.append(Event.FromString(data[12 : 12 + length]))
+        events.append(Event.FromString(data[12 : 12 + length]))
         data = data[16 + length :]
-    assert found[0].file_version == "brain.Event:2"
-    return {(value.tag, event.step): value.simple_value for event in found for value in event.summary.value}
+    assert events[0].file_version == "brain.Event:2"
+    return {(value.tag, event.step): value.simple_value for event in events for value in event.summary.value}
 
 
 async def test_tensorboard_gets_the_curves_and_tensorflow_is_not_imported(tmp_path):

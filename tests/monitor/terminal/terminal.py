@@ -39,11 +39,13 @@ class Program:
         self._stream = pyte.ByteStream(self.screen)
         self.written = b""
         self.code: int | None = None
-        ours = ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
-        kept = {name: value for name, value in os.environ.items() if name not in ours}
+        own_names = ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+        inherited = {name: value for name, value in os.environ.items() if name not in own_names}
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            os.execve(sys.executable, [sys.executable, *arguments], {**kept, "TERM": "xterm-256color", **environment})
+            os.execve(
+                sys.executable, [sys.executable, *arguments], {**inherited, "TERM": "xterm-256color", **environment}
+            )
         modes = termios.tcgetattr(self._fd)
         modes[3] = modes[3] | termios.ECHO if echo else modes[3] & ~termios.ECHO
         termios.tcsetattr(self._fd, termios.TCSANOW, modes)
@@ -62,10 +64,10 @@ class Program:
             lines.pop()
         return lines
 
-    def until(self, seen: Callable[[list[str]], bool]) -> list[str]:
-        """Read until ``seen`` holds for the screen or the program has ended. Return the screen."""
+    def until(self, condition: Callable[[list[str]], bool]) -> list[str]:
+        """Read until ``condition`` holds for the screen or the program has ended. Return the screen."""
         deadline = time.monotonic() + PATIENCE_S
-        while not seen(self.lines) and self.code is None:
+        while not condition(self.lines) and self.code is None:
             assert time.monotonic() < deadline, self.lines
             self._read()
         return self.lines

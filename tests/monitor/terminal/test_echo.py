@@ -16,8 +16,8 @@ def connected(worker):
 
 
 def test_equal_lines_of_several_workers_are_joined_but_repetitions_of_one_worker_stay():
-    held = [("a", "x"), ("b", "x"), ("a", "x"), ("a", "y"), ("c", "x"), ("b", "z"), ("c", "y")]
-    assert collapsed(held) == ["[3 workers] x", "[a] x", "[2 workers] y", "[b] z"]
+    waiting = [("a", "x"), ("b", "x"), ("a", "x"), ("a", "y"), ("c", "x"), ("b", "z"), ("c", "y")]
+    assert collapsed(waiting) == ["[3 workers] x", "[a] x", "[2 workers] y", "[b] z"]
 
 
 async def test_lines_of_several_workers_are_printed_together_after_a_delay(capsys, monkeypatch):

@@ -61,13 +61,13 @@ def test_each_slot_of_asynchronous_training_has_its_own_lines(lines):
 
 def test_a_long_wait_is_reported_after_5_s_and_then_less_and_less_often(lines, clock, capsys):
     lines.tell(IMPORTING)
-    said = []
+    seconds = []
     for _ in range(80):
         clock.now += 0.5
         lines.look(clock.now)
         if capsys.readouterr().out:
-            said.append(clock.now - 100)
-    assert said == [5.0, 15.0, 35.0]
+            seconds.append(clock.now - 100)
+    assert seconds == [5.0, 15.0, 35.0]
 
 
 def test_the_line_names_the_awaited_worker_and_any_other_line_restarts_the_wait(lines, clock, capsys):

@@ -107,11 +107,11 @@ def test_an_unreachable_worker_is_shown_with_its_address_and_the_reason():
     refused = "10.0.0.2:9000: connection refused, nothing listens there"
     for tries in (1, 2, 3):
         state.tell(e.WorkerNotReached(worker=2, name="worker 2", tries=tries, why=refused), 22.0 + tries)
-    said = f"worker 2 not reached: {refused} (3 tries)"
-    assert f"; worker 2 lost; {said}" in waiting(state, 26.0)
+    message = f"worker 2 not reached: {refused} (3 tries)"
+    assert f"; worker 2 lost; {message}" in waiting(state, 26.0)
     assert rows(state, 26.0, 100)[3] == f"worker 2  lost 4 s ago: {refused} (3 tries)"
     state.tell(e.WaitingForWorkers(round=3, seconds=60), 26.0)
-    assert f"no workers left; the run ends in 59 s; {said}" in waiting(state, 27.0)
+    assert f"no workers left; the run ends in 59 s; {message}" in waiting(state, 27.0)
     state.tell(connected(2, again=True), 28.0)
     assert "not reached" not in waiting(state, 28.0)
 
@@ -130,15 +130,15 @@ def test_a_connecting_worker_is_shown_with_its_address_unless_there_are_several(
 
 
 def test_several_workers_are_listed_and_many_are_counted():
-    def said(*workers):
+    def line_of(*workers):
         return waiting(
             state_after(*((0.0, e.PhaseBegan(phase=n + 1, what="importing", worker=n)) for n in workers)), 6.0
         )
 
-    assert said(0) == "master importing the backend for 6 s"
-    assert said(1, 2) == "worker 1 and worker 2 importing the backend for 6 s"
-    assert said(0, 1, 2, 3) == "master, worker 1, worker 2 and worker 3 importing the backend for 6 s"
-    assert said(0, 1, 2, 3, 4) == "master and 4 workers importing the backend for 6 s"
+    assert line_of(0) == "master importing the backend for 6 s"
+    assert line_of(1, 2) == "worker 1 and worker 2 importing the backend for 6 s"
+    assert line_of(0, 1, 2, 3) == "master, worker 1, worker 2 and worker 3 importing the backend for 6 s"
+    assert line_of(0, 1, 2, 3, 4) == "master and 4 workers importing the backend for 6 s"
 
 
 def test_a_narrow_terminal_shows_the_remaining_time_instead_of_a_bar():
