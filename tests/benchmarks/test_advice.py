@@ -9,14 +9,14 @@ from ddlf.extras.advice.rules import RULES
 
 
 def test_each_defect_is_another_program_with_known_rules():
-    texts = [one.text() for one in DEFECTS]
+    texts = [defect.text() for defect in DEFECTS]
     assert len(set(texts)) == len(texts) >= 90
-    assert len({one.kind for one in DEFECTS}) >= 60
-    assert {rule for one in DEFECTS for rule in one.rules} <= {rule.id for rule in RULES}
+    assert len({defect.kind for defect in DEFECTS}) >= 60
+    assert {rule for defect in DEFECTS for rule in defect.rules} <= {rule.id for rule in RULES}
 
 
 @pytest.mark.parametrize(
-    ("found", "is_found", "is_right", "is_quick"),
+    ("findings", "is_found", "is_right", "is_quick"),
     [
         ([["D03", "W", "quick", ""]], True, True, True),
         ([["M28", "W", "batch", ""]], True, False, False),
@@ -24,9 +24,9 @@ def test_each_defect_is_another_program_with_known_rules():
         ([], False, False, False),
     ],
 )
-def test_findings_of_a_defect_are_classified(found, is_found, is_right, is_quick):
-    one = {"found": found, "rules": ["D03"]}
-    assert (table.is_found(one), table.is_right(one), table.is_quick(one)) == (is_found, is_right, is_quick)
+def test_findings_of_a_defect_are_classified(findings, is_found, is_right, is_quick):
+    row = {"found": findings, "rules": ["D03"]}
+    assert (table.is_found(row), table.is_right(row), table.is_quick(row)) == (is_found, is_right, is_quick)
 
 
 @pytest.mark.filterwarnings(

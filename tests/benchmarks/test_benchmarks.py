@@ -83,8 +83,8 @@ def test_benchmark_prints_table_with_smallest_settings(name, arguments, monkeypa
 def test_reader_reads_all_samples_in_another_process(tmp_path):
     options = reading.arguments().parse_args(["--repeats", "1"])
     reading.arrays(640, tmp_path / "arrays.npz")
-    found = reading.compare(tmp_path / "arrays.npz", tmp_path / "files", reading.OURS[:1], options)
-    assert min(found[reading.OURS[0]][0]) > 0
+    results = reading.compare(tmp_path / "arrays.npz", tmp_path / "files", reading.OURS[:1], options)
+    assert min(results[reading.OURS[0]][0]) > 0
 
 
 def test_contender_that_fails_is_reported_with_its_output():
@@ -94,14 +94,14 @@ def test_contender_that_fails_is_reported_with_its_output():
 
 def test_ratios_compare_runs_of_one_repeat():
     runs = [("limit", 0, 2.0), ("sync", 0, 3.0), ("sync", 1, 9.0)]
-    found = [{"name": name, "repeat": repeat, "seconds": seconds} for name, repeat, seconds in runs]
-    assert training.ratios(found, "sync", "limit") == [1.5]
+    results = [{"name": name, "repeat": repeat, "seconds": seconds} for name, repeat, seconds in runs]
+    assert training.ratios(results, "sync", "limit") == [1.5]
 
 
 def test_tree_is_measured_with_its_own_code(tmp_path, monkeypatch):
-    found = against.run(against.ROOT, "rpc")
-    assert len(found) == 8
-    assert all(seconds > 0 for seconds in found.values())
+    results = against.run(against.ROOT, "rpc")
+    assert len(results) == 8
+    assert all(seconds > 0 for seconds in results.values())
     with monkeypatch.context() as patch:
         patch.setattr(against.subprocess, "run", lambda *_, **__: Ran)
         with pytest.raises(AssertionError, match="the other tree's code was measured"):
@@ -122,10 +122,10 @@ def test_run_accepts_rules_of_the_learning_study(rule, base):
 
 def test_16_replicas_learn_with_default_and_not_with_fixed_rate(monkeypatch, tmp_path):
     monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))
-    found = downpour.main(
+    results = downpour.main(
         downpour.parser().parse_args(["mnist", "--seeds", "1", "--samples", "20000", "--hidden", "16"])
     )
-    assert {pair: accuracies[0] < 50 for pair, accuracies in found.items()} == {
+    assert {pair: accuracies[0] < 50 for pair, accuracies in results.items()} == {
         (rule, order): rule == "plain" for rule in ("plain", "default") for order in ("random", "turns")
     }
 
@@ -136,25 +136,25 @@ def test_16_replicas_learn_with_default_and_not_with_fixed_rate(monkeypatch, tmp
 def test_large_array_needs_its_memory_once_and_none_for_its_sender(tmp_path):
     file = tmp_path / "bulk.json"
     bulk.main(["--megabytes", "100", "--no-large", "--json", str(file)])
-    found = json.loads(file.read_text())
-    allowed = 32 * 2**20 / found["bytes"]
+    results = json.loads(file.read_text())
+    allowed = 32 * 2**20 / results["bytes"]
     for side in ("worker", "master"):
-        assert found[f"receiving_{side}"] < 1.1 + allowed
-        assert found[f"sending_{side}"] < allowed
+        assert results[f"receiving_{side}"] < 1.1 + allowed
+        assert results[f"sending_{side}"] < allowed
 
 
 def test_broadcast_needs_no_memory_and_gathering_one_copy_a_worker():
     size, workers = 50_000_000, 4
-    found = asyncio.run(bulk.broadcast(size, workers))
+    results = asyncio.run(bulk.broadcast(size, workers))
     allowed = 32 * 2**20 / size
-    assert found["broadcasting_master"] < allowed
-    assert found["gathering_master"] < workers + allowed
+    assert results["broadcasting_master"] < allowed
+    assert results["gathering_master"] < workers + allowed
 
 
 def test_master_of_sharded_run_needs_no_memory_for_updates():
-    found = footprint.main(["--parameters", "4e6", "--workers", "2", "--ways", "star,sharded"])
-    assert found["sharded"]["until the end"] < found["star"]["until the end"]
-    assert found["sharded"]["worker"] > 3  # at least its weights, the weights of the round, and its update
+    results = footprint.main(["--parameters", "4e6", "--workers", "2", "--ways", "star,sharded"])
+    assert results["sharded"]["until the end"] < results["star"]["until the end"]
+    assert results["sharded"]["worker"] > 3  # at least its weights, the weights of the round, and its update
 
 
 def test_sharded_round_moves_few_bytes_through_the_master(tmp_path):
@@ -162,8 +162,8 @@ def test_sharded_round_moves_few_bytes_through_the_master(tmp_path):
     file = tmp_path / "found.json"
     settings = "--workers 3 --parameters 3e5 --rate 100mbit --tls no --rounds 1"
     distbelief.main([*settings.split(), "--json", str(file)])
-    found = {row["way"]: distbelief.Row(**row) for row in json.loads(file.read_text())["rows"]}
-    sharded, star = found["sharded"], found["star"]
+    results = {row["way"]: distbelief.Row(**row) for row in json.loads(file.read_text())["rows"]}
+    sharded, star = results["sharded"], results["star"]
     assert sharded.seconds[0] > sharded.bound_s
     assert star.seconds[0] > star.bound_s / 2  # updates may return while other workers still receive weights
     assert sharded.least < sharded.busiest[0] < 1.05 * sharded.least

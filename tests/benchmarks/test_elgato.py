@@ -10,7 +10,7 @@ from ddlf.extras.planner.model import Measured, Predicted, Setting
 from tests.mnist import folder_with_mnist
 
 
-def made(model, way, batch, seconds, *, repeat=0, computing=None):
+def timed(model, way, batch, seconds, *, repeat=0, computing=None):
     return Run(
         model=model,
         way=way,
@@ -32,30 +32,30 @@ def test_an_epoch_has_as_many_updates_as_the_study_says(workers, batch, count):
 
 
 def test_a_speed_up_is_the_median_of_ratios_within_a_repeat():
-    runs = [made("mlp", "one worker", 100, one, repeat=n) for n, one in enumerate((2.0, 4.0, 8.0))]
-    runs += [made("mlp", "towers", 100, one, repeat=n) for n, one in enumerate((4.0, 4.0))]
+    runs = [timed("mlp", "one worker", 100, seconds, repeat=n) for n, seconds in enumerate((2.0, 4.0, 8.0))]
+    runs += [timed("mlp", "towers", 100, seconds, repeat=n) for n, seconds in enumerate((4.0, 4.0))]
     random.Random(1).shuffle(runs)
     assert speed_ups(by_setting(runs), "mlp", 100, "towers", "one worker") == [0.5, 1.0]
 
 
 def test_the_table_has_the_prediction_beside_the_measurement():
-    found = by_setting([made("mlp", "one worker", 100, 2.0), made("mlp", "towers", 100, 4.0, computing=1.0)])
+    settings = by_setting([timed("mlp", "one worker", 100, 2.0), timed("mlp", "towers", 100, 4.0, computing=1.0)])
     predictions = {("mlp", 100, "towers"): Predicted(seconds=5.0, low=4.5, high=5.5)}
-    one, towers = rows(found, predictions)[1:]
-    assert one == ["mlp", "100", "one worker", "2.00", "-", "-", "-", "1.00", "-", "-", "500", "90.0"]
+    single, towers = rows(settings, predictions)[1:]
+    assert single == ["mlp", "100", "one worker", "2.00", "-", "-", "-", "1.00", "-", "-", "500", "90.0"]
     assert towers == ["mlp", "100", "towers", "4.00", "5.00", "4.50-5.50", "+25%", "0.50", "-", "75 %", "250", "90.0"]
 
 
 def test_the_bars_hold_for_good_runs_only():
-    good = [made("mlp", "one worker", batch, 2.0) for batch in (100, 500)]
-    good += [made("mlp", "towers", 100, 4.0, computing=0.8), made("mlp", "towers", 500, 4.0, computing=2.0)]
-    good += [made("lstm", "one worker", batch, 30.0) for batch in (100, 500)]
-    good += [made("lstm", "towers", 100, 25.0, computing=20.0), made("lstm", "towers", 500, 20.0, computing=19.0)]
-    said = bars(by_setting(good))
-    assert len(said) == 8
-    assert all(holds for _, holds in said)
-    bad = [one for one in good if (one.model, one.way, one.batch) != ("lstm", "towers", 500)]
-    bad.append(made("lstm", "towers", 500, 24.0, computing=8.0))
+    good = [timed("mlp", "one worker", batch, 2.0) for batch in (100, 500)]
+    good += [timed("mlp", "towers", 100, 4.0, computing=0.8), timed("mlp", "towers", 500, 4.0, computing=2.0)]
+    good += [timed("lstm", "one worker", batch, 30.0) for batch in (100, 500)]
+    good += [timed("lstm", "towers", 100, 25.0, computing=20.0), timed("lstm", "towers", 500, 20.0, computing=19.0)]
+    verdicts = bars(by_setting(good))
+    assert len(verdicts) == 8
+    assert all(holds for _, holds in verdicts)
+    bad = [run for run in good if (run.model, run.way, run.batch) != ("lstm", "towers", 500)]
+    bad.append(timed("lstm", "towers", 500, 24.0, computing=8.0))
     wrong = [text for text, holds in bars(by_setting(bad)) if not holds]
     assert [text.partition(":")[0] for text in wrong] == ["LSTM, S 500", "S 500", "LSTM"]
 
@@ -64,7 +64,10 @@ def test_panels_are_drawn(tmp_path):
     from benchmarks.elgato_plots import Panels
 
     runs = [
-        made(model, way, batch, 2.0, computing=1.0) for model in ("mlp",) for way in elgato.WAYS for batch in (100, 500)
+        timed(model, way, batch, 2.0, computing=1.0)
+        for model in ("mlp",)
+        for way in elgato.WAYS
+        for batch in (100, 500)
     ]
     predictions = {("mlp", 100, "towers"): Predicted(seconds=5.0, low=4.5, high=5.5)}
     paths = Panels(by_setting(runs), predictions, tmp_path / "new").write()

@@ -21,11 +21,11 @@ def test_cases_are_drawn_by_their_seed():
 def test_rounds_of_more_workers_are_predicted_from_two():
     case = drawn(1, 1)[0]
     probed = [rounds(setting, case=case) for setting in case.probes()]
-    found = outcome_of(case, probed, [rounds(case.setting(workers), case=case) for workers in (1, 2, 4, 8, 16)])
-    assert {*found.errors} == {4, 8, 16}
-    assert found.errors == pytest.approx(dict.fromkeys((4, 8, 16), 0.0), abs=1e-6)
-    assert (found.chosen, found.slower) == (found.best, 1.0)
-    assert all(holds for _, holds in bars([found]))
+    outcome = outcome_of(case, probed, [rounds(case.setting(workers), case=case) for workers in (1, 2, 4, 8, 16)])
+    assert {*outcome.errors} == {4, 8, 16}
+    assert outcome.errors == pytest.approx(dict.fromkeys((4, 8, 16), 0.0), abs=1e-6)
+    assert (outcome.chosen, outcome.slower) == (outcome.best, 1.0)
+    assert all(holds for _, holds in bars([outcome]))
 
 
 def test_the_bars_show_wrong_predictions():
@@ -38,6 +38,6 @@ def test_the_bars_show_wrong_predictions():
 
 def test_four_workers_are_measured_beside_their_predictions():
     assert network.available(), "needs root on Linux, with ip, tc and network namespaces"
-    (found,) = many_workers.main(["--cases", "1", "--repeats", "1", "--workers", "2,4"])
-    assert {*found.measured} == {*found.predicted} == {1, 2, 4}
-    assert {*found.errors} == {4}
+    (outcome,) = many_workers.main(["--cases", "1", "--repeats", "1", "--workers", "2,4"])
+    assert {*outcome.measured} == {*outcome.predicted} == {1, 2, 4}
+    assert {*outcome.errors} == {4}

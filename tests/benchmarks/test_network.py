@@ -7,15 +7,15 @@ from benchmarks import network
 
 @pytest.fixture
 def shaped(monkeypatch):
-    """The queues that are made or changed: where, how, and the rest of the words."""
-    told = []
-    monkeypatch.setattr(network, "run", lambda *words: told.append(words) if words[0] == "tc" else None)
-    return told
+    """The queues that are made or changed: device, action, and the remaining words."""
+    commands = []
+    monkeypatch.setattr(network, "run", lambda *words: commands.append(words) if words[0] == "tc" else None)
+    return commands
 
 
 def test_a_machine_drops_nothing_that_it_sends_itself_and_a_switch_does(shaped):
-    with network.Network(2, "100mbit") as made:
-        made.limit(1, "10mbit")
+    with network.Network(2, "100mbit") as cables:
+        cables.limit(1, "10mbit")
     ends = [(words[4], words[words.index("dev") + 1], words[-1]) for words in shaped]
     expected = []
     for how, machine in (("add", 0), ("add", 1), ("change", 1)):

@@ -31,6 +31,6 @@ def test_models_of_the_study_have_its_size(app, parameters, monkeypatch, tmp_pat
     import asyncio
 
     monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path)))
-    one = planned.MODELS[app](None)
-    asyncio.run(one.create_model())
-    assert one.model.count_params() == parameters
+    study_app = planned.MODELS[app](None)
+    asyncio.run(study_app.create_model())
+    assert study_app.model.count_params() == parameters

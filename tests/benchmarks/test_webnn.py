@@ -51,17 +51,19 @@ def test_claims_rank_rules_by_seconds_and_put_failed_rules_last():
         "published: average suffers from many peers. measured: no: 2 peers 10.0 s, 4 peers 10.0 s",
         f"published: one peer looks faster than all. measured: yes: one peer 4.0 s; {ranked}",
     ]
-    close = [one | {"seconds": one["seconds"] / 10 + 5 * (one["rule"] == "weighted")} for one in runs]
-    found = [claim.partition("measured: ")[2].partition(":")[0] for claim in claims([alone | {"seconds": 0.8}, *close])]
-    assert found == ["no", "yes", "yes", "no", "not clear"]
-    [found] = (row for row in rows(runs, 0.97) if row[:2] == ["mimic", "4"])
-    assert found[2] == "1 of 2"
+    close = [run | {"seconds": run["seconds"] / 10 + 5 * (run["rule"] == "weighted")} for run in runs]
+    verdicts = [
+        claim.partition("measured: ")[2].partition(":")[0] for claim in claims([alone | {"seconds": 0.8}, *close])
+    ]
+    assert verdicts == ["no", "yes", "yes", "no", "not clear"]
+    [mimic_row] = (row for row in rows(runs, 0.97) if row[:2] == ["mimic", "4"])
+    assert mimic_row[2] == "1 of 2"
 
 
 @pytest.mark.slow
 def test_short_form_reaches_its_target_with_each_rule(tmp_path):
     data = str(folder_with_mnist(tmp_path / "data"))
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-m", "benchmarks.webnn", "--quick", "--rules", "weighted"],
         cwd=Path(__file__).parents[2],
         env=os.environ | {"DDLF_DATA": data, "XDG_STATE_HOME": str(tmp_path)},
@@ -69,6 +71,6 @@ def test_short_form_reaches_its_target_with_each_rule(tmp_path):
         text=True,
         timeout=10 * PATIENCE_S,
     )
-    assert found.returncode == 0, found.stderr
-    runs = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
-    assert [(one["rule"], one["peers"], one["reached"]) for one in runs] == [(ONE, 1, True), ("weighted", 2, True)]
+    assert ended.returncode == 0, ended.stderr
+    runs = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    assert [(run["rule"], run["peers"], run["reached"]) for run in runs] == [(ONE, 1, True), ("weighted", 2, True)]

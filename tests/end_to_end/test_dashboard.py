@@ -42,26 +42,26 @@ async def test_run_is_watched_and_ended_by_the_button_of_its_page(tmp_path):
         *(sys.executable, "-m", "ddlf.cli.main", *arguments), stdout=PIPE, stderr=PIPE, cwd=tmp_path, env=environment
     )
     async with asyncio.timeout(PATIENCE_S):
-        while not (found := re.search(r"http://\S+", (await run.stdout.readline()).decode())):
+        while not (link := re.search(r"http://\S+", (await run.stdout.readline()).decode())):
             pass
-        port, token = re.fullmatch(r"http://127.0.0.1:(\d+)/#(.*)", found[0]).groups()
+        port, token = re.fullmatch(r"http://127.0.0.1:(\d+)/#(.*)", link[0]).groups()
         async with contextlib.aclosing(watch(int(port), token)) as views:
-            async for known in views:
-                if len(known["curves"].get("loss", [])) > 3 and known["workers"]:
+            async for view in views:
+                if len(view["curves"].get("loss", [])) > 3 and view["workers"]:
                     break
-        assert known["lanes"][0]["updates"] > 2
+        assert view["lanes"][0]["updates"] > 2
         shown = await asyncio.to_thread(command, "ddlf.cli.main", "top", "--once", cwd=tmp_path)
         assert shown.stdout.startswith("App  training  round ")
         shown = await asyncio.to_thread(command, "ddlf.cli.main", "dashboard", "--no-open", cwd=tmp_path)
-        assert found[0] in shown.stdout
+        assert link[0] in shown.stdout
         async with connect(f"ws://127.0.0.1:{port}/live", subprotocols=["ddlf", token], proxy=None) as page:
             await page.send('{"stop": true}')
             async for _ in page:
                 pass
-        _, said = await run.communicate()
+        _, errors = await run.communicate()
     assert run.returncode == 130
-    assert "stopping  after this round; then the model is saved in m.keras" in said.decode()
-    assert "stopped   after round " in said.decode()
+    assert "stopping  after this round; then the model is saved in m.keras" in errors.decode()
+    assert "stopped   after round " in errors.decode()
     assert (tmp_path / "m.keras").exists()
     ended = await asyncio.to_thread(command, "ddlf.cli.main", "dashboard", "--no-open", cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (3, "")

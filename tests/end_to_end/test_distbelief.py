@@ -30,17 +30,22 @@ def run(tmp_path, standing_template):
 
 
 def test_the_classic_demo_logs_what_many_replicas_read_and_update(run):
-    said = run("xor.py", "--hidden", "2", "-p", "examples=600", "-p", "log_every=15", "--ui", "plain")
-    assert "xor: 9 parameters" in said
-    for what in ("layer 0 weights read", "layer 1 weights read", "layer 0 weights updated", "layer 1 weights updated"):
-        assert len(set(re.findall(rf"{what} by model replica (\d+)", said))) > 12, what
-    outputs = re.findall(r"replica id (\d+), output: (0\.\d{5}), target ([01])\.0", said)
+    output = run("xor.py", "--hidden", "2", "-p", "examples=600", "-p", "log_every=15", "--ui", "plain")
+    assert "xor: 9 parameters" in output
+    for action in (
+        "layer 0 weights read",
+        "layer 1 weights read",
+        "layer 0 weights updated",
+        "layer 1 weights updated",
+    ):
+        assert len(set(re.findall(rf"{action} by model replica (\d+)", output))) > 12, action
+    outputs = re.findall(r"replica id (\d+), output: (0\.\d{5}), target ([01])\.0", output)
     assert {int(replica) for replica, _, _ in outputs} <= set(range(25))
-    assert re.search(r"^test +loss 0\.\d+  within [01]\.\d+", said, re.M)
+    assert re.search(r"^test +loss 0\.\d+  within [01]\.\d+", output, re.M)
 
 
 def test_comparison_lists_time_and_bytes_of_each_way_to_train(run):
-    said = run(
+    output = run(
         "mnist_distbelief.py",
         "-p",
         "ways=sync,default",
@@ -53,7 +58,7 @@ def test_comparison_lists_time_and_bytes_of_each_way_to_train(run):
     )
     rows = {
         row[0]: [float(x) for x in row[1:]]
-        for row in re.findall(r"^(sync|default) +(\S+) +(\S+) +(\S+) +(\S+)%", said, re.M)
+        for row in re.findall(r"^(sync|default) +(\S+) +(\S+) +(\S+) +(\S+)%", output, re.M)
     }
     (_, master, workers, accuracy), (_, of_shards, between, learned) = rows["sync"], rows["default"]
     assert accuracy > 25
@@ -64,7 +69,7 @@ def test_comparison_lists_time_and_bytes_of_each_way_to_train(run):
 
 
 def test_an_lstm_is_trained_by_downpour_too(run):
-    said = run(
+    output = run(
         "mnist_distbelief.py",
         "--model",
         "lstm",
@@ -77,7 +82,7 @@ def test_an_lstm_is_trained_by_downpour_too(run):
         "-p",
         "replicas=2",
     )
-    assert re.search(r"^default +\S+ +\S+ +\S+ +\d+\.\d\d%", said, re.M)
+    assert re.search(r"^default +\S+ +\S+ +\S+ +\d+\.\d\d%", output, re.M)
 
 
 class Fitted(Blobs):
@@ -106,26 +111,26 @@ async def test_downpour_is_evaluated_converges_and_restores_the_best_weights(
     monkeypatch,
 ):
     """The master fetches the weights for callbacks that read them, and at the end. Only then it computes metrics itself."""
-    here, how = [], {"mode": "downpour", "slots": 2, "push_rule": "sgd:rate=0.05", "staleness": "constant"}
+    on_master, how = [], {"mode": "downpour", "slots": 2, "push_rule": "sgd:rate=0.05", "staleness": "constant"}
     monkeypatch.setattr(
         "ddlf.training.evaluation.master.compute",
-        lambda *args, **more: here.extend(args[1:2]) or compute(*args, **more),
+        lambda *args, **more: on_master.extend(args[1:2]) or compute(*args, **more),
     )
     async with ddlf.Cluster.local(2) as cluster:
         trained = app(cluster, Fitted, master_epochs=3, evaluate_every=1, **how)
         await trained.train_model()
         assert len(trained.history) == 6
         assert all(record.test.keys() == {"loss", "accuracy"} for record in trained.history)
-        assert len(here) == 2, "the last commit's weights are on the master anyway"
+        assert len(on_master) == 2, "the last commit's weights are on the master anyway"
         tests = [record.test["loss"] for record in trained.history]
         assert tests[-1] < tests[0]
         assert trained.history[-1].test == pytest.approx(await trained.evaluate_model(), rel=1e-5)
         reached = app(cluster, Fitted, master_epochs=9, converge="target:metric=val_loss,value=1e9", **how)
-        here.clear()
+        on_master.clear()
         await reached.train_model()
         assert reached.run_context.progress.converged
         assert len(reached.history) < 18
-        assert reached not in here
+        assert reached not in on_master
         best = app(cluster, Best, master_epochs=9, **how)
         await best.train_model()
         losses = [record.metrics["val_loss"] for record in best.history if "val_loss" in record.metrics]

@@ -61,16 +61,16 @@ async def test_counts_are_exact_with_one_and_several_replicas_in_a_slot():
             await app.train_model()
             assert app.ledger.is_exact(1)
             if replicas is None:
-                assert [(len(one.fetches), len(one.pushes)) for one in app.history] == [(5, 6), (5, 6)]
+                assert [(len(record.fetches), len(record.pushes)) for record in app.history] == [(5, 6), (5, 6)]
 
 
 async def test_downpour_survives_kills_and_nan_and_stops_early():
     async with Cluster.local(3) as cluster:
         plain = app_of(Pushing, cluster, slots=3, master_epochs=6, norm=False)
         await plain.train_model()
-        wanted = (await plain.evaluate_model())["accuracy"]
-        app, told = app_of(Bad, cluster, slots=3, master_epochs=6), []
-        app.subscribe(told.append)
+        accuracy = (await plain.evaluate_model())["accuracy"]
+        app, received = app_of(Bad, cluster, slots=3, master_epochs=6), []
+        app.subscribe(received.append)
 
         async def kill(record):
             if record.version == 6:
@@ -78,10 +78,10 @@ async def test_downpour_survives_kills_and_nan_and_stops_early():
 
         app.on_round = kill
         await app.train_model()
-        assert (await app.evaluate_model())["accuracy"] > wanted - 0.02
+        assert (await app.evaluate_model())["accuracy"] > accuracy - 0.02
         assert sum(record.recomputed for record in app.history) == 1
         assert any("NaN" in verdict for record in app.history for verdict in record.verdicts)
-        moved = [event.why for event in told if isinstance(event, Warned) and event.about == "shards"]
+        moved = [event.why for event in received if isinstance(event, Warned) and event.about == "shards"]
         assert moved[0].startswith("shard 3 of 3 was on worker 3, which is lost")
         assert moved[0].endswith("worker 1 continues with its copy")
         assert not any("are lost" in verdict for record in app.history for verdict in record.verdicts)
@@ -94,29 +94,32 @@ async def test_downpour_survives_kills_and_nan_and_stops_early():
             def on_epoch_end(self, epoch, logs=None):
                 self.epochs = [*(self.epochs or []), self.model.get_weights()]
 
-        seen, early = Seen(), keras.callbacks.EarlyStopping("loss", 10.0, patience=2, restore_best_weights=True)
-        stopped = app_of(Pushing, cluster, slots=3, master_epochs=30, norm=False, callbacks=[seen, early])
+        recorder, early = Seen(), keras.callbacks.EarlyStopping("loss", 10.0, patience=2, restore_best_weights=True)
+        stopped = app_of(Pushing, cluster, slots=3, master_epochs=30, norm=False, callbacks=[recorder, early])
         await stopped.train_model()
-        assert len(seen.epochs) == 3
-        assert digest(stopped.model.get_weights()) == digest(seen.epochs[0])
+        assert len(recorder.epochs) == 3
+        assert digest(stopped.model.get_weights()) == digest(recorder.epochs[0])
 
-        asked = app_of(Pushing, cluster, slots=3, master_epochs=30, norm=False)
-        asked.on_round = lambda record: record.version == 5 and asked.stop_training()
-        await asked.train_model()
-        assert 5 <= len(asked.history) < 30
-        assert all(np.isfinite(weights).all() for weights in asked.model.get_weights())
+        stopping = app_of(Pushing, cluster, slots=3, master_epochs=30, norm=False)
+        stopping.on_round = lambda record: record.version == 5 and stopping.stop_training()
+        await stopping.train_model()
+        assert 5 <= len(stopping.history) < 30
+        assert all(np.isfinite(weights).all() for weights in stopping.model.get_weights())
 
-        own, told = app_of(Pushing, cluster, slots=None, shard_workers=1, shard_cut="layers", master_epochs=6), []
-        own.subscribe(told.append)
+        dedicated, received = (
+            app_of(Pushing, cluster, slots=None, shard_workers=1, shard_cut="layers", master_epochs=6),
+            [],
+        )
+        dedicated.subscribe(received.append)
 
         async def kill_the_server(record):
             if record.version == 3:
                 os.kill((await cluster.workers[2].status())["executor_pid"], signal.SIGKILL)
 
-        own.on_round = kill_the_server
-        await own.train_model()
-        assert own.ledger.is_exact(6)
-        assert {event.worker for event in told if isinstance(event, SlotStarted)} == {1, 2}
-        said = [event.why for event in told if isinstance(event, Warned) and event.about == "shards"]
-        assert said[0].startswith("shard 1 of 1 was on worker 3, which is lost")
-        assert (await own.evaluate_model())["accuracy"] > wanted - 0.02
+        dedicated.on_round = kill_the_server
+        await dedicated.train_model()
+        assert dedicated.ledger.is_exact(6)
+        assert {event.worker for event in received if isinstance(event, SlotStarted)} == {1, 2}
+        warnings = [event.why for event in received if isinstance(event, Warned) and event.about == "shards"]
+        assert warnings[0].startswith("shard 1 of 1 was on worker 3, which is lost")
+        assert (await dedicated.evaluate_model())["accuracy"] > accuracy - 0.02

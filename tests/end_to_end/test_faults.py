@@ -45,7 +45,7 @@ def hold_the_gil():
     ctypes.PyDLL(None).usleep(1_000_000)
 
 
-def ones(count):
+def array_of_ones(count):
     return np.ones(count, np.uint8)
 
 
@@ -122,28 +122,28 @@ async def test_executor_that_ends_between_turns_has_begun_no_waiting_call(worker
         while len(worker._link.data.pending) < 4:
             await worker.status()
         await asyncio.to_thread(pipe.write_text, "all are there")
-        ended, *others = await asyncio.gather(first, *waiting, return_exceptions=True)
+        ended, *errors = await asyncio.gather(first, *waiting, return_exceptions=True)
     assert ended is None or (isinstance(ended, ExecutorCrashed) and ended.may_have_run)
-    assert [(type(error), error.may_have_run) for error in others] == [(ExecutorCrashed, False)] * 3
+    assert [(type(error), error.may_have_run) for error in errors] == [(ExecutorCrashed, False)] * 3
 
 
 async def test_daemon_killed_in_mid_frame_leaves_no_process_or_memory(workers):
     process, port = workers.start()
     async with cluster_of(workers, port, dead_after_s=RARELY_S) as cluster:
         worker = cluster.workers[0]
-        assert (await worker.run_method(ones, 200_000_000)).size == 200_000_000
+        assert (await worker.run_method(array_of_ones, 200_000_000)).size == 200_000_000
         executor = (await worker.status())["executor_pid"]
         gc.collect()
         before = psutil.Process().memory_info().rss
-        seen = worker.bytes_received
-        call = asyncio.ensure_future(worker.run_method(ones, 200_000_000))
-        while worker.bytes_received < seen + 20_000_000:  # noqa: ASYNC110
+        received = worker.bytes_received
+        call = asyncio.ensure_future(worker.run_method(array_of_ones, 200_000_000))
+        while worker.bytes_received < received + 20_000_000:  # noqa: ASYNC110
             await asyncio.sleep(0)
         process.kill()
         with pytest.raises(WorkerLost, match="the connection was lost") as caught:
             await asyncio.wait_for(call, PATIENCE_S)
         assert caught.value.may_have_run
-        assert worker.bytes_received < seen + 200_000_000
+        assert worker.bytes_received < received + 200_000_000
         end_of(executor)
         del call
         gc.collect()
@@ -179,7 +179,7 @@ async def test_frozen_worker_is_suspect_then_dead_then_usable(workers, tmp_path)
     process, port = workers.start()
     async with cluster_of(workers, port, dead_after_s=1) as cluster:
         worker = cluster.workers[0]
-        await worker.run_method(ones, 1_000_000)
+        await worker.run_method(array_of_ones, 1_000_000)
         sent = worker.bytes_sent
         begin = time.monotonic()
         stop(process.pid)
@@ -314,10 +314,10 @@ async def test_second_master_learns_the_owner_and_disturbs_nothing(workers):
         ):
             await cluster_of(workers, port).connect()
         assert await first.run_code("self.id, self.N") == [(1, 1)] if call.done() else not call.done()
-        seen = command("ddlf.cli.main", "status", "--hosts", f"127.0.0.1:{port}", "--token-file", workers.token_file)
-        assert seen.returncode == 0, seen.stderr
-        assert "busy with 'run_code'" in seen.stdout
-        assert f"pid {os.getpid()}" in seen.stdout
+        status = command("ddlf.cli.main", "status", "--hosts", f"127.0.0.1:{port}", "--token-file", workers.token_file)
+        assert status.returncode == 0, status.stderr
+        assert "busy with 'run_code'" in status.stdout
+        assert f"pid {os.getpid()}" in status.stdout
         opener = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
         await opener.connect()
         await opener.run_method(open_gate)
@@ -489,12 +489,12 @@ async def test_master_that_never_reads_costs_a_bounded_queue(workers):
     async with cluster_of(workers, port) as cluster:
         worker = cluster.workers[0]
         size, count = 4_000_000, 100
-        await worker.run_method(ones, size)
+        await worker.run_method(array_of_ones, size)
         executor = psutil.Process((await worker.status())["executor_pid"])
         before = executor.memory_info().rss
         connection = worker._link.data.stream
         connection.pause_reading()
-        calls = [asyncio.ensure_future(worker.run_method(ones, size)) for _ in range(count)]
+        calls = [asyncio.ensure_future(worker.run_method(array_of_ones, size)) for _ in range(count)]
         largest = 0
         for _ in range(30):
             await worker.ping()

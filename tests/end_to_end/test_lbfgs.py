@@ -35,11 +35,11 @@ def app_of(cluster, **settings):
 
 async def test_a_keras_model_is_minimized_and_a_killed_or_stopped_owner_of_the_shard_changes_no_bit():
     async with Cluster.local(3) as cluster:
-        for settings, said in (
+        for settings, sentence in (
             ({"dropout": 0.3}, r"needs a loss without chance, but the same samples gave .*; remove dropout"),
             ({"norm": True}, r"the model changes .*moving_mean when it trains; freeze batch normalization"),
         ):
-            with pytest.raises(ConfigError, match=said):
+            with pytest.raises(ConfigError, match=sentence):
                 await app_of(cluster, **settings).train_model()
 
         doubles = app_of(cluster, kind="float64", master_epochs=2, evaluate_every=0)
@@ -57,8 +57,8 @@ async def test_a_keras_model_is_minimized_and_a_killed_or_stopped_owner_of_the_s
         tested, _ = plain.model.evaluate(plain.x_test, plain.y_test, verbose=0)
         assert plain.history[-1].test["loss"] == pytest.approx(tested, rel=1e-5)
 
-        killed, told = app_of(cluster), []
-        killed.subscribe(told.append)
+        killed, received = app_of(cluster), []
+        killed.subscribe(received.append)
 
         async def kill(record):
             if record.version in (2, 5):
@@ -68,10 +68,10 @@ async def test_a_keras_model_is_minimized_and_a_killed_or_stopped_owner_of_the_s
 
         killed.on_round = kill
         await killed.train_model()
-        for one, other in zip(plain.model.get_weights(), killed.model.get_weights(), strict=True):
-            assert np.array_equal(one, other)
-        lost = [event.why for event in told if isinstance(event, Warned) and "which is lost" in event.why]
-        assert [why.split(", which")[0] for why in lost] == [
+        for plain_weight, killed_weight in zip(plain.model.get_weights(), killed.model.get_weights(), strict=True):
+            assert np.array_equal(plain_weight, killed_weight)
+        lost = [event.why for event in received if isinstance(event, Warned) and "which is lost" in event.why]
+        assert [reason.split(", which")[0] for reason in lost] == [
             "shard 1 of 1 was on worker 1",
             "shard 1 of 1 was on worker 2",
         ]

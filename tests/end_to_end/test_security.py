@@ -147,8 +147,8 @@ asyncio.run(main())
         )
         assert done.returncode == 0, done.stderr
         child, executor = map(int, done.stdout.split())
-        asked = asyncio.run(ask_with_another_token(int(port)))
-        assert token not in asked
+        answer = asyncio.run(ask_with_another_token(int(port)))
+        assert token not in answer
         for pid in (daemon.pid, executor, child):
             for name in ("cmdline", "environ"):
                 shown = Path(f"/proc/{pid}/{name}").read_bytes()
@@ -233,11 +233,11 @@ async def test_a_connection_above_the_limit_is_refused_with_a_sentence(worker_wi
     async def connect():
         token = token_file.read_bytes().strip()
         sock, _ = await dial("127.0.0.1", worker_with_80_descriptors, Role.CONTROL, token, max_message_bytes=1000)
-        held.enter_context(sock)
+        stack.enter_context(sock)
         return sock
 
     first_free = []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         first, *_ = [await connect() for _ in range(8)]
         with pytest.raises(ConnectError, match="the worker accepts no more connections; close other masters"):
             await connect()
@@ -250,5 +250,5 @@ async def test_a_connection_above_the_limit_is_refused_with_a_sentence(worker_wi
 
 def test_package_excludes_versions_of_libraries_with_known_holes():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["tensorflow"]]
-    assert {"msgpack>=1.2.3", "keras>=3.14.1", "cryptography>=44.0.1"} <= set(wanted)
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["tensorflow"]]
+    assert {"msgpack>=1.2.3", "keras>=3.14.1", "cryptography>=44.0.1"} <= set(requirements)

@@ -33,11 +33,11 @@ async def trained(cluster, exchange, **settings):
 
 async def test_sharded_run_has_the_bits_of_the_star_also_after_a_kill():
     async with Cluster.local(3) as cluster:
-        star, wanted = await trained(cluster, "star")
+        star, expected = await trained(cluster, "star")
         model = sum(w.nbytes for w in star.model.get_weights())
         for workers in ([1], [1, 2], [1, 2, 3]):
-            app, found = await trained(cluster.options(workers=workers), "sharded")
-            assert found == wanted
+            app, actual = await trained(cluster.options(workers=workers), "sharded")
+            assert actual == expected
             between = app.history[1]
             assert between.bytes_out + between.bytes_back < MOST * len(workers) < model
 
@@ -45,14 +45,14 @@ async def test_sharded_run_has_the_bits_of_the_star_also_after_a_kill():
             if record.round == 1:
                 os.kill((await cluster.workers[1].status())["executor_pid"], signal.SIGKILL)
 
-        app, found = await trained(cluster, "sharded", on_round=kill)
-        assert found == wanted
+        app, actual = await trained(cluster, "sharded", on_round=kill)
+        assert actual == expected
         assert sum(record.recomputed for record in app.history) == 1
 
 
 async def test_worker_with_a_cut_link_is_left_out_without_changing_a_bit():
     async with local_cluster(3) as cluster:
-        _, wanted = await trained(cluster, "star", master_epochs=4)
+        _, expected = await trained(cluster, "star", master_epochs=4)
         ways, events = [await cluster.between(1, 2), await cluster.between(2, 1)], []
 
         def cut(record):
@@ -64,8 +64,8 @@ async def test_worker_with_a_cut_link_is_left_out_without_changing_a_bit():
         app.subscribe(events.append)
         vars(app).update(exchange="sharded", master_epochs=4, on_round=cut)
         await app.train_sync()
-        assert digest([*app.model.get_weights(), *app.run_context.progress.state["outer"]]) == wanted
-        (gone,) = [event for event in events if isinstance(event, WorkerGone)]
-        assert "cannot reach worker" in gone.why
-        assert "is left out" in gone.why
+        assert digest([*app.model.get_weights(), *app.run_context.progress.state["outer"]]) == expected
+        (exclusion,) = [event for event in events if isinstance(event, WorkerGone)]
+        assert "cannot reach worker" in exclusion.why
+        assert "is left out" in exclusion.why
         assert max(record.bytes_out + record.bytes_back for record in app.history[1:3]) < 3 * MOST

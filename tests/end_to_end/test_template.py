@@ -46,8 +46,8 @@ async def test_killed_executor_returns_without_an_import_and_the_same_bits(two_w
         results.append(bits(app))
     await two_workers.connect()  # the killed executor may not have restarted yet
     os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)  # a kill after the run has the same effect
-    (ours, _), (theirs, imported) = await two_workers.options(idempotent=True).run_method(origin)
-    assert ours == theirs
+    (first, _), (second, imported) = await two_workers.options(idempotent=True).run_method(origin)
+    assert first == second
     assert imported
     assert results[0] == results[1]
 

@@ -23,8 +23,8 @@ COMMAND = (sys.executable, "-m", "ddlf.cli.main")
 def environment(tmp_path):
     """Return an environment with separate folders for tokens, state and caches, and a folder with ``mnist.npz``."""
     folders = {f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("CONFIG", "STATE", "CACHE")}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DDLF_")}
-    return {**kept, **folders, "DDLF_DATA": str(folder_with_mnist(tmp_path / "data"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DDLF_")}
+    return {**inherited, **folders, "DDLF_DATA": str(folder_with_mnist(tmp_path / "data"))}
 
 
 @pytest.fixture
