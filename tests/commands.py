@@ -72,7 +72,7 @@ def main(shared: Sequence[int]) -> None:
 
     local.start_template = template
     local.start_template_early = lambda modules: None
-    commands, kept = json.load(sys.stdin), (os.dup(1), os.dup(2))
+    commands, saved_descriptors = json.load(sys.stdin), (os.dup(1), os.dup(2))
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     done = []
@@ -86,11 +86,11 @@ def main(shared: Sequence[int]) -> None:
             out.seek(0)
             err.seek(0)
             done.append((code, out.read().decode(errors="replace"), err.read().decode(errors="replace")))
-    for number, fd in enumerate(kept, 1):
+    for number, fd in enumerate(saved_descriptors, 1):
         os.dup2(fd, number)
     print(json.dumps(done), flush=True)
-    for each in standing:
-        each.end()
+    for server in standing:
+        server.end()
 
 
 def _run(words: list[str]) -> int:

@@ -361,10 +361,10 @@ def starting_workers(folder: Path, token_file: Path, template: Standing) -> Iter
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningDaemon]:
     """Return a daemon in this process for all tests of a module. These tests run on the module's event loop."""
-    one = RunningDaemon(tmp_path_factory.mktemp("state"))
-    await asyncio.wait_for(one.ready.wait(), PATIENCE_S)
-    yield one
-    await one.end()
+    daemon = RunningDaemon(tmp_path_factory.mktemp("state"))
+    await asyncio.wait_for(daemon.ready.wait(), PATIENCE_S)
+    yield daemon
+    await daemon.end()
 
 
 @pytest.fixture

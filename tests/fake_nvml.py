@@ -103,8 +103,8 @@ def nvmlDeviceRegisterEvents(handle, kinds, events):
 
 def nvmlEventSetWait_v2(events, milliseconds):
     for card in machine()["cards"]:
-        if (known := events.get(card["uuid"])) is not None and card.get("xid", 0) not in {0, *known}:
-            known.add(card["xid"])
+        if (reported := events.get(card["uuid"])) is not None and card.get("xid", 0) not in {0, *reported}:
+            reported.add(card["xid"])
             return SimpleNamespace(device=card, eventData=card["xid"])
     raise NVMLError(10)  # timeout
 

@@ -12,22 +12,22 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.mark.slow
 async def test_the_designs_example_runs(two_workers):
-    made = app(two_workers)
-    await made.connect()
-    await made.load_dataset()
-    await made.create_model()
-    records = await made.train_sync(master_epochs=4, worker_epochs=2, batch_size=32)
+    example = app(two_workers)
+    await example.connect()
+    await example.load_dataset()
+    await example.create_model()
+    records = await example.train_sync(master_epochs=4, worker_epochs=2, batch_size=32)
     assert len(records) == 2
-    assert made.history == records
-    assert (await made.evaluate_model())["accuracy"] > 0.5
+    assert example.history == records
+    assert (await example.evaluate_model())["accuracy"] > 0.5
 
 
 @pytest.mark.slow
 async def test_arguments_win_over_attributes_of_object_and_class(two_workers):
-    made = app(two_workers, Quick, worker_epochs=3)
-    assert [record.epochs for record in await made.train_model()] == [2]
-    assert [record.epochs for record in await made.train_sync(master_epochs=3)] == [3]
-    assert [record.epochs for record in await made.train_sync(master_epochs=3, worker_epochs=2)] == [2, 1]
+    example = app(two_workers, Quick, worker_epochs=3)
+    assert [record.epochs for record in await example.train_model()] == [2]
+    assert [record.epochs for record in await example.train_sync(master_epochs=3)] == [3]
+    assert [record.epochs for record in await example.train_sync(master_epochs=3, worker_epochs=2)] == [2, 1]
 
 
 async def test_error_says_which_method_an_app_must_define(two_workers):
@@ -76,11 +76,11 @@ async def test_train_can_be_overridden_plain_and_async(two_workers):
             return [np.full_like(array, 0.25) for array in weights], {"loss": float(len(self.indices))}
 
     for kind in (Plain, Async):
-        made = kind(two_workers)
-        await made.prepare()
-        before = made.model.get_weights()
-        records = await made.train_sync(master_epochs=2)
-        assert all(np.allclose(a, b - 0.5, atol=1e-6) for a, b in zip(made.model.get_weights(), before, strict=True))
+        example = kind(two_workers)
+        await example.prepare()
+        before = example.model.get_weights()
+        records = await example.train_sync(master_epochs=2)
+        assert all(np.allclose(a, b - 0.5, atol=1e-6) for a, b in zip(example.model.get_weights(), before, strict=True))
     assert records[0].loss == (102 * 102 + 101 * 101) / 203
 
 
@@ -104,20 +104,20 @@ async def test_error_of_the_app_on_workers_is_shown_once_with_file_and_line(
 async def test_saved_model_loads_again(two_workers, tmp_path):
     import keras
 
-    made = app(two_workers, Quick)
-    await made.train_model()
-    await made.save_model(tmp_path / "model.keras")
+    example = app(two_workers, Quick)
+    await example.train_model()
+    await example.save_model(tmp_path / "model.keras")
     assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
     other = app(two_workers)
     await other.load_model(tmp_path / "model.keras")
-    assert equal(made.model.get_weights(), other.model.get_weights())
-    assert equal(made.model.get_weights(), keras.models.load_model(tmp_path / "model.keras").get_weights())
+    assert equal(example.model.get_weights(), other.model.get_weights())
+    assert equal(example.model.get_weights(), keras.models.load_model(tmp_path / "model.keras").get_weights())
     with pytest.raises(ConfigError, match=r"saved as a \.keras or \.safetensors file"):
-        await made.save_model(tmp_path / "model.h5")
+        await example.save_model(tmp_path / "model.h5")
     with pytest.raises(ConfigError, match="there is no model file"):
-        await made.load_model(tmp_path / "none.keras")
+        await example.load_model(tmp_path / "none.keras")
     with pytest.raises(ConfigError, match="does not exist"):
-        await made.save_model(tmp_path / "no" / "model.keras")
+        await example.save_model(tmp_path / "no" / "model.keras")
 
 
 async def test_a_saved_model_that_carries_code_is_refused(two_workers, tmp_path):
@@ -135,15 +135,15 @@ async def test_no_test_data_is_an_error_with_advice(two_workers):
         async def load_dataset(self):
             self.x_train, self.y_train = blobs(20)
 
-    made = WithoutTest(two_workers)
-    await made.train_model()
+    example = WithoutTest(two_workers)
+    await example.train_model()
     with pytest.raises(AppError, match=r"set self\.x_test"):
-        await made.evaluate_model()
+        await example.evaluate_model()
 
 
 async def test_data_model_and_cluster_do_not_travel_with_the_app():
-    made = app(None, mine=3)
-    await made.load_dataset()
-    await made.create_model()
-    made._private = 4
-    assert made.__getstate__() == {"mine": 3, "_private": 4}
+    example = app(None, mine=3)
+    await example.load_dataset()
+    await example.create_model()
+    example._private = 4
+    assert example.__getstate__() == {"mine": 3, "_private": 4}

@@ -64,10 +64,10 @@ def programs_of_pages():
 
 @pytest.mark.parametrize(("module", "options"), list(programs_of_pages()))
 def test_programs_of_pages_exist_and_have_their_options(module, options):
-    place = ROOT / module.replace(".", "/")
-    files = list(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py"), ROOT / "benchmarks/measure.py"]
+    path = ROOT / module.replace(".", "/")
+    files = list(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py"), ROOT / "benchmarks/measure.py"]
     source = "".join(file.read_text() for file in files)
-    assert "__main__" in source or (place / "__main__.py").exists()
+    assert "__main__" in source or (path / "__main__.py").exists()
     by_keyword = set(re.findall(r"(\w+)=", source)) if "read_options(" in source else set()
     missing = [option for option in options if f'"{option}"' not in source]
     assert [option for option in missing if option[2:].replace("-", "_") not in by_keyword] == []
@@ -87,8 +87,8 @@ def test_the_page_of_the_api_has_every_public_name_method_and_setting():
     methods = {
         name for cls in (ddlf.IApp, ddlf.Cluster) for name, value in vars(cls).items() if inspect.isfunction(value)
     }
-    wanted = {name for name in (*ddlf.__all__, *methods, *SETTINGS, "model") if not name.startswith("_")}
-    assert wanted - named == set()
+    public_names = {name for name in (*ddlf.__all__, *methods, *SETTINGS, "model") if not name.startswith("_")}
+    assert public_names - named == set()
 
 
 def test_program_of_the_reference_uses_the_code_beside_it(tmp_path):
@@ -187,8 +187,8 @@ def test_commands_of_the_tutorial_run(tmp_path, standing_template):
 @pytest.mark.slow
 def test_converted_script_trains_like_the_plain_one(tmp_path, standing_template):
     (command,) = written("docs/howto/convert.md", tmp_path)
-    for said in several([["plain.py"], command], tmp_path, standing_template):
-        assert "val_loss" in said
+    for output in several([["plain.py"], command], tmp_path, standing_template):
+        assert "val_loss" in output
     assert (tmp_path / "model.keras").exists()
 
 
@@ -228,8 +228,8 @@ def test_commands_of_the_page_about_three_machines_run(tmp_path, monkeypatch, st
         assert daemon == ["ddlf-worker", "--port", "9000"]
         doctor, bench, first, *other_runs = on_the_cluster
         # One training shows that the page is right. A dry run is enough for the other commands, and takes less time.
-        others = [*other_runs, *written("docs/howto/troubles.md", tmp_path)]
-        dry = [[*command, *["--dry-run"] * (command[1] == "run")] for command in others]
+        other_commands = [*other_runs, *written("docs/howto/troubles.md", tmp_path)]
+        dry = [[*command, *["--dry-run"] * (command[1] == "run")] for command in other_commands]
         looked, measured, trained, *planned = several(
             [doctor, bench, [*first, "--master-epochs", "2"], *dry], tmp_path, standing_template
         )
@@ -238,8 +238,8 @@ def test_commands_of_the_page_about_three_machines_run(tmp_path, monkeypatch, st
         assert "round 1/1" in trained
         assert "test  " in trained
         assert (tmp_path / "model.keras").exists()
-        for command, said in zip(others, planned, strict=True):
-            assert "lab" in said or "4 would join here" in said or command[1] != "run"
+        for command, output in zip(other_commands, planned, strict=True):
+            assert "lab" in output or "4 would join here" in output or command[1] != "run"
 
 
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
@@ -264,11 +264,11 @@ def test_architecture_names_a_registry_that_is_in_one_of_its_files():
 
 
 def test_diagrams_have_at_most_eight_boxes_of_classes_that_exist_and_are_drawn_from_their_source():
-    made = runpy.run_path(str(ROOT / "docs/pictures/diagrams.py"))
+    program = runpy.run_path(str(ROOT / "docs/pictures/diagrams.py"))
     source = "\n".join(path.read_text() for path in (ROOT / "ddlf").rglob("*.py"))
     classes = set(re.findall(r"^class (\w+)", source, re.M))
-    titles = [box.title for diagram in made["DIAGRAMS"].values() for box in diagram.boxes]
+    titles = [box.title for diagram in program["DIAGRAMS"].values() for box in diagram.boxes]
     assert {name for title in titles for name in re.findall(r"\b[A-Z]\w+", title)} <= classes
-    for name, diagram in made["DIAGRAMS"].items():
+    for name, diagram in program["DIAGRAMS"].items():
         assert len(diagram.boxes) <= 8
-        assert (ROOT / f"docs/pictures/{name}.svg").read_text() == made["drawn"](diagram), name
+        assert (ROOT / f"docs/pictures/{name}.svg").read_text() == program["drawn"](diagram), name

@@ -14,8 +14,8 @@ def test_command_fails_without_card(cards, capsys):
 
 
 def test_command_names_broken_driver(monkeypatch):
-    found = Found(problem="the driver does not run", do="restart this machine")
-    monkeypatch.setattr("tests.gpu.needs.find_cards", lambda: found)
+    search = Found(problem="the driver does not run", do="restart this machine")
+    monkeypatch.setattr("tests.gpu.needs.find_cards", lambda: search)
     with pytest.raises(NoCard, match="need a card: the driver does not run; restart this machine"):
         first_card()
 

@@ -43,10 +43,10 @@ async def test_one_slot_gives_the_metrics_of_plain_keras_in_every_epoch(name, tw
     assert {name for name in plain if name.startswith("val_")}
     assert len(records) == len(plain["loss"])
     for epoch, record in enumerate(records):
-        told = dict(record.metrics)
+        metrics = dict(record.metrics)
         if rate is not None:
-            assert told.pop("learning_rate") == rate[epoch]
-        assert told == pytest.approx({key: values[epoch] for key, values in plain.items()}, abs=1e-6)
+            assert metrics.pop("learning_rate") == rate[epoch]
+        assert metrics == pytest.approx({key: values[epoch] for key, values in plain.items()}, abs=1e-6)
 
 
 async def run_plainly(self, program):

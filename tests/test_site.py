@@ -31,13 +31,13 @@ def test_every_page_is_in_the_site(site):
 
 
 def test_no_page_style_or_script_loads_anything_from_another_host(site):
-    found = {
+    loaded = {
         os.path.relpath(path, site): LOADED.findall(path.read_text())
         for kind in ("html", "css")
         for path in site.rglob(f"*.{kind}")
     }
-    assert len(found) > 15
-    assert {name: hits for name, hits in found.items() if hits} == {}
+    assert len(loaded) > 15
+    assert {name: hits for name, hits in loaded.items() if hits} == {}
 
 
 def test_each_setting_event_error_and_class_can_be_linked_to(site):

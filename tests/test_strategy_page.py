@@ -119,7 +119,7 @@ def test_config_shows_settings_of_another_package_with_their_origins(ddlf_says):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--mode", "ring", "-p", "mixing=2"), "error  -p mixing: mixing must be a number from 0 to 1, got 2.0"),
         (("-p", "mixing=0.3"), "error  -p mixing: App has no attribute 'mixing'"),
@@ -137,9 +137,9 @@ def test_config_shows_settings_of_another_package_with_their_origins(ddlf_says):
         ),
     ],
 )
-def test_command_line_refuses_wrong_settings_of_another_package(ddlf_says, words, said):
+def test_command_line_refuses_wrong_settings_of_another_package(ddlf_says, words, message):
     _, error, code = ddlf_says("config", "show", "app.py", *words)
-    assert error.startswith(said)
+    assert error.startswith(message)
     assert code == 2
 
 
@@ -198,7 +198,9 @@ async def test_the_exchange_of_the_page_sends_differences():
     sent = {}
     for exchange in ("narrow", "star"):
         run = await trained(mode="sync", exchange=exchange)
-        sent[exchange] = [asked[1].weights["delta"] for asked in run.cluster.workers[0].asked if asked[0] == "train"]
+        sent[exchange] = [
+            request[1].weights["delta"] for request in run.cluster.workers[0].asked if request[0] == "train"
+        ]
     assert sent["narrow"][-1]
     assert not any(sent["star"])
 
@@ -208,7 +210,10 @@ async def test_the_exchange_of_the_page_serves_other_strategies_which_resume_wit
     settings = {"mode": mode, "exchange": "narrow", "slots": 2 if mode == "ring" else 1}
     whole = await trained(**settings)
     sent = [
-        asked[1].weights["delta"] for worker in whole.cluster.workers for asked in worker.asked if asked[0] == "train"
+        request[1].weights["delta"]
+        for worker in whole.cluster.workers
+        for request in worker.asked
+        if request[0] == "train"
     ]
     assert any(sent)
     await trained(**settings, master_epochs=1, checkpoint=tmp_path)

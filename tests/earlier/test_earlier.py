@@ -18,10 +18,10 @@ FAST = {"star", "sharded", "downpour"}
 EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in TRAININGS]
 
 
-def assert_near(name, found, expected):
+def assert_near(name, actual, expected):
     """Fail if weights differ by more than rounding, which depends on the processor. Downpour also depends on timing."""
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=0.3 if name == "downpour" else 1e-4)
+    for array, reference in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(array, reference, rtol=1e-3, atol=0.3 if name == "downpour" else 1e-4)
 
 
 async def resume(name, cluster, tmp_path, resume_from):
@@ -29,15 +29,15 @@ async def resume(name, cluster, tmp_path, resume_from):
     folder = tmp_path / "checkpoints"
     shutil.copytree(KEPT / name / "checkpoints", folder)
     app = make(name, cluster, checkpoint=folder, resume=resume_from(folder), master_epochs=WHOLE)
-    seen = []
-    app.subscribe(seen.append)
+    received = []
+    app.subscribe(received.append)
     await app.train_model()
     with np.load(KEPT / name / "final.npz") as final:
         expected = [final[key] for key in final.files]
-    found = app.model.get_weights()
-    assert len(found) == len(expected)
-    assert_near(name, found, expected)
-    assert not [event for event in seen if isinstance(event, events.CheckpointDamaged)]
+    actual = app.model.get_weights()
+    assert len(actual) == len(expected)
+    assert_near(name, actual, expected)
+    assert not [event for event in received if isinstance(event, events.CheckpointDamaged)]
     return app
 
 

@@ -79,21 +79,21 @@ async def write(folder: Path) -> None:
 
     async with local_cluster(2) as cluster:
         for name in TRAININGS:
-            here = folder / name
+            target = folder / name
             with tempfile.TemporaryDirectory() as out:
                 often = {"checkpoint_keep": 2} if name in SLICED else {"checkpoint_keep": 1, "checkpoint_every": 1000}
-                app = make(name, cluster, checkpoint=here / "checkpoints", out=out, **often)
+                app = make(name, cluster, checkpoint=target / "checkpoints", out=out, **often)
                 app.run_name = name
                 app.master_epochs = HALF
                 await app.train_model()
-                (run,) = (one for one in Path(out).iterdir() if one.is_dir() and not one.is_symlink())  # noqa: ASYNC240
-                shutil.copytree(run, here / "run", ignore=shutil.ignore_patterns("*.html", "*.lock"))
+                (run,) = (path for path in Path(out).iterdir() if path.is_dir() and not path.is_symlink())  # noqa: ASYNC240
+                shutil.copytree(run, target / "run", ignore=shutil.ignore_patterns("*.html", "*.lock"))
             with tempfile.TemporaryDirectory() as copied:
-                shutil.copytree(here / "checkpoints", copied, dirs_exist_ok=True)
+                shutil.copytree(target / "checkpoints", copied, dirs_exist_ok=True)
                 whole = make(name, cluster, checkpoint=copied, resume="auto", master_epochs=WHOLE)
                 await whole.train_model()
-            np.savez(here / "final.npz", *whole.model.get_weights())
-            print(name, sorted(str(one.relative_to(here)) for one in here.rglob("*") if one.is_file()))
+            np.savez(target / "final.npz", *whole.model.get_weights())
+            print(name, sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()))
 
 
 if __name__ == "__main__":

@@ -13,19 +13,19 @@ from ddlf.errors import BadUpdate, ExecutorCrashed, LeaseError, RequestFailed, R
 
 def drawn():
     """Return each class in the tree of the module's docstring, with its parent class and its builtin base class."""
-    above, found = ["DDLFError"], {"DDLFError": ("Exception", "")}
+    above, bases = ["DDLFError"], {"DDLFError": ("Exception", "")}
     for line in inspect.getdoc(errors).splitlines():
         if match := re.match(r" {4}([|` -]*)-- (\w+)(?: \((\w+)\))?", line):
             depth = 1 + len(match[1]) // 4
-            found[match[2]] = above[depth - 1], match[3] or ""
+            bases[match[2]] = above[depth - 1], match[3] or ""
             above[depth:] = [match[2]]
-    return found
+    return bases
 
 
 def test_tree_in_the_docstring_matches_the_classes():
     names = {name: getattr(errors, name) for name in errors.__all__}
     bases = {name: [base.__name__ for base in kind.__bases__] for name, kind in names.items()}
-    assert drawn() == {name: (*found, "")[:2] for name, found in bases.items()}
+    assert drawn() == {name: (*parents, "")[:2] for name, parents in bases.items()}
 
 
 @pytest.mark.parametrize("kind", [WorkerLost, ExecutorCrashed, RequestTimeout, LeaseError])

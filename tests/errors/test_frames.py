@@ -33,7 +33,7 @@ def test_machinery_is_distinguished_from_user_code(file, machinery):
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("frames", "shown"),
     [
         (LOOP + MINE + KERAS + AGAIN + MINE + KERAS, MINE + MINE),
         (MINE + AGAIN, MINE + AGAIN),
@@ -41,9 +41,9 @@ def test_machinery_is_distinguished_from_user_code(file, machinery):
         (LOOP, LOOP),
     ],
 )
-def test_frames_of_libraries_are_hidden_if_a_user_has_frames(given, shown):
+def test_frames_of_libraries_are_hidden_if_a_user_has_frames(frames, shown):
     assert (
-        tracebacks.hide_library_frames(f"no labels\n\n{HEAD}{given}ValueError: no labels")
+        tracebacks.hide_library_frames(f"no labels\n\n{HEAD}{frames}ValueError: no labels")
         == f"no labels\n\n{HEAD}{shown}ValueError: no labels"
     )
 
@@ -70,20 +70,20 @@ def raised(error):
 
 
 def test_an_error_is_shown_with_the_users_lines_of_its_causes_and_members():
-    async def one(number):
+    async def fail(number):
         raise ValueError(f"number {number}")
 
     async def several():
         async with asyncio.TaskGroup() as tasks:
             for number in (1, 2):
-                tasks.create_task(one(number))
+                tasks.create_task(fail(number))
 
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(several())
     text, hidden = tracebacks.format_for_user(caught.value)
     assert hidden
     assert "/asyncio/" not in text
-    assert text.count("in one\n") == 2
+    assert text.count("in fail\n") == 2
     assert tracebacks.format_for_user(raised(KeyError(5))) == (
         "".join(traceback.format_exception(raised(KeyError(5)))),
         False,

@@ -61,47 +61,47 @@ def test_an_event_has_facts_only_and_cannot_be_changed():
 
 
 def test_a_sink_gets_all_events_from_its_subscription_until_its_removal():
-    told, one, two = Events(), [], []
-    take_off = told.subscribe(one.append)
-    told.emit(SAVED)
-    told.subscribe(two.append)
-    told.emit(SAVED)
+    emitter, first, second = Events(), [], []
+    take_off = emitter.subscribe(first.append)
+    emitter.emit(SAVED)
+    emitter.subscribe(second.append)
+    emitter.emit(SAVED)
     take_off()
     take_off()
-    told.emit(SAVED)
-    assert (len(one), len(two)) == (2, 2)
+    emitter.emit(SAVED)
+    assert (len(first), len(second)) == (2, 2)
 
 
 def test_a_sink_that_raises_is_removed_and_named_once_with_its_traceback(caplog):
-    told, one, two = Events(), [], []
+    emitter, first, second = Events(), [], []
 
     def broken(event):
-        one.append(event)
+        first.append(event)
         raise KeyError("in the sink")
 
-    told.subscribe(broken)
-    told.subscribe(two.append)
+    emitter.subscribe(broken)
+    emitter.subscribe(second.append)
     with caplog.at_level(logging.ERROR):
-        told.emit(SAVED)
-        told.emit(SAVED)
-    assert (len(one), len(two)) == (1, 2)
-    (said,) = caplog.records
-    assert "broken" in said.getMessage()
-    assert "ModelSaved(path='m.keras')" in said.getMessage()
+        emitter.emit(SAVED)
+        emitter.emit(SAVED)
+    assert (len(first), len(second)) == (1, 2)
+    (log_record,) = caplog.records
+    assert "broken" in log_record.getMessage()
+    assert "ModelSaved(path='m.keras')" in log_record.getMessage()
     assert "KeyError: 'in the sink'" in caplog.text
 
 
 def test_a_sink_may_remove_itself_and_add_other_sinks():
-    told, seen = Events(), []
+    emitter, received = Events(), []
 
     def once(event):
         take_off()
-        told.subscribe(seen.append)
+        emitter.subscribe(received.append)
 
-    take_off = told.subscribe(once)
-    told.emit(SAVED)
-    told.emit(SAVED)
-    assert seen == [SAVED]
+    take_off = emitter.subscribe(once)
+    emitter.emit(SAVED)
+    emitter.emit(SAVED)
+    assert received == [SAVED]
 
 
 @given(any_event())
@@ -119,8 +119,8 @@ def test_either_the_hook_or_the_default_makes_the_line_of_each_event(event):
 
 
 def test_an_app_prints_events_that_no_hook_prints_and_sends_them_to_its_sinks(capsys):
-    app, seen = IApp(), []
-    take_off = app.subscribe(seen.append)
+    app, received = IApp(), []
+    take_off = app.subscribe(received.append)
     app.run_context.emit(SAVED)
     app.run_context.emit(events.SlotsChanged(round=2, slots=3))
     app.verbose = False
@@ -128,7 +128,7 @@ def test_an_app_prints_events_that_no_hook_prints_and_sends_them_to_its_sinks(ca
     take_off()
     app.run_context.emit(SAVED)
     assert capsys.readouterr().out == "saved     m.keras\n"
-    assert seen == [SAVED, events.SlotsChanged(round=2, slots=3), SAVED]
+    assert received == [SAVED, events.SlotsChanged(round=2, slots=3), SAVED]
     assert "run_context" not in app.__getstate__()
 
 
@@ -165,26 +165,29 @@ def test_the_lines_of_a_resumed_run():
         line(events.TrainingBegan(mode="sync", **{**began, "workers": 1}))
         == "slots     2 on 1 worker, which take turns"
     )
-    apart = events.TrainingBegan(mode="downpour", **{**began, "workers": 3}, shard_workers=1)
-    assert line(apart) == "slots     2 on 2 workers, 1 more holds the weights"
-    apart = events.TrainingBegan(mode="downpour", **{**began, "workers": 3}, shard_workers=2)
-    assert line(apart) == "slots     2 on 1 worker, which take turns, 2 more hold the weights"
+    with_shards = events.TrainingBegan(mode="downpour", **{**began, "workers": 3}, shard_workers=1)
+    assert line(with_shards) == "slots     2 on 2 workers, 1 more holds the weights"
+    with_shards = events.TrainingBegan(mode="downpour", **{**began, "workers": 3}, shard_workers=2)
+    assert line(with_shards) == "slots     2 on 1 worker, which take turns, 2 more hold the weights"
     assert line(events.TrainingBegan(mode="sync", **{**began, "workers": 3, "fixed": False})) == ""
 
 
 def test_samples_of_slots_are_shown_in_few_lines():
     labels = {str(label): label + 1 for label in range(12)}
-    told = line(
+    printed = line(
         events.DataPartitioned(
             partition="dirichlet:alpha=0.1", samples=(712, 78), labels=({"3": 402, "0": 310}, labels)
         )
     )
-    assert told.splitlines() == [
+    assert printed.splitlines() == [
         "parts     slot 1: 712 samples, 0:310 3:402",
         "          slot 2: 78 samples, 2:3 3:4 4:5 5:6 6:7 7:8 8:9 9:10 10:11 11:12 and 2 more labels",
     ]
-    told = line(events.DataPartitioned(partition="power:exponent=1.0", samples=tuple(range(64, 0, -1)))).splitlines()
-    assert (len(told), told[8:]) == (10, ["          slot 9: 56 samples", "          55 more slots: 1 to 55 samples"])
+    printed = line(events.DataPartitioned(partition="power:exponent=1.0", samples=tuple(range(64, 0, -1)))).splitlines()
+    assert (len(printed), printed[8:]) == (
+        10,
+        ["          slot 9: 56 samples", "          55 more slots: 1 to 55 samples"],
+    )
 
 
 def test_the_lines_of_workers_that_join_and_leave():
@@ -199,7 +202,7 @@ def test_the_lines_of_workers_that_join_and_leave():
     assert line(joined) == "joined    worker 3 has joined: 2 slots on 3 workers, 1 spare"
     assert line(dataclasses.replace(joined, slots=None)) == "joined    worker 3 has joined"
     assert line(dataclasses.replace(joined, slots=4)) == "joined    worker 3 has joined"
-    gone = events.WorkerGone(round=1, worker=2, why="KeyError: x\n\nTraceback")
-    assert line(gone) == "gone      KeyError: x; it is excluded from this run\n\nTraceback"
+    excluded = events.WorkerGone(round=1, worker=2, why="KeyError: x\n\nTraceback")
+    assert line(excluded) == "gone      KeyError: x; it is excluded from this run\n\nTraceback"
     rejected = events.WorkerGone(round=1, worker=2, rejected=3)
     assert line(rejected) == "gone      worker 2 is excluded: 3 of its updates in a row were rejected"

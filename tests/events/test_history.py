@@ -23,24 +23,24 @@ def history():
 
 
 def test_a_history_is_a_list():
-    found = history()
-    assert isinstance(found[:1], History)
-    assert len(found[1:]) == 2
-    assert found[-1] is found[2]
-    assert found == list(found)
+    records = history()
+    assert isinstance(records[:1], History)
+    assert len(records[1:]) == 2
+    assert records[-1] is records[2]
+    assert records == list(records)
 
 
 def test_a_history_reads_like_that_of_keras():
-    found = history().history
-    assert list(found) == ["loss", "accuracy", "val_loss", "test_loss"]
-    assert found["loss"] == [2.0, 1.0, 0.5]
-    assert found["val_loss"][1:] == [1.5, 1.0]
-    assert math.isnan(found["val_loss"][0])
+    metrics = history().history
+    assert list(metrics) == ["loss", "accuracy", "val_loss", "test_loss"]
+    assert metrics["loss"] == [2.0, 1.0, 0.5]
+    assert metrics["val_loss"][1:] == [1.5, 1.0]
+    assert math.isnan(metrics["val_loss"][0])
     assert history().epoch == [1, 2, 3]
     assert History([record(1, slot=2, version=7)]).epoch == [7]
     assert History().history == {}
     frame = history().to_keras()
-    assert list(frame) == ["round", *found]
+    assert list(frame) == ["round", *metrics]
     assert frame["round"] == [1, 2, 3]
 
 

@@ -7,10 +7,10 @@ from ddlf.events.phases import Phase, PhasesInTurn
 
 
 def test_a_phase_sends_events_from_its_start_to_its_end():
-    told = []
-    with Phase(told.append, "evaluating", total=100, unit="samples") as phase:
+    received = []
+    with Phase(received.append, "evaluating", total=100, unit="samples") as phase:
         phase.move(40)
-    began, moved, ended = told
+    began, moved, ended = received
     assert began == PhaseBegan(phase=began.phase, what="evaluating", total=100, unit="samples")
     assert moved == PhaseMoved(phase=began.phase, what="evaluating", done=40)
     assert ended == PhaseEnded(phase=began.phase, what="evaluating", seconds=ended.seconds)
@@ -18,31 +18,31 @@ def test_a_phase_sends_events_from_its_start_to_its_end():
 
 
 @pytest.mark.parametrize(
-    ("error", "why"),
+    ("error", "reason"),
     [(ValueError("no data"), "no data"), (ValueError(), "ValueError"), (KeyboardInterrupt(), "cancelled")],
 )
-def test_a_phase_that_fails_reports_the_reason(error, why):
-    told = []
-    with pytest.raises(type(error)), Phase(told.append, "loading", worker=2, name="pc02"):
+def test_a_phase_that_fails_reports_the_reason(error, reason):
+    received = []
+    with pytest.raises(type(error)), Phase(received.append, "loading", worker=2, name="pc02"):
         raise error
-    assert (told[-1].why, told[-1].worker, told[-1].name) == (why, 2, "pc02")
+    assert (received[-1].why, received[-1].worker, received[-1].name) == (reason, 2, "pc02")
 
 
 def test_each_phase_in_turn_ends_when_the_next_begins_and_the_last_ends_with_the_error():
     def open_worker():
-        with PhasesInTurn(told.append, 1, "worker 1") as phases:
+        with PhasesInTurn(received.append, 1, "worker 1") as phases:
             phases.begin("sending", total=9, unit="bytes")
             phases.begin("loading")
             raise ValueError("cut")
 
-    told = []
+    received = []
     with pytest.raises(ValueError, match="cut"):
         open_worker()
-    assert [(type(event), event.what) for event in told] == [
+    assert [(type(event), event.what) for event in received] == [
         (PhaseBegan, "sending"),
         (PhaseEnded, "sending"),
         (PhaseBegan, "loading"),
         (PhaseEnded, "loading"),
     ]
-    assert [event.why for event in told if isinstance(event, PhaseEnded)] == ["", "cut"]
-    assert told[0].phase == told[1].phase != told[2].phase == told[3].phase
+    assert [event.why for event in received if isinstance(event, PhaseEnded)] == ["", "cut"]
+    assert received[0].phase == received[1].phase != received[2].phase == received[3].phase

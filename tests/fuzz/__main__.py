@@ -41,7 +41,7 @@ def fuzz(target: str, runs: int, arguments: list[str]) -> None:
         from tests.fuzz.targets import TARGETS
     count = blocks = descriptors = 0
 
-    def one(data: bytes) -> None:
+    def run_input(data: bytes) -> None:
         nonlocal count, blocks, descriptors
         TARGETS[target](data)
         count += 1
@@ -54,7 +54,7 @@ def fuzz(target: str, runs: int, arguments: list[str]) -> None:
                 assert grown < LEAK_BLOCKS, "memory leaks"
                 assert opened <= 0, "descriptors leak"
 
-    atheris.Setup([os.environ[ITSELF], f"-max_len={MAX_BYTES}", "-timeout=10", *arguments], one)
+    atheris.Setup([os.environ[ITSELF], f"-max_len={MAX_BYTES}", "-timeout=10", *arguments], run_input)
     atheris.Fuzz()
 
 
@@ -69,20 +69,20 @@ def main() -> int:
     if options.child is not None:
         fuzz(options.target, options.runs, options.child)
     with tempfile.TemporaryDirectory() as name:
-        found, kept, itself = Path(name, "found"), Path(name, "kept"), Path(name, "itself")
-        for folder in (found, kept):
+        starting, merged, itself = Path(name, "found"), Path(name, "kept"), Path(name, "itself")
+        for folder in (starting, merged):
             folder.mkdir()
         for number, data in enumerate(corpus(options.target)):
-            (found / str(number)).write_bytes(data)
+            (starting / str(number)).write_bytes(data)
         command = [sys.executable, "-m", "tests.fuzz", options.target, "--runs", str(options.runs), "--child"]
         itself.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
         itself.chmod(0o700)
         environment = {**os.environ, ITSELF: str(itself)}
-        code = subprocess.run([itself, f"-atheris_runs={options.runs}", found], env=environment).returncode
+        code = subprocess.run([itself, f"-atheris_runs={options.runs}", starting], env=environment).returncode
         print(f"{options.target}: {'something' if code else 'nothing'} broke")
         if options.keep and not code:
-            subprocess.run([itself, "-merge=1", kept, found], env=environment, check=True)
-            inputs = sorted((path.read_bytes() for path in kept.iterdir()), key=lambda data: (len(data), data))
+            subprocess.run([itself, "-merge=1", merged, starting], env=environment, check=True)
+            inputs = sorted((path.read_bytes() for path in merged.iterdir()), key=lambda data: (len(data), data))
             (CORPUS / f"{options.target}.hex").write_text("".join(f"{data.hex()}\n" for data in inputs))
     return 1 if code else 0
 

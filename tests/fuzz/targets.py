@@ -102,13 +102,13 @@ atexit.register(_loop.close)
 
 def _with_stranger(says: bytes, side: Callable[[socket.socket], Any]) -> None:
     """Run one side of a handshake. The other side sends these bytes and closes the connection."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.setblocking(False)
-        theirs.sendall(says[:4096])
-        theirs.shutdown(socket.SHUT_WR)
+    own_end, stranger_end = socket.socketpair()
+    with own_end, stranger_end:
+        own_end.setblocking(False)
+        stranger_end.sendall(says[:4096])
+        stranger_end.shutdown(socket.SHUT_WR)
         try:
-            _loop.run_until_complete(side(ours))
+            _loop.run_until_complete(side(own_end))
         except (DDLFError, OSError, EncryptionWanted):
             return
     raise AssertionError("a stranger was let in")
@@ -118,13 +118,13 @@ def _relayed(to_worker: bytes = b"", to_client: bytes = b"") -> bool:
     """Return whether a handshake with the same token on both sides succeeds when XOR changes its bytes on the way."""
 
     def altered(message: bytes, mask: bytes) -> bytes:
-        return bytes(one ^ other for one, other in zip(message, mask.ljust(len(message), b"\0"), strict=False))
+        return bytes(byte ^ change for byte, change in zip(message, mask.ljust(len(message), b"\0"), strict=False))
 
     client, worker = ClientHandshake(Role.DATA, TOKEN, 1000), WorkerHandshake((TOKEN,), 1000)
     try:
         _, hello = worker.answer(altered(client.hello, to_worker))
-        _, given = client.read_hello(altered(hello, to_client))
-        accepted = worker.accepts(altered(given, to_worker[HELLO.size :]))
+        _, proof = client.read_hello(altered(hello, to_client))
+        accepted = worker.accepts(altered(proof, to_worker[HELLO.size :]))
         verdict = bytes([Verdict.ACCEPTED if accepted else Verdict.REFUSED])
         client.read_verdict(altered(verdict, to_client[HELLO.size + 32 :]))
     except DDLFError:

@@ -23,17 +23,17 @@ CHANGED = 4
 
 def changed(data: bytes, chance: random.Random) -> bytes:
     """Return the input after a few of its bytes were altered, removed or doubled."""
-    made = bytearray(data)
+    altered = bytearray(data)
     for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(made) + 1)
+        at = chance.randrange(len(altered) + 1)
         match chance.randrange(3):
             case 0:
-                made[at : at + 1] = bytes([chance.randrange(256)])
+                altered[at : at + 1] = bytes([chance.randrange(256)])
             case 1:
-                del made[at : at + chance.randint(1, 8)]
+                del altered[at : at + chance.randint(1, 8)]
             case 2:
-                made[at:at] = made[at : at + chance.randint(1, 8)]
-    return bytes(made)
+                altered[at:at] = altered[at : at + chance.randint(1, 8)]
+    return bytes(altered)
 
 
 def leaks(target: str) -> tuple[int, list[str]]:
@@ -41,13 +41,13 @@ def leaks(target: str) -> tuple[int, list[str]]:
     chance = random.Random(1)
     inputs = [*corpus(target), *seeds(target)]
     inputs += [changed(data, chance) for data in inputs for _ in range(CHANGED)]
-    found = []
+    counts = []
     for _ in range(2):  # the first pass fills caches
         for data in inputs:
             TARGETS[target](data)
         gc.collect()
-        found.append((sys.getallocatedblocks(), descriptors()))
-    (blocks, before), (blocks_after, after) = found
+        counts.append((sys.getallocatedblocks(), descriptors()))
+    (blocks, before), (blocks_after, after) = counts
     return blocks_after - blocks, sorted(after - before)
 
 
@@ -63,20 +63,20 @@ def descriptors() -> set[str]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_input_breaks_a_promise_or_leaks(target):
     # In a new process, no other test opens files meanwhile.
-    said = python(f"from tests.fuzz.test_corpus import leaks; print(*leaks({target!r}), sep='\\n')")
-    blocks, opened = said.splitlines()
+    output = python(f"from tests.fuzz.test_corpus import leaks; print(*leaks({target!r}), sep='\\n')")
+    blocks, opened = output.splitlines()
     assert int(blocks) < LEAK_BLOCKS
     assert opened == "[]"
 
 
 def test_leaks_are_found(monkeypatch):
-    kept = []
-    monkeypatch.setitem(TARGETS, "frames", lambda data: kept.append((os.open(os.devnull, os.O_RDONLY), data)))
+    leaked = []
+    monkeypatch.setitem(TARGETS, "frames", lambda data: leaked.append((os.open(os.devnull, os.O_RDONLY), data)))
     blocks, opened = leaks("frames")
-    for descriptor, _ in kept:
+    for descriptor, _ in leaked:
         os.close(descriptor)
     assert blocks > 0
-    assert len(opened) == len(kept) / 2
+    assert len(opened) == len(leaked) / 2
 
 
 def test_the_audit_notices_a_pickle():

@@ -42,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(backend: str, options: Sequence[str]) -> str:
     """Run the tests with one backend, and return the result in words."""
-    if why := missing(backend):
-        return f"missing: {why}"
+    if reason := missing(backend):
+        return f"missing: {reason}"
     begin = time.monotonic()
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(

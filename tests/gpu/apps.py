@@ -86,9 +86,9 @@ def error_of_product() -> float:
     import numpy as np
 
     chance = np.random.default_rng(0)
-    one, other = chance.standard_normal((2, 512, 512)).astype(np.float32)
-    exact = one.astype(np.float64) @ other
-    found = keras.ops.convert_to_numpy(
-        keras.ops.matmul(keras.ops.convert_to_tensor(one), keras.ops.convert_to_tensor(other))
+    left, right = chance.standard_normal((2, 512, 512)).astype(np.float32)
+    exact = left.astype(np.float64) @ right
+    product = keras.ops.convert_to_numpy(
+        keras.ops.matmul(keras.ops.convert_to_tensor(left), keras.ops.convert_to_tensor(right))
     )
-    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+    return float(np.linalg.norm(product - exact) / np.linalg.norm(exact))

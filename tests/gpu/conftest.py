@@ -25,7 +25,7 @@ def card(own_folders: Path) -> Iterator[Card]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def one(card: Card) -> AsyncIterator[Cluster]:
+async def lone_worker(card: Card) -> AsyncIterator[Cluster]:
     """Return one worker that uses the card alone."""
     async with Cluster.local(1) as cluster:
         yield cluster

@@ -17,11 +17,11 @@ def first_card() -> Card:
     Raises:
         NoCard: This machine has no card.
     """
-    found = find_cards()
-    if not found.cards:
-        reason = found.problem or "this machine has no card of NVIDIA"
-        raise NoCard(f"the tests in tests/gpu need a card: {reason}" + (f"; {found.do}" if found.do else ""))
-    return found.cards[0]
+    search = find_cards()
+    if not search.cards:
+        reason = search.problem or "this machine has no card of NVIDIA"
+        raise NoCard(f"the tests in tests/gpu need a card: {reason}" + (f"; {search.do}" if search.do else ""))
+    return search.cards[0]
 
 
 def missing(backend: str) -> str:
@@ -29,5 +29,5 @@ def missing(backend: str) -> str:
     build = build_of(backend)
     if build.cuda:
         return ""
-    what = f"{build.package} computes on CPUs only" if build.package else f"{backend} is not installed"
-    return f"{what}; python -m pip install 'ddlf[{build.extra}]'"
+    problem = f"{build.package} computes on CPUs only" if build.package else f"{backend} is not installed"
+    return f"{problem}; python -m pip install 'ddlf[{build.extra}]'"

@@ -22,36 +22,36 @@ async def test_doctor_computes_matrix_product_on_card(card):
     assert checked.teraflops > 0
 
 
-async def test_executor_computes_on_its_card_only(card, one):
-    (found,) = await one.run_method(device_here)
-    assert found == {"mask": card.uuid, "kind": "gpu", "count": 1}
+async def test_executor_computes_on_its_card_only(card, lone_worker):
+    (device,) = await lone_worker.run_method(device_here)
+    assert device == {"mask": card.uuid, "kind": "gpu", "count": 1}
 
 
-async def test_worker_on_card_learns(card, one):
-    app = await trained(one)
+async def test_worker_on_card_learns(card, lone_worker):
+    app = await trained(lone_worker)
     assert await accuracy(app) > 0.9
-    used = {process for found in find_cards().cards if found.uuid == card.uuid for process in found.processes}
+    used = {process for entry in find_cards().cards if entry.uuid == card.uuid for process in entry.processes}
     assert used, "no process computes on the card"
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
-async def test_mixed_precision_learns_with_weights_in_float32(one, precision):
-    app = await trained(one, precision=precision)
+async def test_mixed_precision_learns_with_weights_in_float32(lone_worker, precision):
+    app = await trained(lone_worker, precision=precision)
     assert {weight.dtype.name for weight in app.model.get_weights()} == {"float32"}
     assert await accuracy(app) > 0.9
 
 
-async def test_loss_scale_of_float16_passes_from_round_to_round(one):
+async def test_loss_scale_of_float16_passes_from_round_to_round(lone_worker):
     """The optimizer counts all steps, and the steps since the last overflow. The next round continues both counts."""
-    app = await trained(one, precision="mixed_float16")
+    app = await trained(lone_worker, precision="mixed_float16")
     (state,) = app.optimizers
     steps = app.master_epochs * -(-len(app.x_train) // app.batch_size)
     assert [float(array) for array in state if array.size == 1].count(steps) >= 2
 
 
-async def test_tf32_is_default_as_docs_say(one):
+async def test_tf32_is_default_as_docs_say(lone_worker):
     """JAX and TensorFlow round the inputs of products to TF32 by default, PyTorch does not."""
-    (error,) = await one.run_method(error_of_product)
+    (error,) = await lone_worker.run_method(error_of_product)
     assert (error < 1e-5) == (keras_backend() == "torch")
 
 
@@ -75,12 +75,12 @@ async def test_values_move_to_and_from_the_card_unchanged():
     variables = [keras.Variable(np.zeros_like(value), dtype=kind, trainable=False) for value, kind in kinds]
     assert type(transfer()) is not Transfer or keras_backend() == "tensorflow"
     transfer().write(variables, values)
-    found = transfer().read(variables)
+    first_read = transfer().read(variables)
     for variable in variables:
         variable.assign(variable + 1)
     gc.collect()
-    others = [transfer().read(variables) for _ in range(3)]
-    for value, one, (after, *_) in zip(values, found, zip(*others, strict=True), strict=True):
-        assert one.dtype == value.dtype
-        assert np.array_equal(one, value)
+    later_reads = [transfer().read(variables) for _ in range(3)]
+    for value, read, (after, *_) in zip(values, first_read, zip(*later_reads, strict=True), strict=True):
+        assert read.dtype == value.dtype
+        assert np.array_equal(read, value)
         assert np.array_equal(after, value + 1)

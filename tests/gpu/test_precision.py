@@ -23,10 +23,10 @@ async def test_each_number_format_learns_on_a_card(precision):
 
 async def test_tf32_is_reported_and_can_be_switched_off():
     async with local_cluster(1) as cluster:
-        found = {}
+        reported = {}
         for tf32 in ("on", "off"):
             trained, events = app(cluster, tf32=tf32, master_epochs=1), []
             trained.subscribe(events.append)
             await trained.train_sync()
-            found[tf32] = next(event.tf32 for event in events if isinstance(event, ModelBuilt))
-        assert found == {"on": "products and convolutions", "off": ""}
+            reported[tf32] = next(event.tf32 for event in events if isinstance(event, ModelBuilt))
+        assert reported == {"on": "products and convolutions", "off": ""}

@@ -93,8 +93,8 @@ async def test_invalid_number_is_refused_before_a_worker_is_needed(name, value):
 
 
 async def test_batch_larger_than_the_data_is_one_batch(two_workers):
-    one = two_workers.options(workers=[1])
-    (record,) = await app(one, samples=20, batch_size=1000).train_sync(master_epochs=1)
+    one_worker = two_workers.options(workers=[1])
+    (record,) = await app(one_worker, samples=20, batch_size=1000).train_sync(master_epochs=1)
     assert record.samples == 20
 
 
@@ -143,11 +143,11 @@ async def test_model_that_cannot_train_is_named_before_the_first_round(two_worke
         async def create_model(self):
             self.model = make()
 
-    made = Wrong(two_workers)
+    wrong_app = Wrong(two_workers)
     with pytest.raises(Exception) as refused:  # noqa: PT011  an error of Keras on the master, or a RemoteError
-        await made.train_sync(master_epochs=1)
+        await wrong_app.train_sync(master_epochs=1)
     assert sentence in str(refused.value)
-    assert made.history == []
+    assert wrong_app.history == []
     assert await is_usable(two_workers) == [1, 1]
 
 
@@ -210,8 +210,8 @@ async def test_callback_that_raises_ends_training_with_its_line(two_workers):
             await super().create_model()
             self.worker_callbacks = [Callback()]
 
-    one = two_workers.options(workers=[1])
+    one_worker = two_workers.options(workers=[1])
     with pytest.raises(DDLFError, match="ArithmeticError: my callback") as refused:
-        await Raising(one).train_sync(master_epochs=1)
+        await Raising(one_worker).train_sync(master_epochs=1)
     assert 'raise ArithmeticError("my callback")' in str(refused.value)
-    assert len(await Quick(one).train_sync(master_epochs=1)) == 1
+    assert len(await Quick(one_worker).train_sync(master_epochs=1)) == 1

@@ -78,19 +78,19 @@ async def visit(port, first, then=None, *, leave=False):
         All bytes that the worker sent before it closed the connection.
     """
     loop = asyncio.get_running_loop()
-    said = b""
+    received = b""
     with await open_socket("127.0.0.1", port) as sock:
         await loop.sock_sendall(sock, first)
         if then is not None:
-            said = await receive_exactly(sock, HELLO.size + PROOF_BYTES)
-            await loop.sock_sendall(sock, then(said))
+            received = await receive_exactly(sock, HELLO.size + PROOF_BYTES)
+            await loop.sock_sendall(sock, then(received))
         if leave:
             sock.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(PATIENCE_S):
                 while data := await loop.sock_recv(sock, 4096):
-                    said += data
-    return said
+                    received += data
+    return received
 
 
 async def accepts_masters(worker):
@@ -170,8 +170,8 @@ async def test_client_that_leaves_during_the_handshake_is_named(running, log, le
 
 
 def wrong_proof(client, reply):
-    _, given = client.read_hello(reply)
-    return given[:-1] + bytes([given[-1] ^ 1])
+    _, proof = client.read_hello(reply)
+    return proof[:-1] + bytes([proof[-1] ^ 1])
 
 
 def reflected(client, reply):
@@ -200,8 +200,8 @@ async def test_wrong_proof_gets_one_byte(running, log, token, answers):
         client = ClientHandshake(role, token, 1000)
         return await visit(running.port, client.hello, lambda reply: answers(client, reply))
 
-    for said in await asyncio.gather(*(knock(role) for role in MASTERS)):
-        assert said[HELLO.size + PROOF_BYTES :] == bytes([Verdict.REFUSED])
+    for received in await asyncio.gather(*(knock(role) for role in MASTERS)):
+        assert received[HELLO.size + PROOF_BYTES :] == bytes([Verdict.REFUSED])
     assert await accepts_masters(running)
     assert log() == ["refused 127.0.0.1: token mismatch"]
     assert "data connection: refused 127.0.0.1: token mismatch\n" in running.executor_log
@@ -210,8 +210,8 @@ async def test_wrong_proof_gets_one_byte(running, log, token, answers):
 async def test_frame_behind_the_proof_is_the_first_of_the_session(running, no_parser):
     no_parser.undo()  # after the proof, the daemon may parse frames
     client = ClientHandshake(Role.CONTROL, TOKEN, 1000)
-    said = await visit(running.port, client.hello, lambda reply: client.read_hello(reply)[1] + PING, leave=True)
-    verdict, answer = said[HELLO.size + PROOF_BYTES :][:1], said[HELLO.size + PROOF_BYTES + 1 :]
+    received = await visit(running.port, client.hello, lambda reply: client.read_hello(reply)[1] + PING, leave=True)
+    verdict, answer = received[HELLO.size + PROOF_BYTES :][:1], received[HELLO.size + PROOF_BYTES + 1 :]
     assert verdict == bytes([Verdict.ACCEPTED])
     decoder = FrameDecoder(CONTROL_LIMITS)
     decoder.wants()[: len(answer)] = answer

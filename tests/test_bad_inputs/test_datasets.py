@@ -29,11 +29,11 @@ def folder(tmp_path):
 
 def mnist(train=3, **changes):
     """Return the arrays of an ``mnist.npz`` with these changes."""
-    made = {}
+    arrays = {}
     for split, count in (("train", train), ("test", 2)):
-        made[f"x_{split}"] = np.zeros((count, 28, 28), np.uint8)
-        made[f"y_{split}"] = np.arange(count, dtype=np.uint8) % 10
-    return {**made, **changes}
+        arrays[f"x_{split}"] = np.zeros((count, 28, 28), np.uint8)
+        arrays[f"y_{split}"] = np.arange(count, dtype=np.uint8) % 10
+    return {**arrays, **changes}
 
 
 def complaint(path):
@@ -165,13 +165,13 @@ class Changed(Blobs):
 )
 @pytest.mark.asyncio(loop_scope="session")
 async def test_data_that_differs_between_workers_ends_in_a_table(two_workers, changes, cells):
-    made = Changed(two_workers)
+    changed = Changed(two_workers)
     for name, value in changes.items():
-        setattr(made, name, value)
+        setattr(changed, name, value)
     with pytest.raises(DatasetMismatch) as refused:
-        await made.train_sync(master_epochs=1)
+        await changed.train_sync(master_epochs=1)
     assert all(cell in str(refused.value) for cell in ("worker 1", "worker 2", *cells))
-    assert made.history == []
+    assert changed.history == []
 
 
 class Broken(Blobs):

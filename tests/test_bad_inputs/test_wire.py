@@ -92,7 +92,7 @@ async def wait_indefinitely():
 TWICE = frame(dumps([[wait_indefinitely], {}], CodeSender().dump), name="run_method", id=5) * 2
 HEADERS = ("B72 header of length 0", "B74 body of 16 EiB", "B80 extension", "B86 huge size")
 EXECUTOR = {
-    **{what: REFUSED[what] for what in HEADERS},
+    **{case: REFUSED[case] for case in HEADERS},
     "value with a reserved byte": (frame([b"\xc1"]), "value cannot be read: FormatError"),
     "extension in a value": (argument(42), "extension type 42 not allowed"),
     "no arguments": (frame(dumps([[]])), "a request's value is [arguments, keyword arguments]"),
@@ -109,9 +109,9 @@ EXECUTOR = {
 }
 
 
-@pytest.mark.parametrize("what", EXECUTOR)
-async def test_wrong_bytes_end_their_data_connection_only(running, serves_other_masters, what):
-    data, sentence = EXECUTOR[what]
+@pytest.mark.parametrize("case", EXECUTOR)
+async def test_wrong_bytes_end_their_data_connection_only(running, serves_other_masters, case):
+    data, sentence = EXECUTOR[case]
     before = running.executor_log
     peer = await Peer.on(running.port, Role.DATA)
     await peer.say(data)
@@ -136,9 +136,9 @@ DAEMON = {
 }
 
 
-@pytest.mark.parametrize("what", DAEMON)
-async def test_wrong_bytes_end_their_control_connection_only(running, serves_other_masters, what):
-    data, sentence = DAEMON[what]
+@pytest.mark.parametrize("case", DAEMON)
+async def test_wrong_bytes_end_their_control_connection_only(running, serves_other_masters, case):
+    data, sentence = DAEMON[case]
     reported = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
     before = len(running.lines)
@@ -170,9 +170,9 @@ PICKLES = {
 
 
 @pytest.mark.parametrize("tag", [Tag.OBJECT, Tag.CODE], ids=["object", "code"])
-@pytest.mark.parametrize("what", PICKLES)
-async def test_code_that_cannot_be_loaded_is_answered(running, serves_other_masters, what, tag):
-    data = PICKLES[what]
+@pytest.mark.parametrize("case", PICKLES)
+async def test_code_that_cannot_be_loaded_is_answered(running, serves_other_masters, case, tag):
+    data = PICKLES[case]
     sent = msgpack.ExtType(tag, hashlib.sha256(data).digest() + data if tag is Tag.CODE else data)
     peer = await Peer.on(running.port, Role.DATA)
     for id in (7, 8):
@@ -182,7 +182,7 @@ async def test_code_that_cannot_be_loaded_is_answered(running, serves_other_mast
         facts = loads(answer.buffers)
         assert facts["chain"][0][:1] == [f"ddlf.errors.{NotPicklable.__name__}"]
         assert "cannot load code sent to Python 3." in facts["chain"][0][1]
-        of_a_module = "module" in what
+        of_a_module = "module" in case
         assert ("install no_such_module" if of_a_module else "use the same Python version") in facts["hint"]
     peer.sock.close()
 
@@ -217,8 +217,8 @@ async def test_peer_that_floods_a_daemon_is_held_back_alone(running, serves_othe
 async def test_thousands_of_tiny_requests_are_answered_in_order(running, serves_other_masters):
     peer = await Peer.on(running.port, Role.DATA)
     count = 20_000
-    one = [frame(NOTHING, id=id, name="list_variables") for id in range(1, count + 1)]
-    saying = asyncio.create_task(peer.say(b"".join(one)))
+    requests = [frame(NOTHING, id=id, name="list_variables") for id in range(1, count + 1)]
+    saying = asyncio.create_task(peer.say(b"".join(requests)))
     async with asyncio.timeout(PATIENCE_S):
         assert [(await peer.hear()).id for _ in range(count)] == list(range(1, count + 1))
         await saying

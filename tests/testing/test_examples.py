@@ -24,14 +24,14 @@ def test_an_example_of_the_page_runs(tmp_path, number, request):
     script.write_text(source)
     how = ("pytest", "-q", "-p", "no:cacheprovider") if "def test_" in source else ()
     if "keras" in source:
-        (said,) = several([[*how, script]], tmp_path, request.getfixturevalue("standing_template"))
+        (output,) = several([[*how, script]], tmp_path, request.getfixturevalue("standing_template"))
     else:
         words = [sys.executable, *["-m"] * bool(how), *how, script]
         result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stdout + result.stderr
-        said = result.stdout
+        output = result.stdout
     says = "1 passed" if how else "http://127.0.0.1:" if "FaultyStore" in source else "as expected: worker 1 "
-    assert says in said
+    assert says in output
 
 
 def test_public_names_are_imported_when_they_are_used():

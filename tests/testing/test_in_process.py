@@ -53,29 +53,29 @@ async def test_methods_variables_and_errors_work_like_on_real_workers(cluster):
 
 
 async def test_values_travel_as_bytes_so_nothing_is_shared(cluster):
-    given = {"list": [1, 2]}
-    await cluster.run_method(lambda self, given: given["list"].append(3), given=given)
-    assert given == {"list": [1, 2]}
+    values = {"list": [1, 2]}
+    await cluster.run_method(lambda self, values: values["list"].append(3), values=values)
+    assert values == {"list": [1, 2]}
 
 
 async def test_each_worker_has_its_own_classes(cluster):
-    seen = []
+    counts = []
 
     class Counted:
         count = 0
 
         def step(self):
             type(self).count += 1
-            seen.append(self.count)
-            return self.count, len(seen)
+            counts.append(self.count)
+            return self.count, len(counts)
 
     step = Counted.step
     for _ in range(2):  # each call sends the classes as they are in the test
         assert await cluster.run_method(lambda counted: counted.step(), counted=Counted()) == [(1, 1)] * 3
     assert Counted.step is step
-    assert (Counted.count, seen) == (0, [])
+    assert (Counted.count, counts) == (0, [])
     assert Counted().step() == (1, 1)
-    assert seen == [1], "the test's own list"
+    assert counts == [1], "the test's own list"
     await cluster.add_method(lambda counted: counted.step(), name="step")
     assert await cluster.run("step", counted=Counted()) == [(2, 2)] * 3
     assert Counted.count == 1

@@ -81,8 +81,8 @@ def random_bytes(count):
 async def test_without_a_fault_every_byte_passes_in_both_directions(line):
     master, worker = await line.connect()
     data = random_bytes(5_000_000)
-    there, back = await asyncio.gather(line.carry(master, worker, data), line.carry(worker, master, data[::-1]))
-    assert (there[0], back[0]) == (data, data[::-1])
+    outward, returned = await asyncio.gather(line.carry(master, worker, data), line.carry(worker, master, data[::-1]))
+    assert (outward[0], returned[0]) == (data, data[::-1])
     assert line.proxy.bytes == {"to_worker": len(data) + 8, "to_master": len(data)}
     assert line.proxy.connections == 1
 

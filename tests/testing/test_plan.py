@@ -281,8 +281,10 @@ async def test_after_is_a_share_of_the_workers_last_slot(app):
 
 @pytest.mark.parametrize(("shard", "killed"), [(1, 3), (2, 1)])
 async def test_the_current_owner_of_a_shard_is_killed(shard, killed):
-    kept = {1: {"begin": 5, "shards": 1}, 2: {"begin": 0, "shards": 0}, 3: {"begin": 0, "shards": 2}, 4: None}
-    workers = [mock.Mock(id=number, ask=mock.AsyncMock(return_value={"shard": one})) for number, one in kept.items()]
+    shards = {1: {"begin": 5, "shards": 1}, 2: {"begin": 0, "shards": 0}, 3: {"begin": 0, "shards": 2}, 4: None}
+    workers = [
+        mock.Mock(id=number, ask=mock.AsyncMock(return_value={"shard": content})) for number, content in shards.items()
+    ]
     workers.append(mock.Mock(id=5, ask=mock.AsyncMock(side_effect=WorkerLost("it is gone", worker="worker 5"))))
     cluster = mock.Mock(workers=workers)
     await FaultPlan().kill_shard(shard=shard, at_round=1).faults[0].act(cluster)
@@ -294,18 +296,18 @@ async def test_the_current_owner_of_a_shard_is_killed(shard, killed):
 
 async def test_link_between_workers_is_cut_slowed_and_reset():
     async with in_process_cluster(3) as cluster:
-        made, role = App(cluster), ("run", "ways")
+        app, role = App(cluster), ("run", "ways")
         plan = (
             FaultPlan()
             .cut_link(worker=1, other=2, at_round=1, seconds=0.3)
             .slow_link(worker=2, other=1, at_round=2, delay_s=0.2)
             .reset_link(worker=1, other=2, at_round=3)
         )
-        async with plan.on(made) as injection:
+        async with plan.on(app) as injection:
             for worker in cluster.workers:
                 await worker.call(role, "open", Ways, "run")
             await cluster.introduce(cluster.workers, "run")
-            there, back = await cluster.between(1, 2), await cluster.between(2, 1)
+            forward, backward = await cluster.between(1, 2), await cluster.between(2, 1)
             first = cluster.workers[0]
 
             async def seconds():
@@ -314,37 +316,41 @@ async def test_link_between_workers_is_cut_slowed_and_reset():
                 return time.monotonic() - begin
 
             await seconds()
-            made.starts(1, 1)
-            await until(lambda: there.fault("to_worker", "data").stopped and back.fault("to_master", "data").stopped)
+            app.starts(1, 1)
+            await until(
+                lambda: forward.fault("to_worker", "data").stopped and backward.fault("to_master", "data").stopped
+            )
             assert await first.run_code("1") == 1
             assert await seconds() > 0.1
-            made.starts(2, 2)
-            await until(lambda: back.fault("to_worker", "data").delay_s)
+            app.starts(2, 2)
+            await until(lambda: backward.fault("to_worker", "data").delay_s)
             assert await seconds() > 0.3  # two delays, one for each direction
-            connections = there.connections
-            made.starts(3, 1)
+            connections = forward.connections
+            app.starts(3, 1)
             await until(lambda: len(injection.done) == 3)
             async with asyncio.timeout(PATIENCE_S):
-                while there.connections == connections:
+                while forward.connections == connections:
                     with contextlib.suppress(DDLFError):  # the worker whose link ends
                         await first.call(role, "say", 2)
-        assert not there.fault("to_worker", "data").delay_s
+        assert not forward.fault("to_worker", "data").delay_s
         with pytest.raises(ConfigError, match="workers 1 to 3"):
-            async with FaultPlan().cut_link(worker=1, other=4, at_round=1).on(made):
+            async with FaultPlan().cut_link(worker=1, other=4, at_round=1).on(app):
                 pass
 
 
 async def test_a_cut_of_an_unused_link_is_an_error():
     async with in_process_cluster(2) as cluster:
-        made = App(cluster)
-        said = r"^cut_link\(worker=1, at_round=1, other=2\) changed nothing: workers 1 and 2 sent nothing to each other"
+        app = App(cluster)
+        message = (
+            r"^cut_link\(worker=1, at_round=1, other=2\) changed nothing: workers 1 and 2 sent nothing to each other"
+        )
 
         async def run():
-            async with FaultPlan().cut_link(worker=1, other=2, at_round=1).on(made) as injection:
-                made.starts(1, 1)
+            async with FaultPlan().cut_link(worker=1, other=2, at_round=1).on(app) as injection:
+                app.starts(1, 1)
                 await until(lambda: injection.done)
 
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             await run()
 
 
@@ -369,8 +375,8 @@ async def test_a_cluster_that_cannot_execute_the_plan_is_refused_before_training
             async with FaultPlan().reset(worker=1, at_round=1).on(App(cluster)):
                 pass
         with pytest.raises(ConfigError, match="cannot be frozen"):  # noqa: PT012
-            async with FaultPlan().hang(worker=1, at_round=1, seconds=1).on(made := App(cluster)) as injection:
-                made.starts(1, 1)
+            async with FaultPlan().hang(worker=1, at_round=1, seconds=1).on(hanging := App(cluster)) as injection:
+                hanging.starts(1, 1)
                 await until(lambda: injection.done)
 
 
@@ -428,16 +434,16 @@ async def test_a_wrong_update_comes_from_its_worker_in_its_round_only(kind_of_ap
     async with in_process_cluster(2) as cluster:
         expected = {"nan": np.nan, "zeros": 1.0, "scale": 1001.0, "flip": 0.0}
         for kind, mean in expected.items():
-            made = kind_of_app(cluster)
-            async with FaultPlan().wrong_update(worker=2, at_round=2, kind=kind).on(made) as injection:
-                steps = await two_rounds(made)
+            app = kind_of_app(cluster)
+            async with FaultPlan().wrong_update(worker=2, at_round=2, kind=kind).on(app) as injection:
+                steps = await two_rounds(app)
                 for number in (1, 2):
                     for worker in (1, 2):
-                        made.run_context.emit(SlotStarted(round=number, slot=1, worker=worker))
+                        app.run_context.emit(SlotStarted(round=number, slot=1, worker=worker))
                 await until(lambda injection=injection: injection.done)
             assert steps[0] == [2.0, 2.0]
             np.testing.assert_equal((steps[1][0] + steps[1][1]) / 2, mean)
-            assert "train" not in vars(made)
+            assert "train" not in vars(app)
 
 
 async def two_rounds(app):
