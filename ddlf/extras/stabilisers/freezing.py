@@ -130,7 +130,7 @@ class Unfreezing(Wrapper):
         if not self.stages:
             raise ConfigError("stages is empty", hint="Unfreezing.of(model, optimizer, (0.75, 0.5, 0))")
         self.steps = steps
-        self.held: Any = None
+        self.position: Any = None
 
     @classmethod
     def of(cls, model: Any, optimizer: Any, shares: Sequence[float], steps: int | None = None) -> Any:
@@ -140,7 +140,7 @@ class Unfreezing(Wrapper):
 
     def plan(self, steps: int, epochs: int) -> None:
         """Set the number of steps of the run, so that each part has the same length. Like ``RunSchedule.plan``."""
-        self.held, self.steps = None, steps
+        self.position, self.steps = None, steps
 
     def begin(self, variables: list[Any]) -> None:
         """Find the factors of each weight in all parts of the run. Implements ``Wrapper.begin``."""
@@ -163,8 +163,8 @@ class Unfreezing(Wrapper):
 
     def _stage(self) -> Any:
         iterations = self.inner_optimizer.iterations
-        if self.held is not None:
-            step, steps, _ = read_position(self.held, iterations)
+        if self.position is not None:
+            step, steps, _ = read_position(self.position, iterations)
         elif self.steps is not None:
             step, steps = keras.ops.cast(iterations, "float32") + 1, self.steps
         else:

@@ -46,7 +46,7 @@ class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         super().__init__()
         self.peak, self.rule = float(peak), SCHEDULE.read(str(rule))
         self.steps, self.epochs = steps, epochs
-        self.held: Any = None  # during a run, a variable of the optimizer
+        self.position: Any = None  # during a run, a variable of the optimizer
         self._planned: tuple[int, float] | None = None
 
     def warm(self, steps: int, epochs: int) -> float:
@@ -58,12 +58,12 @@ class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
 
         If the master steps, this is one count for all slots.
         """
-        self.held, self._planned = None, (steps, self.warm(steps, epochs))
+        self.position, self._planned = None, (steps, self.warm(steps, epochs))
 
     def __call__(self, step: Any) -> Any:
         """Return the learning rate after this number of steps."""
-        if self.held is not None:
-            step, steps, warm = read_position(self.held, step)
+        if self.position is not None:
+            step, steps, warm = read_position(self.position, step)
         else:
             steps, warm = self._alone()
             step = keras.ops.cast(step, "float32") + 1

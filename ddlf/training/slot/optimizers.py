@@ -191,8 +191,9 @@ class Steps(NamedTuple):
 def followers(optimizer: Any) -> list[Any]:
     """Return the parts of an optimizer that must know how far the run is: its schedule, and optimizers around it.
 
-    Such a part sets ``follows_the_run``. It reads the position from ``held``. ``plan(steps, epochs)`` gives it a fixed
-    number of steps instead. A schedule with a warm-up has ``warm(total, epochs)``, which returns the warm-up's steps.
+    Such a part sets ``follows_the_run``. It reads how far the run is from ``position``. ``plan(steps, epochs)`` gives it
+    a fixed number of steps instead. A schedule with a warm-up has ``warm(total, epochs)``, which returns the warm-up's
+    steps.
     """
     parts = [*chain(optimizer), getattr(innermost(optimizer), "_learning_rate", None)]
     return [part for part in parts if getattr(part, "follows_the_run", False)]
@@ -216,7 +217,7 @@ class RunPosition:
         self._optimizer, self._followers = innermost(optimizer), parts
         self._variable = self._optimizer.add_variable((5,), name=f"{HELD_PATH}_place", dtype="float32")
         for part in parts:
-            part.held = self._variable
+            part.position = self._variable
 
     @classmethod
     def of(cls, optimizer: Any) -> RunPosition | None:
@@ -269,11 +270,11 @@ def _continued(schedule: Any) -> Any:
 
     class ContinuedSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
         follows_the_run = True
-        held: Any = None  # the position of the slot; see ``RunPosition``
+        position: Any = None  # the position of the slot; see ``RunPosition``
 
         def __call__(self, step: Any) -> Any:
-            if self.held is not None:
-                step = keras.ops.cast(keras.ops.round(read_position(self.held, step)[0] - 1), step.dtype)
+            if self.position is not None:
+                step = keras.ops.cast(keras.ops.round(read_position(self.position, step)[0] - 1), step.dtype)
             return schedule(step)
 
         def get_config(self) -> dict[str, Any]:
