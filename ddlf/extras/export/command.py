@@ -92,7 +92,7 @@ def _compared(
     if options.debug:
         _show_logs(comparison.steps)
     if options.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "layers": [asdict(entry) for entry in layers]}))
+        print(json.dumps({"rows": [row.to_data() for row in rows], "layers": [asdict(entry) for entry in layers]}))
     return 0 if all_agree(rows, tolerance) and not any(entry.first for entry in layers) else 1
 
 
@@ -134,14 +134,14 @@ def _wrote(written: Exported) -> str:
 def _row_line(row: Row, tolerance: float) -> str:
     if row.lacking:
         return _line(
-            row.what, row.by, "", (), size(row.bytes), f"not run: this program is not installed; {row.lacking}"
+            row.label, row.by, "", (), size(row.bytes), f"not run: this program is not installed; {row.lacking}"
         )
     if row.refused is not None:
-        return _line(row.what, row.by, "", (), "", str(row.refused))
+        return _line(row.label, row.by, "", (), "", str(row.refused))
     far = "reference" if row.difference is None else f"{row.difference:.1e}"
     note = "" if row.agrees(tolerance) else f"differs by more than {tolerance:g}, at batch {row.batch}"
     times = [f"{1000 * item:.3g} ms" for item in row.seconds]
-    return _line(row.what, row.by, far, times, size(row.bytes) if row.bytes else "", note)
+    return _line(row.label, row.by, far, times, size(row.bytes) if row.bytes else "", note)
 
 
 def _line(label: str, by: str, far: str, times: Sequence[str], bytes: str, note: str = "") -> str:

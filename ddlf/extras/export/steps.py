@@ -64,15 +64,24 @@ class Refused:
     """The result of an export step that failed inside a package, such as tf2onnx.
 
     Attributes:
-        who: The package that failed.
-        why: The sentence of its error. The field's name is a key of the JSON that `ddlf export --json` prints.
+        program: The package that failed.
+        reason: The sentence of its error.
     """
 
-    who: str
-    why: str
+    program: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.who} refuses: {self.why}"
+        return f"{self.program} refuses: {self.reason}"
+
+    def to_data(self) -> dict[str, str]:
+        """Return the result for JSON. ``ddlf export --json`` prints these keys."""
+        return {"who": self.program, "why": self.reason}
+
+    @classmethod
+    def from_data(cls, data: dict[str, str]) -> Refused:
+        """Return the result that ``to_data`` converted."""
+        return cls(data["who"], data["why"])
 
 
 class StepRunner:
@@ -117,7 +126,7 @@ class StepRunner:
         result: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
         if "error" in result:
             raise ConfigError(result["error"], hint=result["hint"])
-        return Refused(**result["refused"]) if "refused" in result else result
+        return Refused.from_data(result["refused"]) if "refused" in result else result
 
     def outputs(self, name: str, batch: int | str) -> list[Any]:
         """Return the arrays that a step computed for a batch, or for each layer."""
@@ -142,7 +151,7 @@ def main(job_file: Path) -> None:
         done = {"error": error.message, "hint": error.hint}
     except Exception as error:
         traceback.print_exc()
-        done = {"refused": refusal(error)}
+        done = {"refused": refusal(error).to_data()}
     beside = job_file.with_suffix(".done.new")
     beside.write_text(json.dumps(done), encoding="utf-8")
     beside.replace(job_file.with_suffix(".done.json"))
@@ -247,7 +256,7 @@ def _run_all(run: Callable[[list[Any]], Sequence[Any]], job: dict[str, Any], job
     return seconds
 
 
-def refusal(error: BaseException) -> dict[str, str]:
+def refusal(error: BaseException) -> Refused:
     """Return the name of the installed package whose code raised an error, and the relevant sentence of its message."""
     package_name = "Python"
     for frame in traceback.extract_tb(error.__traceback__):
@@ -255,7 +264,7 @@ def refusal(error: BaseException) -> dict[str, str]:
         package = inside.partition("/")[0].removesuffix(".py")
         if installed and package not in NOBODY:
             package_name = CALLED.get(package, package)
-    return {"who": package_name, "why": _sentence(error)}
+    return Refused(package_name, _sentence(error))
 
 
 def _sentence(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class Row:
     """The result of running the model once, in Keras or in the runtime of an export format.
 
     Attributes:
-        what: ``"keras"``, or the name of a format.
+        label: ``"keras"``, or the name of a format.
         by: The program that ran it, with its version.
         difference: The largest difference from the reference over all batches; None for the reference and for a failed
             run.
@@ -37,7 +37,7 @@ class Row:
         lacking: The command that installs the missing runtime; empty if it is installed.
     """
 
-    what: str
+    label: str
     by: str
     difference: float | None = None
     batch: int = 0
@@ -45,6 +45,11 @@ class Row:
     bytes: int = 0
     refused: Refused | None = None
     lacking: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the row for JSON."""
+        data = asdict(self) | {"refused": None if self.refused is None else self.refused.to_data()}
+        return {"what": data.pop("label"), **data}
 
     def agrees(self, tolerance: float) -> bool:
         """Return whether the model ran, and its outputs are within the tolerance."""
@@ -176,7 +181,7 @@ class BackendComparison:
             if far >= worst:
                 worst, at = far, batch
         refused = Refused(row.by, wrong) if wrong else None
-        return Row(row.what, row.by, None if wrong else worst, at, row.seconds, row.bytes, refused)
+        return Row(row.label, row.by, None if wrong else worst, at, row.seconds, row.bytes, refused)
 
     def by_layer(self, tolerance: float) -> list[LayerComparison]:
         """Compare the layers of each backend that ran with those of the reference, even if output shapes differ.
@@ -270,5 +275,5 @@ def all_agree(rows: Sequence[Row], tolerance: float) -> bool:
 
     A missing runtime only counts as a failure if no other runtime ran the format.
     """
-    ran = {row.what for row in rows if row.agrees(tolerance)}
-    return all(row.agrees(tolerance) or (row.lacking and row.what in ran) for row in rows)
+    ran = {row.label for row in rows if row.agrees(tolerance)}
+    return all(row.agrees(tolerance) or (row.lacking and row.label in ran) for row in rows)

@@ -79,7 +79,7 @@ def reason_of(result: Scouted) -> str:
     flat = f"flat from {number(verdict.low)} to {number(verdict.high)}" if verdict.low < verdict.high else ""
     if verdict.keeps:
         return f"{flat or 'no other rate is as good'}, the rate of the app stays"
-    instead = f"instead of {number(verdict.own)}" if verdict.own is not None else ""
+    instead = f"instead of {number(verdict.own_rate)}" if verdict.own_rate is not None else ""
     rule = (
         "the best rate" if verdict.rate == verdict.best else "between the best rate and the lowest one that is as good"
     )

@@ -17,7 +17,7 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.extras.scout.curve import comparable, number, shown, svg
 
 if TYPE_CHECKING:
-    from ddlf.extras.scout.comparisons import Also, Variant
+    from ddlf.extras.scout.comparisons import Comparison, Variant
     from ddlf.extras.scout.scouting import Scouted
 
 
@@ -88,8 +88,8 @@ async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
     if options.write and outcome.doubt:
         print("written   no rate, because the answer is unclear", file=out)
     elif options.write and not outcome.keeps:
-        assert outcome.verdict.own is not None
-        position = write_rate(options.app, target.__name__, outcome.verdict.own, outcome.verdict.rate)
+        assert outcome.verdict.own_rate is not None
+        position = write_rate(options.app, target.__name__, outcome.verdict.own_rate, outcome.verdict.rate)
         print(f"written   {position}", file=out)
     return 0
 
@@ -113,9 +113,9 @@ def _check_picture(path: Path) -> None:
 def _has_rate(app: Any, result: Scouted) -> bool:
     """Return whether the app's attribute ``learning_rate`` sets the rate of its optimizer, and should change."""
     rate, verdict = getattr(app, "learning_rate", None), result.verdict
-    if not isinstance(rate, int | float) or verdict.own is None or result.keeps:
+    if not isinstance(rate, int | float) or verdict.own_rate is None or result.keeps:
         return False
-    return math.isclose(rate, verdict.own, rel_tol=1e-5)
+    return math.isclose(rate, verdict.own_rate, rel_tol=1e-5)
 
 
 def lines(result: Scouted, width: int | None = None) -> list[str]:
@@ -157,14 +157,14 @@ def costs(result: Scouted) -> list[str]:
 def outside(result: Scouted) -> list[str]:
     """Return a line about the user's rate if it is outside the user's bounds, where it cannot be the answer."""
     verdict, (low, high) = result.verdict, result.bounds
-    if verdict.own is None or low <= verdict.own <= high:
+    if verdict.own_rate is None or low <= verdict.own_rate <= high:
         return []
     losses = comparable(result.curve, verdict.best)
 
     def loss(rate: float) -> str:
         return f"a loss of {number(losses[rate])}" if math.isfinite(losses[rate]) else "no loss: it diverges"
 
-    own_rate, rate = verdict.own, verdict.rate
+    own_rate, rate = verdict.own_rate, verdict.rate
     return [
         f"bounds    yours, {number(own_rate)}, is outside of your bounds, and was only tried for comparison: it gives {loss(own_rate)}, "
         f"{number(rate)} gives {loss(rate)}"
@@ -196,7 +196,7 @@ def place_line(set_rate: Any, result: Scouted, file: Path) -> list[str]:
         result: The result.
         file: The user's file.
     """
-    own_rate = result.verdict.own
+    own_rate = result.verdict.own_rate
     if result.keeps or own_rate is None:
         return []
     has_number = isinstance(set_rate, int | float) and not isinstance(set_rate, bool)
@@ -221,60 +221,58 @@ SCALED = "scaled    the rate is the highest one of your schedule or optimizers; 
 """The line about a schedule or several optimizers."""
 
 
-def lines_of(comparison: Also, doubt: str = "") -> list[str]:
+def lines_of(comparison: Comparison, doubt: str = "") -> list[str]:
     """Return lines about other values of a setting: which one to use and why, and the losses of all.
 
     Args:
         comparison: The answer.
         doubt: Why the trials do not decide; "" if they do.
     """
-    own_variant = comparison.kept
+    present = comparison.present
 
     def row(variant: Variant) -> str:
-        share = " of the run" if comparison.what == "warmup" and variant.value else ""
+        share = " of the run" if comparison.setting == "warmup" and variant.value else ""
         loss = f"loss {number(variant.loss)}" if math.isfinite(variant.loss) else "diverged"
-        return f"{variant.value:g}{share} with rate {number(variant.rate)}: {loss}{' < yours' if variant == own_variant else ''}"
+        return f"{variant.value:g}{share} with rate {number(variant.rate)}: {loss}{' < yours' if variant == present else ''}"
 
     reason = (
-        f"{NAMES[comparison.what]} {own_variant.value:g} stays, because the answer is unclear"
+        f"{NAMES[comparison.setting]} {present.value:g} stays, because the answer is unclear"
         if doubt
         else _reason(comparison)
     )
-    return [f"also      {reason}", *(f"          {row(variant)}" for variant in (own_variant, *comparison.others))]
+    return [f"also      {reason}", *(f"          {row(variant)}" for variant in (present, *comparison.variants))]
 
 
-def _reason(comparison: Also) -> str:
+def _reason(comparison: Comparison) -> str:
     """Return the value of a setting to use, and the rule that chose it."""
-    own_variant, chosen, name = comparison.kept, comparison.chosen, NAMES[comparison.what]
-    losses = [variant.loss for variant in (own_variant, *comparison.others)]
-    if comparison.what == "seed":
+    present, chosen, name = comparison.present, comparison.chosen, NAMES[comparison.setting]
+    losses = [variant.loss for variant in (present, *comparison.variants)]
+    if comparison.setting == "seed":
         seeds = f"{len(losses)} seed{'s' * (len(losses) != 1)}"
         return f"no seed: the losses of {seeds}, from {number(min(losses))} to {number(max(losses))}, differ by chance"
-    least, other = min(losses), min(variant.loss for variant in comparison.others)
+    least, other = min(losses), min(variant.loss for variant in comparison.variants)
     margin = f"the margin, {number(comparison.margin)}, a tenth of what yours has learnt"
-    if chosen == own_variant:
-        by = f"is smaller than yours, {number(own_variant.loss)}, by no more than {margin}"
-        clause = by if other < own_variant.loss else f"is not smaller than yours, {number(own_variant.loss)}"
-        larger = _larger(comparison) if comparison.what == "batch" else ""
-        return f"{name} {own_variant.value:g} stays: the smallest other loss, {number(other)}, {clause}{larger}"
-    use = (
-        f"{name} {chosen.value:g}{' of the run' if comparison.what == 'warmup' else ''} with rate {number(chosen.rate)}"
-    )
-    if chosen.loss - least <= comparison.near and comparison.what == "batch" and chosen.value > own_variant.value:
+    if chosen == present:
+        by = f"is smaller than yours, {number(present.loss)}, by no more than {margin}"
+        clause = by if other < present.loss else f"is not smaller than yours, {number(present.loss)}"
+        larger = _larger(comparison) if comparison.setting == "batch" else ""
+        return f"{name} {present.value:g} stays: the smallest other loss, {number(other)}, {clause}{larger}"
+    use = f"{name} {chosen.value:g}{' of the run' if comparison.setting == 'warmup' else ''} with rate {number(chosen.rate)}"
+    if chosen.loss - least <= comparison.tolerance and comparison.setting == "batch" and chosen.value > present.value:
         return (
             f"{use}: the largest batch whose loss, {number(chosen.loss)}, is above the smallest one, {number(least)}, by at "
-            f"most {number(comparison.near)}"
+            f"most {number(comparison.tolerance)}"
         )
-    schedule = f": --schedule warmup:{chosen.value:g},constant" if comparison.what == "warmup" else ""
-    return f"{use}: its loss, {number(chosen.loss)}, is smaller than yours, {number(own_variant.loss)}, by more than {margin}{schedule}"
+    schedule = f": --schedule warmup:{chosen.value:g},constant" if comparison.setting == "warmup" else ""
+    return f"{use}: its loss, {number(chosen.loss)}, is smaller than yours, {number(present.loss)}, by more than {margin}{schedule}"
 
 
-def _larger(comparison: Also) -> str:
+def _larger(comparison: Comparison) -> str:
     """Return a clause about larger batches, for a batch that stays."""
     as_good = [
         variant
-        for variant in comparison.others
-        if variant.value > comparison.kept.value and variant.loss <= comparison.kept.loss + comparison.near
+        for variant in comparison.variants
+        if variant.value > comparison.present.value and variant.loss <= comparison.present.loss + comparison.tolerance
     ]
     if not as_good:
         return ", and no larger batch has a loss near it or yours"
@@ -289,14 +287,14 @@ def sentence(result: Scouted) -> str:
         f"flat from {number(verdict.low)} to {number(verdict.high)}" if verdict.low < verdict.high else "no flat part"
     )
     if result.doubt:
-        advice = f"keep yours, {number(verdict.own)}; " if verdict.own is not None else ""
+        advice = f"keep yours, {number(verdict.own_rate)}; " if verdict.own_rate is not None else ""
         return f"unclear: {advice}these trials chose {number(verdict.rate)}, but {result.doubt}"
-    instead = f" instead of {number(verdict.own)}" if verdict.own is not None else ""
+    instead = f" instead of {number(verdict.own_rate)}" if verdict.own_rate is not None else ""
     rate = f"keep yours, {number(verdict.rate)}" if verdict.keeps else f"{number(verdict.rate)}{instead}"
     alternatives = [
-        f"with {NAMES[comparison.what]} {comparison.chosen.value:g} use {number(comparison.chosen.rate)}"
+        f"with {NAMES[comparison.setting]} {comparison.chosen.value:g} use {number(comparison.chosen.rate)}"
         for comparison in result.also
-        if comparison.chosen != comparison.kept
+        if comparison.chosen != comparison.present
     ]
     return "; ".join([rate, flat, *alternatives])
 
@@ -312,11 +310,11 @@ def _rate(text: str) -> float:
 
 
 def _whats(text: str) -> list[str]:
-    from ddlf.extras.scout.comparisons import WHATS
+    from ddlf.extras.scout.comparisons import COMPARED
 
     words = [word.strip() for word in text.split(",")]
-    if unknown := [word for word in words if word not in WHATS]:
-        raise argparse.ArgumentTypeError(f"must be some of {', '.join(WHATS)}, got {unknown[0]!r}")
+    if unknown := [word for word in words if word not in COMPARED]:
+        raise argparse.ArgumentTypeError(f"must be some of {', '.join(COMPARED)}, got {unknown[0]!r}")
     return list(dict.fromkeys(words))
 
 

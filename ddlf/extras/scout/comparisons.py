@@ -13,8 +13,8 @@ from typing import Literal
 from ddlf.extras.scout.halving import Curve, Rung, Trial, rounded
 from ddlf.extras.scout.verdict import AS_GOOD
 
-What = Literal["batch", "warmup", "seed"]
-WHATS: tuple[What, ...] = ("batch", "warmup", "seed")
+Setting = Literal["batch", "warmup", "seed"]
+COMPARED: tuple[Setting, ...] = ("batch", "warmup", "seed")
 BATCHES = (0.5, 2.0, 4.0)
 """Batch sizes to try, in batches of the app."""
 WARMUPS = (0.1, 0.3)
@@ -48,31 +48,31 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Also:
+class Comparison:
     """The answer about a batch size, a warm-up or the seed.
 
     Args:
-        what: The setting.
-        kept: The present value with its losses.
-        others: The other values.
-        chosen: The value to use; ``kept`` if no other is worth a change. No seed is.
+        setting: The setting.
+        present: The present value with its losses.
+        variants: The other values.
+        chosen: The value to use; ``present`` if no other is worth a change. No seed is.
         margin: A value wins if its loss is smaller than the present one by more than this: a tenth of what the present
             one has learnt.
-        near: A larger batch wins if its loss is above the smallest one by at most this.
+        tolerance: A larger batch wins if its loss is above the smallest one by at most this.
     """
 
-    what: What
-    kept: Variant
-    others: tuple[Variant, ...]
+    setting: Setting
+    present: Variant
+    variants: tuple[Variant, ...]
     chosen: Variant
     margin: float = 0.0
-    near: float = 0.0
+    tolerance: float = 0.0
 
 
-Tries = Generator[Sequence[Trial], Sequence[float], Also]
+Tries = Generator[Sequence[Trial], Sequence[float], Comparison]
 
 
-def also(setting: What, curve: Curve, rate: float, rung: Rung, batch: int, seeds: Sequence[int]) -> Tries:
+def compare(setting: Setting, curve: Curve, rate: float, rung: Rung, batch: int, seeds: Sequence[int]) -> Tries:
     """Compare other values of a setting at a rate.
 
     Args:
@@ -101,7 +101,7 @@ def also(setting: What, curve: Curve, rate: float, rung: Rung, batch: int, seeds
             Variant(value=value, rate=rate, losses=(loss,)) for (value, _), loss in zip(pairs, losses, strict=True)
         ]
         # Differences are chance, so the first seed stays.
-        return Also(what=setting, kept=variants[0], others=tuple(variants[1:]), chosen=variants[0])
+        return Comparison(setting=setting, present=variants[0], variants=tuple(variants[1:]), chosen=variants[0])
     trials = [
         _trial(setting, value, pair_rate, start, rung.steps, batch) for value, pair_rate in pairs for start in starts
     ]
@@ -110,22 +110,24 @@ def also(setting: What, curve: Curve, rate: float, rung: Rung, batch: int, seeds
         Variant(value=value, rate=pair_rate, losses=tuple(losses[index * len(starts) : (index + 1) * len(starts)]))
         for index, (value, pair_rate) in enumerate(pairs)
     ]
-    own_variant = Variant(value=float(batch) if setting == "batch" else 0.0, rate=rate, losses=point.losses)
-    margin = AS_GOOD * max(first - own_variant.loss, 0.0)
-    better = [variant for variant in variants if own_variant.loss - variant.loss > margin]
-    least = min(variant.loss for variant in (own_variant, *variants))
+    present = Variant(value=float(batch) if setting == "batch" else 0.0, rate=rate, losses=point.losses)
+    margin = AS_GOOD * max(first - present.loss, 0.0)
+    better = [variant for variant in variants if present.loss - variant.loss > margin]
+    least = min(variant.loss for variant in (present, *variants))
     tolerance = NEAR * max(min(first - least, abs(least)), 0.0)
     as_good = [
         variant
         for variant in variants
         if setting == "batch" and variant.value > batch and variant.loss - least <= tolerance
     ]
-    chosen = own_variant
+    chosen = present
     if as_good:  # it is as good with fewer steps
         chosen = min(as_good, key=lambda variant: (-variant.value, variant.loss))
     elif better:
         chosen = min(better, key=lambda variant: variant.loss)
-    return Also(what=setting, kept=own_variant, others=tuple(variants), chosen=chosen, margin=margin, near=tolerance)
+    return Comparison(
+        setting=setting, present=present, variants=tuple(variants), chosen=chosen, margin=margin, tolerance=tolerance
+    )
 
 
 def _rates(rate: float, times: float) -> list[float]:
@@ -133,7 +135,7 @@ def _rates(rate: float, times: float) -> list[float]:
     return sorted({rounded(rate), rounded(rate * math.sqrt(times)), rounded(rate * times)})
 
 
-def _trial(setting: What, value: float, rate: float, start: int, steps: int, batch: int) -> Trial:
+def _trial(setting: Setting, value: float, rate: float, start: int, steps: int, batch: int) -> Trial:
     if setting == "warmup":
         return Trial(rate=rate, start=start, steps=steps, warmup=value)
     return Trial(rate=rate, start=start, steps=max(1, round(steps * batch / value)), batch=int(value))

@@ -80,7 +80,7 @@ def _marks(point: Point, verdict: Verdict) -> str:
     marks = []
     if point.rate == verdict.best:
         marks.append("best")
-    if point.rate == verdict.own:
+    if point.rate == verdict.own_rate:
         marks.append("yours")
     if verdict.low <= point.rate <= verdict.high and verdict.low < verdict.high:
         marks.append("flat")

@@ -21,8 +21,7 @@ from ddlf.data.app_data import NAMES, has, place_of, samples_of
 from ddlf.data.trees import leaves
 from ddlf.errors import AppError, ConfigError, DatasetError
 from ddlf.extras import hooks
-from ddlf.extras.scout.comparisons import SEEDS, Also, What
-from ddlf.extras.scout.comparisons import also as compared
+from ddlf.extras.scout.comparisons import SEEDS, Comparison, Setting, compare
 from ddlf.extras.scout.curve import comparable
 from ddlf.extras.scout.halving import STARTS, Curve, Rung, Trial, beside, grid, rungs, search, steps_of
 from ddlf.extras.scout.trials import TrialReplica, highest_rate, optimizers_of
@@ -60,6 +59,8 @@ ROWS = 4_096
 """Samples that are checked at once."""
 ORDER = 7_919
 """The first of the orders of samples. Runs use the orders from 0."""
+JSON_NAMES = {"own_rate": "own", "setting": "what", "present": "kept", "variants": "others", "tolerance": "near"}
+"""The names of fields in the JSON of ``ddlf scout --json``, where they differ. Programs read these names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ class Scouted:
     trials: int
     steps: int
     seconds: float
-    also: tuple[Also, ...] = ()
+    also: tuple[Comparison, ...] = ()
     bounds: tuple[float, float] = (0.0, math.inf)
     doubt: str = ""
 
@@ -107,7 +108,7 @@ class Scouted:
 
         def plain(value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: plain(item) for name, item in value.items()}
+                return {JSON_NAMES.get(name, name): plain(item) for name, item in value.items()}
             if isinstance(value, list | tuple):
                 return [plain(item) for item in value]
             return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -149,7 +150,7 @@ async def scout(
     low: float | None = None,
     high: float | None = None,
     steps: int | None = None,
-    also: Sequence[What] = (),
+    also: Sequence[Setting] = (),
     say: Callable[[str], None] | None = None,
     check_own: Callable[[float], None] = nothing,
 ) -> Scouted:
@@ -292,7 +293,7 @@ class Trials:
         self,
         rates: Sequence[float],
         steps: int | None,
-        compared_settings: Sequence[What] = (),
+        compared_settings: Sequence[Setting] = (),
         bounds: tuple[float, float] = (0.0, math.inf),
     ) -> Scouted:
         """Search these rates, and return the result.
@@ -327,7 +328,7 @@ class Trials:
                 break
         answers = [
             await self._driven(
-                compared(setting, curve, verdict.rate, ladder[-1], self._spec.data.batch_size, self.starts)
+                compare(setting, curve, verdict.rate, ladder[-1], self._spec.data.batch_size, self.starts)
             )
             for setting in compared_settings
         ]

@@ -33,7 +33,7 @@ class Verdict:
         best: The rate with the smallest mean loss.
         low: The lower end of the interval of rates that are as good, around ``best``.
         high: Its upper end.
-        own: The user's rate; None if there is none.
+        own_rate: The user's rate; None if there is none.
         keeps: Whether the user's rate is as good and not above ``best``, so that it should stay.
     """
 
@@ -41,7 +41,7 @@ class Verdict:
     best: float
     low: float
     high: float
-    own: float | None
+    own_rate: float | None
     keeps: bool
 
 
@@ -61,7 +61,7 @@ def judged(curve: Curve, own_rate: float | None) -> Verdict:
         best=best,
         low=flat[0].rate,
         high=flat[-1].rate,
-        own=own_rate,
+        own_rate=own_rate,
         keeps=keeps,
     )
 

@@ -32,15 +32,13 @@ def raised(file, sentence, tmp_path):
     ],
 )
 def test_refusal_names_the_raising_package(tmp_path, file, package):
-    assert refusal(raised(file, "no such\n  operator: X. More of it", tmp_path)) == {
-        "who": package,
-        "why": "no such operator: X",
-    }
+    error = raised(file, "no such\n  operator: X. More of it", tmp_path)
+    assert refusal(error) == Refused(package, "no such operator: X")
 
 
 def test_refusal_cuts_long_sentences_and_names_silent_errors(tmp_path):
-    assert len(refusal(raised("a.py", "x" * 1000, tmp_path))["why"]) == 300
-    assert refusal(raised("a.py", "", tmp_path))["why"] == "ZeroDivisionError"
+    assert len(refusal(raised("a.py", "x" * 1000, tmp_path)).reason) == 300
+    assert refusal(raised("a.py", "", tmp_path)).reason == "ZeroDivisionError"
 
 
 @pytest.fixture
@@ -112,4 +110,4 @@ def test_step_arrays_keep_their_order(steps, tmp_path):
     ids=["openvino", "onnx", "iree", "keras"],
 )
 def test_refusal_finds_the_relevant_sentence(tmp_path, text, reason):
-    assert refusal(raised("a.py", text, tmp_path))["why"] == reason
+    assert refusal(raised("a.py", text, tmp_path)).reason == reason

@@ -72,7 +72,7 @@ def test_comparison_runs_the_reference_first(onnx):
     first, second, third = rows(steps, [onnx])
     assert (first.difference, second.difference, third.difference) == (None, 0.0, 0.25)
     assert [row.agrees(0.2) for row in (first, second, third)] == [True, True, False]
-    assert (third.bytes, third.seconds, third.what) == (1000, (0.1, 0.2), "onnx")
+    assert (third.bytes, third.seconds, third.label) == (1000, (0.1, 0.2), "onnx")
     assert [backend for _, backend, _ in steps.done[:2]] == ["tensorflow", "jax"]
 
 
@@ -87,7 +87,7 @@ def test_refused_run_has_a_row_and_disagrees(onnx):
 
 def test_outputs_of_another_shape_are_refused(onnx):
     steps = Played({"keras-tensorflow": [[1.0, 2.0]], "run-onnx-onnx": [[1.0]]})
-    assert rows(steps, [onnx], ["tensorflow"])[1].refused.why == "at batch 1 it gives [1], and Keras [2]"
+    assert rows(steps, [onnx], ["tensorflow"])[1].refused.reason == "at batch 1 it gives [1], and Keras [2]"
 
 
 def test_missing_runtime_is_reported_without_a_result(onnx):
@@ -99,7 +99,7 @@ def test_missing_runtime_is_reported_without_a_result(onnx):
 
 def test_comparison_stops_without_a_reference(onnx):
     steps = Played({}, {"keras-tensorflow": Refused("Keras", "no")})
-    assert [row.what for row in rows(steps, [onnx])] == ["keras"]
+    assert [row.label for row in rows(steps, [onnx])] == ["keras"]
     assert not Row("keras", "", refused=Refused("Keras", "no")).agrees(1.0)
 
 
@@ -134,7 +134,7 @@ def test_comparison_names_a_layer_despite_other_output_shapes():
     steps = Played(results, {"keras-torch": Refused("torch", "no")})
     comparison = BackendComparison(Path("model.keras"), steps, "tensorflow", batches=(1,), layers=True)
     _, jax, torch = compare(comparison, ("tensorflow", "jax", "torch"), (), lambda row: None)
-    assert (jax.refused.why, torch.refused.why) == ("at batch 1 it gives [2], and Keras [1]", "no")
+    assert (jax.refused.reason, torch.refused.reason) == ("at batch 1 it gives [2], and Keras [1]", "no")
     assert [(layer.backend, layer.first) for layer in comparison.by_layer(0.01)] == [("jax", "b")]
 
 
@@ -145,3 +145,9 @@ def test_all_agree_needs_a_run_of_each_format():
     assert not all_agree([fine, lacking], 1e-5)
     assert not all_agree([far, by_another], 1e-5)
     assert not all_agree([by_another, Row("stablehlo", "IREE", refused=Refused("IREE", "no"))], 1e-5)
+
+
+def test_names_in_the_json_stay_the_same():
+    data = Row("onnx", "onnxruntime", refused=Refused("tf2onnx", "no")).to_data()
+    assert list(data) == ["what", "by", "difference", "batch", "seconds", "bytes", "refused", "lacking"]
+    assert data["refused"] == {"who": "tf2onnx", "why": "no"}

@@ -11,7 +11,7 @@ import pytest
 from ddlf.cli.main import main
 from ddlf.cli.results import on_terminal
 from ddlf.extras.scout.command import at_bound, lines, outside, place_line
-from ddlf.extras.scout.comparisons import Also, Variant
+from ddlf.extras.scout.comparisons import Comparison, Variant
 from ddlf.extras.scout.curve import comparable, svg
 from ddlf.extras.scout.halving import Curve, Point
 from ddlf.extras.scout.scouting import Scouted
@@ -125,7 +125,15 @@ def test_the_place_of_the_rate_is_named_if_no_attribute_sets_it():
 def also_of(setting, own_value, *other_values, chosen=0):
     """Return an answer about a setting, from values with a rate and a loss each."""
     every = [Variant(value=value, rate=rate, losses=(loss,)) for value, rate, loss in (own_value, *other_values)]
-    return Also(what=setting, kept=every[0], others=tuple(every[1:]), chosen=every[chosen], margin=0.5, near=0.01)
+    return Comparison(
+        setting=setting, present=every[0], variants=tuple(every[1:]), chosen=every[chosen], margin=0.5, tolerance=0.01
+    )
+
+
+def test_names_in_the_json_stay_the_same():
+    data = dataclasses.replace(FOUND, also=(also_of("batch", (16, 0.1, 0.5), (32, 0.2, 0.4)),)).to_data()
+    assert data["verdict"]["own"] == 0.05
+    assert list(data["also"][0]) == ["what", "kept", "others", "chosen", "margin", "near"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ddlf.extras.scout.comparisons import also
+from ddlf.extras.scout.comparisons import compare
 from ddlf.extras.scout.halving import Curve, Point, Rung, Trial
 from ddlf.extras.scout.scouting import line_of
 
@@ -14,7 +14,7 @@ CURVE = Curve(first=(2.0, 2.0), points=(Point(rate=0.1, steps=40, losses=(1.0, 1
 
 def answer(setting, loss, seeds=(0, 1), curve=CURVE):
     """Return the answer for made-up losses, and the trials."""
-    comparison = also(setting, curve, 0.1, RUNG, 16, seeds)
+    comparison = compare(setting, curve, 0.1, RUNG, 16, seeds)
     trials = list(next(comparison))
     with pytest.raises(StopIteration) as end:
         comparison.send([loss(trial) for trial in trials])
@@ -82,8 +82,8 @@ def test_a_larger_batch_with_a_multiple_of_the_smallest_loss_is_not_as_good(larg
 def test_no_seed_is_chosen_by_its_loss():
     also_answer, trials = answer("seed", lambda trial: 1.0 - 0.1 * (trial.start == 2), seeds=(7, 8, 10))
     assert trials == [Trial(rate=0.1, start=start, steps=40) for start in range(3)]
-    assert also_answer.chosen == also_answer.kept
-    assert [(variant.value, variant.loss) for variant in (also_answer.kept, *also_answer.others)] == [
+    assert also_answer.chosen == also_answer.present
+    assert [(variant.value, variant.loss) for variant in (also_answer.present, *also_answer.variants)] == [
         (7, 1.0),
         (8, 1.0),
         (10, 0.9),

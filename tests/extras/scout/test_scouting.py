@@ -68,7 +68,7 @@ async def test_scores_have_the_same_bits_on_other_workers_and_after_a_loss(two_w
     assert messages[0] == "2 rates, 1 start, 1 step each"
     assert scouted.trials == sum(int(line.split()[0]) * int(line.split()[2]) for line in messages)
     assert scouted.judged_by == "41 training samples, held out"
-    assert scouted.verdict.own == 0.05
+    assert scouted.verdict.own_rate == 0.05
     assert scouted.starts == (0, 1, 2)
     assert len({point.losses for point in scouted.curve.points}) == len(scouted.curve.points)
     assert json.loads(json.dumps(scouted.to_data()))["verdict"]["rate"] == scouted.verdict.rate
@@ -109,7 +109,7 @@ async def test_workers_in_a_search_are_in_use(two_workers):
     await begun.wait()
     with pytest.raises(LeaseError, match="is in another training run of this program"):
         await scout(app(two_workers))
-    assert (await searching).verdict.own == 0.05
+    assert (await searching).verdict.own_rate == 0.05
 
 
 async def test_a_rate_that_cannot_be_set_is_refused_before_the_first_trial(two_workers):
@@ -273,7 +273,7 @@ class Optimized(Blobs):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 async def test_the_highest_rate_of_each_kind_of_optimizer_is_searched(two_workers, name):
     scouted = await scout(app(two_workers, Optimized, kind=name), low=0.05, high=0.2, steps=30)
-    assert scouted.verdict.own == pytest.approx(0.1)
+    assert scouted.verdict.own_rate == pytest.approx(0.1)
     assert scouted.is_scaled == (name in ("schedule", "several"))
 
 
