@@ -187,11 +187,11 @@ class Notice:
     """The notice of a worker that it will end soon.
 
     Args:
-        why: The reason, such as a signal.
+        reason: The reason, such as a signal.
         until: The time when it ends, by the event loop's clock.
     """
 
-    why: str
+    reason: str
     until: float
 
 
@@ -379,7 +379,7 @@ class LinkState:
             last_seen_s=silent_s,
         )
         if self.notice is not None:
-            lost.message, lost.hint = f"was stopped by {self.notice.why}", "start it there again"
+            lost.message, lost.hint = f"was stopped by {self.notice.reason}", "start it there again"
             lost.cause = Cause.NOTICE
         if self._stopped_by:
             lost.message, lost.hint = f"was stopped by {self._stopped_by}", self._stopped_hint

@@ -367,7 +367,7 @@ class FakeWorker:
             for replica in replicas:
                 await replica.pushed()
         except Unreached as error:
-            pushed |= {"peer": error.worker, "why": error.why}
+            pushed |= {"peer": error.worker, "why": error.reason}
         finally:
             for replica in replicas:
                 replica.end()

@@ -623,13 +623,13 @@ class Unreached(Exception):
 
     Args:
         worker: Number of the other worker.
-        why: The error, in one line.
+        reason: The error, in one line.
         link: Whether the link between the two workers failed.
     """
 
-    def __init__(self, worker: int, why: str, *, link: bool = False) -> None:
-        super().__init__(why)
-        self.worker, self.why, self.link = worker, why, link
+    def __init__(self, worker: int, reason: str, *, link: bool = False) -> None:
+        super().__init__(reason)
+        self.worker, self.reason, self.link = worker, reason, link
 
 
 def calls_of(own_number: int, peers: Peers, call_own: Callable[..., Awaitable[Any]], run: str) -> Ask:

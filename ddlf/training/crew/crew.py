@@ -445,7 +445,7 @@ class Crew:
         carried = self._schedule.slot_of(worker.id)
         slot = carried if self._schedule.apply(Leaving(worker.id, now, within_s, self.finishes)) else None
         of = {"round": self._round + 1} if slot is None else self._of(slot)
-        event = events.WorkerLeaving(**of, worker=worker.id, why=notice.why, seconds=within_s, carries=self.carries)
+        event = events.WorkerLeaving(**of, worker=worker.id, why=notice.reason, seconds=within_s, carries=self.carries)
         self.emit(event)
         self._advance_soon()
 
@@ -475,7 +475,7 @@ class Crew:
             self._miss(worker.id)
             self._known_as[worker.id] = "back"
             if worker.notice is not None:
-                self._last_loss = WorkerLost(f"{worker.name} has left: {worker.notice.why}")
+                self._last_loss = WorkerLost(f"{worker.name} has left: {worker.notice.reason}")
             self.emit(events.WorkerLeft(round=self._round + 1, worker=worker.id))
             await worker.release()
         finally:

@@ -65,7 +65,7 @@ class SlotCopies:
                     task.slot, task.since, worker, [name for name in task.keep if name not in task.back]
                 )
             except Unreached as error:
-                reason = f"worker {error.worker}: {error.why}"
+                reason = f"worker {error.worker}: {error.reason}"
             else:
                 return dataclasses.replace(task, state=(task.state or {}) | state)
         if reason:

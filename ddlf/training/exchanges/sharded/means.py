@@ -171,7 +171,7 @@ async def bring(ask: Ask, holders: Sequence[int], number: int, generation: Gener
                 mean.of.ready = {piece: asyncio.Event() for piece in parts}
                 await fetch(ask, worker, ("mean", number, group), mean.of, parts)
             except Unreached as error:
-                reason = f"worker {worker}: {error.why}"
+                reason = f"worker {worker}: {error.reason}"
             else:
                 generation.means[group] = mean
                 break

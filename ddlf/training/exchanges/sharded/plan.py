@@ -222,7 +222,7 @@ async def failure_of(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]
     try:
         await work
     except Unreached as error:
-        return {"me": me, "peer": error.worker, "why": error.why, "link": error.link}
+        return {"me": me, "peer": error.worker, "why": error.reason, "link": error.link}
     except BadUpdate as error:
         return {"bad": str(error)}
     except Unfit as error:

@@ -345,7 +345,7 @@ class ShardedWorker(Restored):
                     await fetch(self._call, worker, ("values", generation), fetched, list(fetched.ready))
                     break
                 except Unreached as error:
-                    reason = f"worker {worker}: {error.why}"
+                    reason = f"worker {worker}: {error.reason}"
             else:
                 raise AppMissing(f"the weights of this round are unavailable: {reason}")
             await self._store.hold({generation: fetched})

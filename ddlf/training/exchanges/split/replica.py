@@ -153,7 +153,7 @@ class SplitReplica(Replica, Restored):
         except (AppMissing, LeaseError) as error:
             return {"peer": order["copy"], "why": error.message}
         except Unreached as error:
-            return {"peer": error.worker, "why": error.why}
+            return {"peer": error.worker, "why": error.reason}
         return result
 
     async def evaluate(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class SplitReplica(Replica, Restored):
         except (AppMissing, LeaseError) as error:
             return {"why": error.message, "seen": True}
         except Unreached as error:
-            return {"why": f"worker {error.worker} was not reached: {error.why}", "seen": True}
+            return {"why": f"worker {error.worker} was not reached: {error.reason}", "seen": True}
         finally:
             fetching.close()
 
@@ -258,7 +258,7 @@ class SplitReplica(Replica, Restored):
             try:
                 self._state_files.put(*key, await fetched(partial(self._ask, state["from"], REPLICA), *key))
             except Unreached as error:
-                return {"peer": error.worker, "why": error.why}
+                return {"peer": error.worker, "why": error.reason}
             except (AppMissing, LeaseError) as error:
                 return {"peer": state["from"], "why": error.message}
         result: dict[str, Any] = await self._on_thread(lambda: work(order))
@@ -375,7 +375,7 @@ class SplitReplica(Replica, Restored):
         except (Stopped, StreamClosed):
             return {}, {"stopped": True}
         except Unreached as error:
-            return {}, {"peer": error.worker, "why": error.why}
+            return {}, {"peer": error.worker, "why": error.reason}
         except BadUpdate as error:
             return {}, {"fault": error.message, "hint": error.hint}
         finally:

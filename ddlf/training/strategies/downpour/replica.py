@@ -444,7 +444,7 @@ class DownpourReplica(HoldingReplica):
         except Stopped:
             self.stopping = True
         except Unreached as error:
-            pushed = {"peer": error.worker, "why": error.why}
+            pushed = {"peer": error.worker, "why": error.reason}
         finally:
             for replica in replicas:
                 self._loop.call_soon_threadsafe(replica.end)

@@ -62,7 +62,7 @@ def not_reached(error: Unreached) -> dict[str, Any]:
 
     An error would reach the master as one of this worker, which would then count as lost.
     """
-    return {"peer": error.worker, "why": error.why, "link": error.link}
+    return {"peer": error.worker, "why": error.reason, "link": error.link}
 
 
 @dataclass(slots=True, kw_only=True)
