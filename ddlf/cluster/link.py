@@ -4,12 +4,7 @@ the master.
 *Control* leads to the daemon, which always answers. *Data* leads to the executor, which runs the methods. When data
 ends, control reports the reason. When control ends or falls silent, both end.
 
-Heartbeats normally come from the event loop. User code may block it for longer than ``dead_after_s``: it imports Keras,
-downloads data, evaluates a model between two awaits, or does not run the loop for a while. The master is not dead,
-because the loop may run again. Therefore one thread for all workers watches whether heartbeats are sent (``Pulse``). If
-not, it opens its own control connection in its own event loop, and sends heartbeats there until the other loop
-continues. If the process is stopped or killed, the thread stops as well. While the loop runs, the thread wakes up about
-twice per second.
+While user code blocks the event loop, ``Pulse`` sends the heartbeats, so that the master keeps its lease.
 """
 
 from __future__ import annotations
@@ -26,8 +21,6 @@ import secrets
 import signal
 import socket
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -39,6 +32,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddlf.cluster.launch.launcher import Cause, Incarnation, Launcher, Left
+from ddlf.cluster.pulse import Pulse
 from ddlf.cluster.sources import Sources
 from ddlf.errors import (
     ConnectError,
@@ -67,7 +61,7 @@ from ddlf.rpc.connection import Channel, Connection, Deadline, title_of
 from ddlf.rpc.dial import dial
 from ddlf.rpc.handshake import Role
 from ddlf.rpc.heartbeats import ControlChannel, Liveness, Timing, end_when_silent
-from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, Limits, Request, dumps, loads, refuse_loading
+from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, Limits, Request, loads, refuse_loading
 from ddlf.rpc.tls import Security
 
 
@@ -509,124 +503,6 @@ class WorkerEvents:
         lines = tuple(map(str, facts["lines"]))
         self.last_lines.extend(lines)
         self._emit(WorkerLogged(**self._worker_facts(), lines=lines, left_out=int(facts["left_out"])))
-
-
-LATE_HEARTBEATS = 2
-"""After this number of missing heartbeats the event loop counts as blocked."""
-
-
-class Pulse:
-    """Sends the heartbeats of this master to one worker while user code blocks the event loop that normally sends them.
-
-    Args:
-        dial: Opens an authenticated control connection to the worker, in the event loop that calls it.
-        session: The master's id, under which it has the lease.
-        heartbeat_s: Promised seconds between two heartbeats.
-    """
-
-    def __init__(self, dial: Callable[[], Awaitable[socket.socket]], session: bytes, heartbeat_s: float) -> None:
-        self._dial = dial
-        self._beat = dumps([[session], {}])
-        self.heartbeat_s = heartbeat_s
-        self.speaking = False
-        self._loop = asyncio.get_running_loop()
-        self.beaten()
-        _watcher.add(self)
-
-    def beaten(self) -> None:
-        """Record that the event loop has sent a heartbeat itself."""
-        self._last = time.monotonic()
-
-    def end(self) -> None:
-        """Stop watching, because the master has disconnected from the worker. Safe to call again."""
-        _watcher.remove(self)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the program has closed its event loop without closing the cluster. It will then never use its workers
-        again.
-        """
-        return self._loop.is_closed()
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the event loop has missed several heartbeats."""
-        return time.monotonic() - self._last > LATE_HEARTBEATS * self.heartbeat_s
-
-    async def speak(self) -> None:
-        """Send heartbeats until the event loop does so again. Runs in the thread's loop.
-
-        On failure:
-            The method ends, and the thread tries again a moment later.
-        """
-        self.speaking = True
-        try:
-            with contextlib.suppress(DDLFError, OSError):
-                connection = Connection(
-                    await self._dial(), lambda frame: None, lambda reason: None, limits=CONTROL_LIMITS
-                )
-                try:
-                    while self.is_late and not self.is_over and _watcher.knows(self):
-                        connection.send(Kind.REQUEST, 0, "beat", self._beat)
-                        await asyncio.sleep(self.heartbeat_s)
-                finally:
-                    connection.close()
-        finally:
-            self.speaking = False
-
-
-class _Watcher:
-    """The thread that watches whether event loops send their heartbeats, for all workers. It ends when no ``Pulse`` is
-    left.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pulses: set[Pulse] = set()
-        self._running = False
-        self._wake: Callable[[], object] = lambda: None
-
-    def add(self, pulse: Pulse) -> None:
-        with self._lock:
-            self._pulses.add(pulse)
-            self._wake()  # The thread may be sleeping for the longer heartbeat interval of another worker.
-            if not self._running:
-                self._running = True
-                threading.Thread(target=lambda: asyncio.run(self._watch()), name="ddlf-pulse", daemon=True).start()
-
-    def remove(self, pulse: Pulse) -> None:
-        with self._lock:
-            self._pulses.discard(pulse)
-
-    def knows(self, pulse: Pulse) -> bool:
-        return pulse in self._pulses
-
-    async def _watch(self) -> None:
-        tasks: set[asyncio.Task[None]] = set()
-        news = asyncio.Event()
-        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
-        while True:
-            news.clear()
-            with self._lock:
-                self._wake = wake
-                self._pulses = {pulse for pulse in self._pulses if not pulse.is_over}
-                pulses = list(self._pulses)
-                if not pulses:
-                    self._running, self._wake = False, lambda: None
-                    break
-            for pulse in pulses:
-                if pulse.is_late and not pulse.speaking:
-                    pulse.speaking = True
-                    task = asyncio.create_task(pulse.speak())
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), min(pulse.heartbeat_s for pulse in pulses))
-
-
-_watcher = _Watcher()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_watcher.__init__)  # type: ignore[misc]  # a fork does not copy the thread
 
 
 CONNECT_TIMEOUT_S = 10.0
@@ -1071,31 +947,36 @@ class Link:
             return  # an event of a newer worker
         facts = loads(frame.buffers)
         try:
-            if frame.name == "wanted":
-                question = (str(facts[key]) for key in ("what", "name", "file"))
-                self.spawn(self._sources.give(self.ask, self.name, int(facts["id"]), *question))
-                return
-            if frame.name == "wrote":
-                self.worker_events.wrote(facts)
-                return
-            if frame.name == "cards":
-                self.worker_events.read_cards(facts)
-                return
-            if frame.name == "logged":
-                self.worker_events.logged(facts)
-                return
-            if frame.name == "leaving":
-                until = asyncio.get_running_loop().time() + float(facts["within_s"])
-                self.link_state.notice = Notice(str(facts["by"]), until)
-                if self.on_leaving is not None:
-                    self.on_leaving()
-                else:
-                    self.spawn(self._release_when_idle())
-                return
-            self.link_state.heard(frame.name, facts, self.name, epoch=self.identity.epoch, first_id=self._first_id)
-            if frame.name == "executor_exited" and self.link_state.crash is not None:
-                self.worker_events.executor_ended(self.link_state.crash.message)
-            if frame.name == "lease_lost" and self.link_state.lease is not None:
-                self.drop(self.link_state.lease)
+            match frame.name:
+                case "wanted":
+                    question = (str(facts[key]) for key in ("what", "name", "file"))
+                    self.spawn(self._sources.give(self.ask, self.name, int(facts["id"]), *question))
+                case "wrote":
+                    self.worker_events.wrote(facts)
+                case "cards":
+                    self.worker_events.read_cards(facts)
+                case "logged":
+                    self.worker_events.logged(facts)
+                case "leaving":
+                    self._on_notice(facts)
+                case "executor_exited" | "stopped_by" | "lease_lost":
+                    self._on_reason(frame.name, facts)
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ProtocolError(f"event {frame.name[:40]!r} cannot be read ({type(error).__name__}: {error})") from None
+
+    def _on_notice(self, facts: dict[str, Any]) -> None:
+        """Record that the worker will end soon, and let its work go to other workers."""
+        until = asyncio.get_running_loop().time() + float(facts["within_s"])
+        self.link_state.notice = Notice(str(facts["by"]), until)
+        if self.on_leaving is not None:
+            self.on_leaving()
+        else:
+            self.spawn(self._release_when_idle())
+
+    def _on_reason(self, event: str, facts: dict[str, Any]) -> None:
+        """Record an event that may be the reason why requests fail, and do what follows from it."""
+        self.link_state.heard(event, facts, self.name, epoch=self.identity.epoch, first_id=self._first_id)
+        if event == "executor_exited" and self.link_state.crash is not None:
+            self.worker_events.executor_ended(self.link_state.crash.message)
+        if event == "lease_lost" and self.link_state.lease is not None:
+            self.drop(self.link_state.lease)
