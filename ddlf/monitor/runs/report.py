@@ -18,7 +18,7 @@ from typing import Any
 from ddlf import events as e
 from ddlf.events.facts import to_data
 from ddlf.monitor.card_use import as_text
-from ddlf.monitor.dashboard.board import Seen
+from ddlf.monitor.dashboard.board import Received
 from ddlf.monitor.dashboard.series import Column
 from ddlf.monitor.runs import folder, table
 from ddlf.monitor.runs.run_reader import Past, read
@@ -98,7 +98,7 @@ def state_of(past: Past) -> dict[str, Any]:
         if lane := board.state.lanes.get(share.worker):
             lane.name = share.name
     now = time.time() if status.state == "running" else status.began + past.seconds
-    state = {**board.since(Seen(), now), "now": now, "held_s": 0, "over": True, "record": record_of(past)}
+    state = {**board.since(Received(), now), "now": now, "held_s": 0, "over": True, "record": record_of(past)}
     if series := state.get("series"):
         x, columns = thinned(series["x"], series["columns"])
         rounded = {
