@@ -122,6 +122,15 @@ def test_card_that_the_framework_does_not_see_is_said(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("precision", "state", "said"), [("mixed_float16", "fresh", 1), ("mixed_float16", "kept", 0), ("auto", "fresh", 0)]
+)
+def test_scale_of_the_loss_that_begins_anew_is_said(precision, state, said):
+    trained = app(None, precision=precision, optimizer_state=state)
+    found = list(said_of(trained, {"worker 1": Arithmetic()}, Arithmetic()))
+    assert [about for about, why in found if "first scale of the loss" in why] == ["precision"] * said
+
+
 def test_mixed_cards_are_named_with_their_workers():
     kinds = {"worker 1": Arithmetic("H100"), "worker 2": Arithmetic(), "worker 3": Arithmetic("H100")}
     assert mixed(kinds) == (

@@ -79,6 +79,11 @@ def arithmetic_warnings(app: App, workers: Mapping[str, Arithmetic], master: Ari
         yield "deterministic", f"deterministic=True changes nothing in this run: {reasons[0]}"
     if app.tf32 != "auto" and not any(arithmetic.card for arithmetic in workers.values()):
         yield "tf32", f"tf32={app.tf32!r} changes nothing in this run: no worker computes on a card"
+    if app.precision == "mixed_float16" and app.optimizer_state == "fresh":
+        yield (
+            "precision",
+            "optimizer_state='fresh' begins each round with the first scale of the loss, so that its first steps may overflow",
+        )
     if len({arithmetic.kind for arithmetic in workers.values()}) > 1:
         yield "cards", mixed(workers)
     for name, arithmetic in workers.items():
