@@ -248,7 +248,7 @@ async def _run_app(
             try:
                 await check_needs(cluster, target, display.say, local=new_workers(options))
                 gpus = (", ".join(worker.facts.get("gpus", ())) for worker in cluster.workers)
-                for described in card_lines(gpus, app.deterministic, options):
+                for described in card_lines(gpus, app.deterministic):
                     display.say(f"cards     {described}")
                 await choose_settings(app)
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -20,8 +21,10 @@ from ddlf.cluster.launch.launcher import Address, Cause, Incarnation, Launcher, 
 from ddlf.cluster.launch.processes import end
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, new_token
-from ddlf.worker.assignment import GROWING, NO_WISH, Wanted, count_of_workers, instead_of_lost, spread
+from ddlf.worker.assignment import GROWING, NO_WISH, Wanted, count_of_workers, instead_of_lost, spread, unused_cards
 from ddlf.worker.process import Template, can_fork, child_environment
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 EXIT_NEWS_S = 1.0
@@ -77,6 +80,9 @@ class Local(Launcher):
 
     async def _start_all(self, modules: tuple[str, ...]) -> list[tuple[asyncio.subprocess.Process, int]]:
         self._cards = spread(len(self.addresses), self._wish)
+        if self._wanted.names is None:
+            for reason in unused_cards():
+                log.warning("the workers leave cards of this machine unused: %s", reason)
         self._template = self._template or start_template(modules)
         starting = (self._start_one(index) for index in range(len(self.addresses)))
         outcomes = await asyncio.gather(*starting, return_exceptions=True)

@@ -7,7 +7,6 @@ import asyncio
 import os
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -141,14 +140,20 @@ def test_worker_says_why_it_uses_no_card(cards, monkeypatch, start_worker):
     assert "card      none is used: tensorflow" in start_worker().output
 
 
-def test_run_says_which_cards_it_uses_and_why_not_all(cards):
-    options = SimpleNamespace(local=1, hosts=None, listen=None, launcher=None, config=None, gpus=None)
-    cards.has(card(0, error=15), card(1))
-    used, unused = card_lines(["1 (Test Card)"], False, options)
+def test_run_says_which_cards_it_uses():
+    (used,) = card_lines(["1 (Test Card)"], False)
     assert used == "1 (Test Card) for 1 worker. Two runs on cards may differ in bits: --deterministic prevents it"
-    assert unused.startswith("unused: the card 0 has fallen off the bus; reset it")
-    options.gpus = ("1",)
-    assert [*card_lines(["1 (Test Card)"], True, options)] == ["1 (Test Card) for 1 worker"]
+    assert [*card_lines(["1 (Test Card)"], True)] == ["1 (Test Card) for 1 worker"]
+
+
+async def test_program_is_told_why_its_workers_leave_cards_unused(cards, caplog):
+    cards.has(card(0, error=15), card(1))
+    for gpus, said in ((None, 1), ([1], 0)):
+        caplog.clear()
+        async with Cluster.local(1, gpus=gpus):
+            found = [record.message for record in caplog.records if "cards of this machine unused" in record.message]
+        assert len(found) == said
+        assert all("unused: the card 0 has fallen off the bus; reset it" in line for line in found)
 
 
 async def test_worker_that_does_not_run_is_started_with_the_cards_of_its_line(cards, tmp_path, free_port):
