@@ -172,7 +172,7 @@ async def test_a_worker_of_another_version_is_named_after_tls_has_begun(differen
     assert "the other side speaks protocol 7.1, this side 1.1; install the same version of ddlf on both" in refusal
 
 
-@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64)])
+@pytest.mark.parametrize("first_bytes", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64)])
 async def test_another_program_is_named_after_tls_has_begun(different_machines, first_bytes):
     assert "another program listens there, not a DDLF worker" in await refusal_by_a_program_that_says(first_bytes)
 
