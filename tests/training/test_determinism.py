@@ -123,12 +123,13 @@ def test_card_that_the_framework_does_not_see_is_said(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("precision", "state", "said"), [("mixed_float16", "fresh", 1), ("mixed_float16", "kept", 0), ("auto", "fresh", 0)]
+    ("precision", "state", "warnings"),
+    [("mixed_float16", "fresh", 1), ("mixed_float16", "kept", 0), ("auto", "fresh", 0)],
 )
-def test_scale_of_the_loss_that_begins_anew_is_said(precision, state, said):
+def test_scale_of_the_loss_that_restarts_is_named(precision, state, warnings):
     trained = app(None, precision=precision, optimizer_state=state)
-    found = list(said_of(trained, {"worker 1": Arithmetic()}, Arithmetic()))
-    assert [about for about, why in found if "first scale of the loss" in why] == ["precision"] * said
+    notes = list(arithmetic_warnings(trained, {"worker 1": Arithmetic()}, Arithmetic()))
+    assert [about for about, text in notes if "first scale of the loss" in text] == ["precision"] * warnings
 
 
 def test_mixed_cards_are_named_with_their_workers():

@@ -80,7 +80,7 @@ class Local(Launcher):
 
     async def _start_all(self, modules: tuple[str, ...]) -> list[tuple[asyncio.subprocess.Process, int]]:
         self._cards = spread(len(self.addresses), self._wish)
-        if self._wanted.names is None:
+        if self._wish.names is None:
             for reason in unused_cards():
                 log.warning("the workers leave cards of this machine unused: %s", reason)
         self._template = self._template or start_template(modules)
