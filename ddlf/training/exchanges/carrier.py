@@ -268,9 +268,9 @@ class Carrier:
             whole_round: Whether a round of all slots is over. Then slots with rejected updates hold its weights, too.
         """
         for reply in replies:
-            self.states.left(reply)
+            self.states.accept(reply)
         if whole_round:
-            self.states.round_over(replies)
+            self.states.end_round(replies)
         slot_weights = self.weights_out.slot_weights
         for slot in slot_weights if whole_round else slot_weights.keys() & {reply.slot for reply in replies}:
-            self.states.holds(slot, slot_weights[slot])
+            self.states.store_weights(slot, slot_weights[slot])

@@ -89,7 +89,7 @@ class Members:
         self._links: frozenset[Link] | None = None  # the pairs that call each other; None for all
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._looking: set[asyncio.Task[None]] = set()
+        self._searches: set[asyncio.Task[None]] = set()
 
     def proxies(self) -> Sequence[ProxyWorker]:
         """Return all workers of the cluster, whether they take part in the run or not."""
@@ -228,13 +228,13 @@ class Members:
 
     def silent(self, worker: int, other: int, error: str) -> None:
         """Find out whether a silent worker is lost, or only its link to another worker has failed."""
-        looking = asyncio.ensure_future(self._look(worker, other, error))
-        self._looking.add(looking)
-        looking.add_done_callback(self._looking.discard)
+        search = asyncio.ensure_future(self._look(worker, other, error))
+        self._searches.add(search)
+        search.add_done_callback(self._searches.discard)
 
     async def close(self) -> None:
         """Cancel the searches for failed links that are still running."""
-        await end_all(list(self._looking))
+        await end_all(list(self._searches))
 
     async def _look(self, worker: int, other: int, error: str) -> None:
         present = {number: proxy for (number, _), proxy in self.members().items()}

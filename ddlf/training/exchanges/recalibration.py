@@ -73,11 +73,11 @@ async def carried(run: Run, tasks: Sequence[Task], measure: Callable[..., Awaita
         work = partial(measure, run, task)
         return await run.carry_near_data(task.slot, task.round, task.indices, work, leaves=False)
 
-    carrying = [asyncio.ensure_future(measure_task(task)) for task in tasks]
+    measurements = [asyncio.ensure_future(measure_task(task)) for task in tasks]
     try:
-        return await asyncio.gather(*carrying)
+        return await asyncio.gather(*measurements)
     except BaseException:
-        await end_all(carrying)
+        await end_all(measurements)
         raise
 
 

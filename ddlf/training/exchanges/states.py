@@ -69,8 +69,8 @@ class SlotStates:
         self._crew = crew
         self.parts, self._codec = parts, codec
         self._states = initial
-        self._on: dict[int, LeftBy] = {}  # slot -> where the parts are that did not come back
-        self._coming: dict[int, asyncio.Future[SlotState]] = {}
+        self._locations: dict[int, LeftBy] = {}  # slot -> where the parts are that did not come back
+        self._fetches: dict[int, asyncio.Future[SlotState]] = {}
         self.keep = tuple(parts)
         self.back = tuple(name for name, part in parts.items() if part.back)
         self.averaged = next((name for name, part in parts.items() if part.shared), "")
@@ -88,23 +88,23 @@ class SlotStates:
             if (part := self.parts[name].part) is not None:
                 part.check(reply.state[name], reply.task.weights, worker)
 
-    def left(self, reply: Reply) -> None:
+    def accept(self, reply: Reply) -> None:
         """Note that a slot's update was accepted, and store the slot state of that round."""
         slot = reply.slot
-        self._coming.pop(slot, None)
-        self._on.pop(slot, None)
+        self._fetches.pop(slot, None)
+        self._locations.pop(slot, None)
         self._states[slot] = {
             name: group for name, group in self._states[slot].items() if name in AT_HOME
         } | reply.state
         if self._fetched:
-            self._on[slot] = self._left_by(reply.worker, reply.task.round)
+            self._locations[slot] = self._left_by(reply.worker, reply.task.round)
 
     def _left_by(self, worker: int, number: int) -> LeftBy:
         member = self._crew.member(worker)
         # If the worker is already lost, fetching will fail, and the loss is reported when the state is needed.
         return LeftBy(worker, member[1] if member else -1, number)
 
-    def round_over(self, replies: Sequence[Reply]) -> None:
+    def end_round(self, replies: Sequence[Reply]) -> None:
         """Compute the mean that the next round begins with, after all accepted replies of a round were stored."""
         if self.averaged:
             self._share([reply.state[self.averaged] for reply in replies], [reply.samples for reply in replies])
@@ -131,7 +131,7 @@ class SlotStates:
                 entries |= part.part.begins_with(part.mean(left, [1] * len(left)), 0, like)
         return entries
 
-    def holds(self, slot: int, weights: Weights) -> None:
+    def store_weights(self, slot: int, weights: Weights) -> None:
         """Store the weights that a slot's worker has, if weights travel as differences to them."""
         self._states[slot] = {**self._states[slot], HELD: weights}
 
@@ -148,7 +148,7 @@ class SlotStates:
         """
         if holds and self.keep:
             return None, holds
-        fetch = self._coming_of(task.slot)
+        fetch = self._fetch_of(task.slot)
         return self._sent(task.slot, await asyncio.shield(fetch) if fetch else {}), holds
 
     def _sent(self, slot: int, fetched: SlotState) -> SlotState:
@@ -161,7 +161,7 @@ class SlotStates:
         The list is used and changed from now on.
         """
         self._states = states
-        self._coming, self._on = {}, {}
+        self._fetches, self._locations = {}, {}
 
     def all(self) -> asyncio.Future[list[SlotState]]:
         """Return a future with the state of every slot.
@@ -169,24 +169,24 @@ class SlotStates:
         It is the state at the time of this call, not of the ``await``.
         """
         return asyncio.ensure_future(
-            _collected([(state, self._coming_of(slot)) for slot, state in enumerate(self._states)])
+            _collected([(state, self._fetch_of(slot)) for slot, state in enumerate(self._states)])
         )
 
     async def close(self) -> None:
         """Cancel the fetches of slot states that are still running."""
-        fetches = list(self._coming.values())
+        fetches = list(self._fetches.values())
         for future in fetches:
             future.cancel()
         await asyncio.gather(*fetches, return_exceptions=True)
 
-    def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
+    def _fetch_of(self, slot: int) -> asyncio.Future[SlotState] | None:
         """Return a future with the parts of a slot's state that are only on its worker; None without any.
 
         The worker is asked at most once.
         """
-        if slot not in self._coming and slot in self._on:
-            self._coming[slot] = asyncio.ensure_future(self._fetch(slot, self._on[slot]))
-        return self._coming.get(slot)
+        if slot not in self._fetches and slot in self._locations:
+            self._fetches[slot] = asyncio.ensure_future(self._fetch(slot, self._locations[slot]))
+        return self._fetches.get(slot)
 
     def _holders(self, slot: int, left: LeftBy) -> list[ProxyWorker]:
         """Return the reachable workers that have the state of a slot's last round."""
@@ -195,8 +195,8 @@ class SlotStates:
 
     async def _hand_back(self, worker: int) -> None:
         """Fetch the states that only a worker has, which is leaving."""
-        slots = [slot for slot, left in self._on.items() if left.worker == worker]
-        await asyncio.gather(*(asyncio.shield(coming) for slot in slots if (coming := self._coming_of(slot))))
+        slots = [slot for slot, left in self._locations.items() if left.worker == worker]
+        await asyncio.gather(*(asyncio.shield(fetch) for slot in slots if (fetch := self._fetch_of(slot))))
 
     async def _fetch(self, slot: int, left: LeftBy) -> SlotState:
         """Fetch the parts of a slot's state that did not come back with the reply.

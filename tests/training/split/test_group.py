@@ -52,7 +52,7 @@ async def test_parts_wait_for_a_connected_worker_that_is_busy():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await asyncio.shield(waiting)
-    model_group._attempt.together.set()
+    model_group._attempt.ready.set()
     await waiting
     assert crew.event_log == []
 
@@ -64,7 +64,7 @@ async def test_a_lost_part_starts_one_new_attempt_of_all_parts():
     model_group._fail(1)
     second = model_group._attempt
     model_group._fail(0)  # this part has failed in the first attempt, too
-    assert first.over.is_set()
+    assert first.ended.is_set()
     assert model_group._attempt is second
     assert second is not first
-    assert (second.over.is_set(), second.workers) == (False, {})
+    assert (second.ended.is_set(), second.workers) == (False, {})

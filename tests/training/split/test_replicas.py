@@ -32,7 +32,7 @@ def test_the_number_of_steps_comes_from_the_first_part_that_steps():
     model = keras.Sequential(layers)
     model.compile("adam", "mse")
     plan = plan_of(model, "layers:d0", replicas=2)
-    steps = [plan.optimizer.of.index(None) in plan.writes(part) for part in plan.parts]
+    steps = [plan.optimizer.weight_of.index(None) in plan.writes(part) for part in plan.parts]
     assert steps == [False, True, False, False]
 
 

@@ -12,7 +12,7 @@ def states_of(plan, weights, variables):
     states = {}
     for part in plan.parts:
         arrays = {weight_name(index): plan.piece(part.number, index, weights[index]) for index in part.all_weights}
-        for index, of in enumerate(plan.optimizer.of):
+        for index, of in enumerate(plan.optimizer.weight_of):
             if of is None or of in part.weights:
                 arrays[optimizer_name(index)] = plan.piece(part.number, of, variables[index])
         state = State([(name, array.dtype.name, array.shape) for name, array in arrays.items()])
@@ -25,7 +25,7 @@ def states_of(plan, weights, variables):
 def test_each_array_is_written_once_and_whole():
     model = dense(6, 60, 6, optimizer="adam")
     plan, weights = plan_of(model, "within:3"), model.get_weights()
-    of, shapes = plan.optimizer.of, plan.program.shapes
+    of, shapes = plan.optimizer.weight_of, plan.program.shapes
     variables = [np.full(() if array is None else shapes[array], index, "f4") for index, array in enumerate(of)]
     states, united_arrays = states_of(plan, weights, variables), {}
     written_bytes = []

@@ -200,11 +200,11 @@ class Sums:
                 if self._run.crew.member(reply.worker) == member:
                     self._run.crew.lose(member[0], None, error)
 
-        asking = [asyncio.ensure_future(ask(reply)) for reply in members]
+        calls = [asyncio.ensure_future(ask(reply)) for reply in members]
         try:
-            await asyncio.gather(*asking)
+            await asyncio.gather(*calls)
         except BaseException:
-            await end_all(asking)
+            await end_all(calls)
             raise
         return answers
 

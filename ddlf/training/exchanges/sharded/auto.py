@@ -81,16 +81,14 @@ def fastest(
     star_s, sharded_s = workers * worker_s, (workers - 1) / workers * worker_s + AGREED_S
     if measured is not None and workers > 1:
         codec = str(spec.exchange.codec)
-        one_worker_s, all_workers_s, sharded_measured_s = (
+        one_worker_s, all_workers_s, measured_s = (
             measured.exchange_s("sync", exchange, codec, slots)
             for exchange, slots in (("star", 1), ("star", workers), ("sharded", workers))
         )
         if one_worker_s is not None and all_workers_s is not None:
             worker_s, source = (all_workers_s - one_worker_s) / (workers - 1), measured.origin
-            star_s = workers * worker_s if sharded_measured_s is None else all_workers_s
-            sharded_s = (
-                (workers - 1) / workers * worker_s + AGREED_S if sharded_measured_s is None else sharded_measured_s
-            )
+            star_s = workers * worker_s if measured_s is None else all_workers_s
+            sharded_s = (workers - 1) / workers * worker_s + AGREED_S if measured_s is None else measured_s
     size = f"{workers} worker{'s' * (workers > 1)} and {weights / 1e6:.3g} MB of weights"
     times = f"{star_s:.2g} s through the master and {sharded_s:.2g} s from worker to worker"
     return (

@@ -44,7 +44,7 @@ class Layout:
     means: Mapping[str, bool] = dataclasses.field(default_factory=dict)
 
 
-class HeldWeights:
+class RemoteWeights:
     """The weights of one run while workers hold them: fetches them to the master, and has them written to files.
 
     Args:
@@ -96,7 +96,7 @@ class HeldWeights:
             raise self.loss_error()
         return parts or list(zip(cut(self.size, len(holders)), holders, strict=True))
 
-    async def mean(self, layout: Layout, group: str) -> list[Any]:
+    async def fetch_mean(self, layout: Layout, group: str) -> list[Any]:
         """Fetch a mean of slot states from a worker to the master.
 
         Raises:
@@ -125,7 +125,7 @@ class HeldWeights:
             return dict(await self._call_any(layout, "write_mean", layout.generation, group, target))
 
         async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
-            return left_parts(0, {group: await self.mean(layout, group)})
+            return left_parts(0, {group: await self.fetch_mean(layout, group)})
 
         return dict((await slices.write_one(number, write_remotely, fetch_arrays))["lengths"])
 
@@ -180,7 +180,7 @@ class HeldWeights:
                 return len(parts)
             slices.clear()
 
-    async def brought(self, layout: Layout, *, state: bool = True) -> tuple[Weights, Weights]:
+    async def fetch(self, layout: Layout, *, state: bool = True) -> tuple[Weights, Weights]:
         """Fetch the weights and their state to the master, from the workers that have them.
 
         Raises:

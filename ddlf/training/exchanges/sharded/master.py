@@ -34,12 +34,12 @@ from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices
 from ddlf.training.crew.recovery import LOSS, first_line
 from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.exchanges.members import Member, Members
-from ddlf.training.exchanges.sharded.layout import HeldWeights, Layout, means_of
+from ddlf.training.exchanges.sharded.layout import Layout, RemoteWeights, means_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
 from ddlf.training.exchanges.sharded.plan import Plan, left_of, numbers_of
 from ddlf.training.exchanges.sharded.ranges import PIECE
 from ddlf.training.exchanges.sharded.states import ShardedStates
-from ddlf.training.exchanges.sharded.updates import Gone, Together, measured, verdicts, weighed
+from ddlf.training.exchanges.sharded.updates import RemoteUpdates, WorkerLoss, measured, verdicts, weighed
 from ddlf.training.exchanges.streaming import fragments_of
 from ddlf.training.progress import WeightsRef, local, shapes, slices_of
 from ddlf.training.run import Ended, Round, Run
@@ -104,19 +104,19 @@ class Sharded:
         coded = codec != "float32"  # then exact weights follow the state, and workers decode theirs from them
         state = run.progress.group("outer")
         assert state is not None
-        self._remote_weights = HeldWeights(run, members, like, len(shapes(state)) // len(like) + coded, coded=coded)
-        self._together = Together(run, members, like, lambda: self._layout.generation)
+        self._remote_weights = RemoteWeights(run, members, like, len(shapes(state)) // len(like) + coded, coded=coded)
+        self._remote_updates = RemoteUpdates(run, members, like, lambda: self._layout.generation)
         assert isinstance(run.exchange.states, ShardedStates)
         self._states = run.exchange.states
         self._generations = itertools.count(1)
         self._layout = Layout(0)
         self._master_copy = MasterCopy(0, run.progress.weights, state, self._states.mean)
         self._snapshot = run.progress.snapshot()
-        self._mean_at = 0  # number of the last checkpoint's slice with the mean of the slots' optimizers
+        self._mean_slice = 0  # number of the last checkpoint's slice with the mean of the slots' optimizers
         self._handing_back = asyncio.Lock()
         run.crew.hand_back.append(self._hand_back)
         members.begin, members.says = self._begin, self._says
-        members.compares = partial(verdicts, self._together)
+        members.compares = partial(verdicts, self._remote_updates)
 
     async def _begin(self) -> None:
         """Make sure that some workers have the weights and the state.
@@ -137,9 +137,9 @@ class Sharded:
             raise self._remote_weights.loss_error()
         means = await self._states.means()
         slices = None if means else slices_of(master_copy.weights)
-        holders = 0
+        count = 0
         for member, proxy in alive.items():
-            if holders == HOLDERS:
+            if count == HOLDERS:
                 break
             try:
                 arguments = self._codec, self._run.facts.trainable, *([means] if means else [])
@@ -153,10 +153,10 @@ class Sharded:
                     await proxy.call(self._members.holder, "hold_restored", master_copy.generation, listed, *arguments)
             except LOSS:
                 continue  # the crew notices the loss
-            holders += 1
-            more = [((0, self._remote_weights.size), member)] if self._remote_weights.arrays_per_weight else []
+            count += 1
+            state = [((0, self._remote_weights.size), member)] if self._remote_weights.arrays_per_weight else []
             at = [*self._layout.at, member]
-            self._move(Layout(master_copy.generation, at, [*self._layout.state, *more], dict.fromkeys(means, False)))
+            self._move(Layout(master_copy.generation, at, [*self._layout.state, *state], dict.fromkeys(means, False)))
 
     async def _hand_back(self, number: int) -> None:
         """Take the weights and their states to the master, if otherwise only workers that leave would have them. When
@@ -177,10 +177,10 @@ class Sharded:
             if have_all or self._master_copy.generation == layout.generation:
                 return
             with contextlib.suppress(DDLFError):  # the worker has ended before; later errors tell that
-                weights, state = await self._remote_weights.brought(layout)
+                weights, state = await self._remote_weights.fetch(layout)
                 mean: Callable[[], Weights] | None = None
                 if (name := self._states.averaged) in layout.means:
-                    values = await self._remote_weights.mean(layout, name)
+                    values = await self._remote_weights.fetch_mean(layout, name)
                     mean = lambda: values  # noqa: E731
                 self._master_copy = MasterCopy(layout.generation, weights, state, mean)
                 self._states.mean_is(mean)
@@ -197,7 +197,7 @@ class Sharded:
             tasks: Tasks of the round, as for ``Run.all``.
             tensors: Numbers of the tensors whose updates are exchanged; None for all.
         """
-        self._together.tensors = tensors
+        self._remote_updates.tensors = tensors
         self._move(self._layout)  # the run may have more slots now
         return await self._run.all(tasks)
 
@@ -215,9 +215,9 @@ class Sharded:
             ConnectError: A worker reaches another one, but does not get its data.
             ClusterTooSmall: Too many workers were lost.
         """
-        together = self._together
+        remote_updates = self._remote_updates
         means = partial(means_of, self._states, slots=self._run.slots, grows=self._run.facts.grows)
-        replies, layout = await self._compute(together, lambda: self._layout, replies, self._outer, means)
+        replies, layout = await self._compute(remote_updates, lambda: self._layout, replies, self._outer, means)
         self._states.mean_is(None)
         return replies, layout
 
@@ -236,14 +236,16 @@ class Sharded:
         holders = [member[0] for member in layout.at if member in alive]
         reference = {"generation": layout.generation, "at": holders, "means": list(layout.means)}
         measure = partial(measured, run, reference)
-        together = Together(run, self._members, self.like, lambda: self._layout.generation, layout.generation, measure)
-        together.tensors = run.facts.statistics
-        _, following = await self._compute(together, lambda: layout, await measure(replies), Subtract())
+        remote_updates = RemoteUpdates(
+            run, self._members, self.like, lambda: self._layout.generation, layout.generation, measure
+        )
+        remote_updates.tensors = run.facts.statistics
+        _, following = await self._compute(remote_updates, lambda: layout, await measure(replies), Subtract())
         return following
 
     async def _compute(
         self,
-        together: Together,
+        remote_updates: RemoteUpdates,
         base_layout: Callable[[], Layout],
         replies: list[Reply],
         outer: OuterOptimizer,
@@ -252,7 +254,7 @@ class Sharded:
         """Have workers compute a new version of the weights (a generation) from an earlier one.
 
         Args:
-            together: The workers that have updates.
+            remote_updates: The updates, which stay on workers.
             base_layout: Returns the location of the generation that the updates begin with.
             replies: Replies of these updates.
             outer: Outer optimizer that changes the weights.
@@ -263,20 +265,20 @@ class Sharded:
         """
         weights: list[float] = []
         if isinstance(self._merge, WholeRule):
-            replies, weights = await weighed(together, replies, self._merge)
+            replies, weights = await weighed(remote_updates, replies, self._merge)
         layouts: list[Layout] = []
         remote_weights = self._remote_weights
 
-        async def merge(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
+        async def merge(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> WorkerLoss:
             base = base_layout()  # other workers may have it now, if some were lost
             if remote_weights.parts(base, self._members.members()) is None:
                 raise remote_weights.loss_error()
             plan = Plan(
                 base=base.generation,
                 generation=next(self._generations),
-                updates=together.sent(replies),
+                updates=remote_updates.locations(replies),
                 owners=[number for number, _ in owners],
-                tensors=together.tensors,
+                tensors=remote_updates.tensors,
                 kept=remote_weights.arrays_per_weight,
                 state=remote_weights.holding(base),
                 copies=len(owners) > 1 and remote_weights.arrays_per_weight > 0,
@@ -291,8 +293,8 @@ class Sharded:
                 names=self._run.facts.names,
                 piece=min(PIECE, max(LEAST, remote_weights.size // (len(owners) * PIECES))),
             )
-            _, loss = await together.carried_out("merge", dataclasses.asdict(plan), plan.owners, workers)
-            if loss is None:
+            _, worker_loss = await remote_updates.call_owners("merge", dataclasses.asdict(plan), plan.owners, workers)
+            if worker_loss is None:
                 for slot, number, _, worker in plan.left:
                     self._states.copy(slot, number, worker)
                 slices = cut(remote_weights.size, len(owners))
@@ -300,9 +302,9 @@ class Sharded:
                 state += [*zip(slices, [*owners[1:], owners[0]], strict=True)] if plan.copies else []
                 groups = {mean_plan["group"]: not mean_plan["total"] for mean_plan in plan.means}
                 layouts.append(Layout(plan.generation, owners, state, {**base.means, **groups}))
-            return loss
+            return worker_loss
 
-        return await together.on(replies, merge), layouts[0]
+        return await remote_updates.carry_out(replies, merge), layouts[0]
 
     async def committed(self, layout: Layout, replies: list[Reply], *, due: bool, shown: bool) -> None:
         """Make weights that are on the workers the current weights of the run.
@@ -333,10 +335,10 @@ class Sharded:
         if slices is not None:
             weights, rows = weights_ref(slices=slices), remote_weights.arrays_per_weight - remote_weights.coded
             state = WeightsRef(like=remote_weights.like * rows, group=OUTER, slices=slices) if rows else []
-            mean = partial(_mean_in, slices, self._mean_at, name) if averaged else None
+            mean = partial(_mean_in, slices, self._mean_slice, name) if averaged else None
         elif is_fetched:
-            weights, state = await remote_weights.brought(layout)
-            values = await remote_weights.mean(layout, name) if averaged else []
+            weights, state = await remote_weights.fetch(layout)
+            values = await remote_weights.fetch_mean(layout, name) if averaged else []
             mean = (lambda: values) if averaged else None
         else:
             weights = weights_ref()
@@ -373,10 +375,10 @@ class Sharded:
             self._states.fetch_mean()
             return
         try:
-            progress.weights, state = await self._remote_weights.brought(self._layout)
+            progress.weights, state = await self._remote_weights.fetch(self._layout)
             progress.keep("outer", state)
             if (name := self._states.averaged) in self._layout.means:
-                values = await self._remote_weights.mean(self._layout, name)
+                values = await self._remote_weights.fetch_mean(self._layout, name)
                 self._states.mean_is(lambda: values)
                 self._states.fetch_mean()
         except DDLFError as error:
@@ -430,14 +432,14 @@ class Sharded:
         first = await remote_weights.write(layout, self._run.facts.names, slices)
         slices.left = await self._states.written(slices, first, replies)
         if (name := self._states.averaged) in layout.means:
-            self._mean_at = first + self._run.slots
-            mean = await remote_weights.write_mean(layout, name, slices, self._mean_at)
+            self._mean_slice = first + self._run.slots
+            mean = await remote_weights.write_mean(layout, name, slices, self._mean_slice)
             slices.left[0] = slices.left[0] | mean  # a new dict, since the states use these lengths, too
 
     async def _weights_of(self, layout: Layout) -> Weights:
         if layout.generation == self._master_copy.generation:  # the workers have handed them back
             return local(self._master_copy.weights)
-        return (await self._remote_weights.brought(layout, state=False))[0]
+        return (await self._remote_weights.fetch(layout, state=False))[0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

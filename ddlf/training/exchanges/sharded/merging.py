@@ -154,8 +154,8 @@ class Merging:
         for (i, _, _), values in zip(overlaps, exact, strict=True):
             new.within[i] = peak_of(values)
         new.stepped.set()
-        asking = (self._ask(owner, "peaks", self._plan.generation) for owner in self._plan.owners)
-        new.peaks = [max(peaks) for peaks in zip(*await asyncio.gather(*asking), strict=True)]
+        requests = (self._ask(owner, "peaks", self._plan.generation) for owner in self._plan.owners)
+        new.peaks = [max(peaks) for peaks in zip(*await asyncio.gather(*requests), strict=True)]
 
         async def encode_piece(piece: Slice) -> None:
             await asyncio.to_thread(new.set, piece, take(exact, moved(piece, self.own_range[0])))

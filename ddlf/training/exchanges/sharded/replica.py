@@ -40,9 +40,8 @@ class ShardedReplica(HoldingReplica):
         self.exchange = ShardedWorker(worker.id, ask, self.slots, lambda shard: worker.on_shard(Shard(*shard, run)))
         worker.roles.play(run, EXCHANGE, self.exchange, of=REPLICA)
         worker.roles.play(run, COPIES, self.exchange.copies, of=REPLICA)
-        self._has_own_train = (
-            type(app).train.__module__ != "ddlf.app"
-        )  # a user's train may change its arguments and its result
+        # A user's train may change its arguments and its result.
+        self._has_own_train = type(app).train.__module__ != "ddlf.app"
 
     # -- verbs of the master ------------------------------------------------------------------------------------------
 

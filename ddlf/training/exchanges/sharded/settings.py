@@ -51,9 +51,8 @@ class Sharded(Exchange):
         )
         local = weight_context.spec.local
         if local.optimizer_state == "averaged" or local.rule.steers or weight_context.fragments:
-            members.restoring = (
-                None  # slots begin with means, or with their own weights: the master reads and sends them
-            )
+            # Slots begin with means, or with their own weights: the master reads and sends them.
+            members.restoring = None
         return members
 
     def states(

@@ -77,10 +77,10 @@ class ShardedStates(SlotStates):
         them when the next means are planned.
         """
         await super()._hand_back(worker)
-        for slot, left in list(self._on.items()):
-            if left.worker == worker and slot in self._coming and self._on.get(slot) is left:
-                self._states[slot] = self._states[slot] | await asyncio.shield(self._coming[slot])
-                del self._on[slot], self._coming[slot]
+        for slot, left in list(self._locations.items()):
+            if left.worker == worker and slot in self._fetches and self._locations.get(slot) is left:
+                self._states[slot] = self._states[slot] | await asyncio.shield(self._fetches[slot])
+                del self._locations[slot], self._fetches[slot]
 
     async def _restored(self, slot: int, number: int, worker: ProxyWorker) -> bool:
         """Let a worker read a slot state that is still only in a slice of the checkpoint being resumed.
@@ -99,8 +99,8 @@ class ShardedStates(SlotStates):
         left = self._left_by(worker.id, number)
         await self._restoring.give(worker, slices, [slice_number])
         await worker.call(self._exchange, "left_restored", slot, number, self._sent(slot, {}), lengths, slice_number)
-        self._on[slot], self._stored[slot] = left, (number, lengths, slices, slice_number)
-        self._coming.pop(slot, None)
+        self._locations[slot], self._stored[slot] = left, (number, lengths, slices, slice_number)
+        self._fetches.pop(slot, None)
         self._in_checkpoint.pop(slot, None)
         return True
 
@@ -121,9 +121,9 @@ class ShardedStates(SlotStates):
         Returns:
             The numbers of reachable workers; empty if the task need not name any.
         """
-        if holds or not self.copied or slot not in self._on:
+        if holds or not self.copied or slot not in self._locations:
             return []
-        return [worker.id for worker in self._holders(slot, self._on[slot])]
+        return [worker.id for worker in self._holders(slot, self._locations[slot])]
 
     def where(self, slot: int, group: str) -> tuple[int, int] | list[Any] | None:
         """Return where one part of a slot's state is.
@@ -131,12 +131,12 @@ class ShardedStates(SlotStates):
         Returns:
             A pair of worker and round; the part itself if the master has it; None if it is lost.
         """
-        if (left := self._on.get(slot)) is None:
+        if (left := self._locations.get(slot)) is None:
             return self._states[slot].get(group)
         holders = self._holders(slot, left)
         return (holders[0].id, left.round) if holders else None
 
-    def round_over(self, replies: Sequence[Reply]) -> None:
+    def end_round(self, replies: Sequence[Reply]) -> None:
         """Do nothing after a round, since the workers compute the means."""
 
     def means_for_tasks(self, like: Weights) -> dict[str, Any]:
@@ -167,9 +167,8 @@ class ShardedStates(SlotStates):
             left = [state.get(name) for state in states]
             present = [state for state in left if state is not None]
             if present and part.mean is not None:
-                values[name] = (
-                    present[0] if part.shared else part.mean(left, [1] * len(left))
-                )  # shared: each is the mean
+                # If the part is shared, each value is the mean already.
+                values[name] = present[0] if part.shared else part.mean(left, [1] * len(left))
         return values
 
     def set_back(self, states: list[SlotState]) -> None:
@@ -195,7 +194,7 @@ class ShardedStates(SlotStates):
         """
         lengths: list[dict[str, int]] = [{} for _ in self._states]
         now = {reply.slot: self._left_by(reply.worker, reply.task.round) for reply in replies}
-        left = self._on | now if self._fetched else {}
+        left = self._locations | now if self._fetched else {}
 
         async def write_slot(slot: int) -> None:
             async def write_remotely(target: dict[str, Any]) -> dict[str, Any]:
@@ -224,10 +223,10 @@ class ShardedStates(SlotStates):
         await asyncio.gather(*map(write_slot, left), *map(write_unread, self._in_checkpoint.keys() - left.keys()))
         return lengths
 
-    def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
-        if slot not in self._coming and slot not in self._on and slot in self._in_checkpoint:
-            self._coming[slot] = asyncio.ensure_future(self._read(slot))
-        return super()._coming_of(slot)
+    def _fetch_of(self, slot: int) -> asyncio.Future[SlotState] | None:
+        if slot not in self._fetches and slot not in self._locations and slot in self._in_checkpoint:
+            self._fetches[slot] = asyncio.ensure_future(self._read(slot))
+        return super()._fetch_of(slot)
 
     def _holders(self, slot: int, left: LeftBy) -> list[ProxyWorker]:
         """Return the reachable workers that have a slot's last state.

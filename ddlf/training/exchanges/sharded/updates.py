@@ -34,14 +34,14 @@ NOTICED_S = 10.0
 TRIES = 6
 """Attempts at one exchange. Each failed attempt has lost another worker."""
 
-Gone = tuple[ProxyWorker, DDLFError | None] | None
+WorkerLoss = tuple[ProxyWorker, DDLFError | None] | None
 """A worker that was lost and the error; or, with None, a worker that another worker cannot reach."""
-Again = Callable[[list[Reply]], Awaitable[list[Reply]]]
-Do = Callable[[list[Reply], list[Member], dict[int, ProxyWorker]], Awaitable[Gone]]
+Retrain = Callable[[list[Reply]], Awaitable[list[Reply]]]
+Work = Callable[[list[Reply], list[Member], dict[int, ProxyWorker]], Awaitable[WorkerLoss]]
 """Receives replies, the owners of ranges, and all workers by number. Returns the worker that was lost, if any."""
 
 
-class Together:
+class RemoteUpdates:
     """Computes with the updates of several slots while these stay on their workers.
 
     Args:
@@ -50,7 +50,7 @@ class Together:
         like: Arrays with shapes and types of the weights.
         now: Returns the generation that rounds begin with.
         base: The generation that the updates begin with; None for the generation of ``now``.
-        again: Has other workers make replies again, and returns them in the same order.
+        retrain: Has other workers make replies again, and returns them in the same order.
 
     Attributes:
         run, members, like: The arguments.
@@ -65,10 +65,10 @@ class Together:
         like: Weights,
         now: Callable[[], int],
         base: int | None = None,
-        again: Again | None = None,
+        retrain: Retrain | None = None,
     ) -> None:
         self.run, self.members, self.like = run, members, like
-        self._now, self._base, self._made_again = now, base, again or self._carried
+        self._now, self._base, self._retrain = now, base, retrain or self._train_again
         self.tensors: Sequence[int] | None = None
         self.factors: dict[int, float] = {}
         self._size = sum(w.size for w in like)
@@ -79,18 +79,18 @@ class Together:
         """Number of the generation (version of the weights) that the updates were computed from."""
         return self._now() if self._base is None else self._base
 
-    def sent(self, replies: Sequence[Reply]) -> list[Sent]:
+    def locations(self, replies: Sequence[Reply]) -> list[Sent]:
         """Return where the updates of replies are, in the form that plans and comparisons have."""
         return [(reply.slot, reply.worker, reply.weight, self.factors.get(reply.slot, 1.0)) for reply in replies]
 
-    async def on(self, replies: list[Reply], do: Do) -> list[Reply]:
+    async def carry_out(self, replies: list[Reply], work: Work) -> list[Reply]:
         """Run some work on the workers that have updates.
 
         If a worker is lost, have its slots trained again elsewhere, and try again.
 
         Args:
             replies: Replies of the updates.
-            do: The function to run.
+            work: The function to run.
 
         Returns:
             The replies of the successful attempt.
@@ -104,19 +104,19 @@ class Together:
         while losses < TRIES:
             alive = self.members.members()
             if lost := [reply for reply in replies if self._holder(reply) not in alive]:
-                again = await self._again(lost)
-                replies = [again.get(reply.slot, reply) for reply in replies]
+                retrained = await self._retrained(lost)
+                replies = [retrained.get(reply.slot, reply) for reply in replies]
                 continue
             await self.members.reach()
             if self.members.members().keys() != alive.keys():
                 continue  # a worker was lost or joined meanwhile
             holders = {member for member in map(self._holder, replies) if member is not None}
-            loss = await do(
+            worker_loss = await work(
                 replies, sorted(holders)[: self._size], {number: proxy for (number, _), proxy in alive.items()}
             )
-            if loss is None:
+            if worker_loss is None:
                 return replies
-            worker, error = loss
+            worker, error = worker_loss
             losses += error is not None  # broken links need no limit: their number is small, and few workers return
             if error is not None and self.members.member(worker.id) in alive:
                 slot = next((reply.slot for reply in replies if reply.worker == worker.id), replies[0].slot)
@@ -125,9 +125,9 @@ class Together:
             f"workers were lost {TRIES} times while they exchanged one round", hint="look at the workers' terminals"
         )
 
-    async def carried_out(
+    async def call_owners(
         self, verb: str, message: dict[str, Any], owners: Sequence[int], workers: Mapping[int, ProxyWorker]
-    ) -> tuple[list[dict[str, Any]], Gone]:
+    ) -> tuple[list[dict[str, Any]], WorkerLoss]:
         """Have all owners of ranges carry out one method of the sharded exchange.
 
         Args:
@@ -156,7 +156,7 @@ class Together:
                         answer = call.result()
                     except LOSS as error:
                         return [], (calls[call], error)
-                    if lost := await self._in_the_way(answer, calls[call], workers):
+                    if lost := await self._reported_loss(answer, calls[call], workers):
                         return [], lost
             return [call.result() for call in calls], None
         finally:
@@ -174,28 +174,28 @@ class Together:
             self._holders[reply.slot] = holder = reply.task, self.members.member(reply.worker)
         return holder[1]
 
-    async def _again(self, replies: list[Reply]) -> dict[int, Reply]:
+    async def _retrained(self, replies: list[Reply]) -> dict[int, Reply]:
         """Have the rounds of some replies trained again.
 
         Their updates get the same bits and the same weight as before.
         """
-        new_replies = await self._made_again(replies)
+        new_replies = await self._retrain(replies)
         return {reply.slot: reply for reply in new_replies}
 
-    async def _carried(self, replies: list[Reply]) -> list[Reply]:
+    async def _train_again(self, replies: list[Reply]) -> list[Reply]:
         """Have the rounds of some replies trained again, and check the new replies."""
-        carrying = [asyncio.ensure_future(self.run.again(reply.task)) for reply in replies]
+        trainings = [asyncio.ensure_future(self.run.again(reply.task)) for reply in replies]
         try:
-            new_replies = await asyncio.gather(*carrying)
+            new_replies = await asyncio.gather(*trainings)
         finally:
-            await end_all(carrying)
+            await end_all(trainings)
         for reply in new_replies:
             check(self.run, reply)
         return new_replies
 
-    async def _in_the_way(
+    async def _reported_loss(
         self, answer: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]
-    ) -> Gone:
+    ) -> WorkerLoss:
         """Return the lost or unreachable worker that an owner's answer reports, or None.
 
         If the answer reports an unusable update, raise this error.
@@ -232,81 +232,87 @@ class Together:
         return None
 
 
-async def verdicts(together: Together, replies: dict[int, Reply]) -> dict[int, Verdict]:
+async def verdicts(remote_updates: RemoteUpdates, replies: dict[int, Reply]) -> dict[int, Verdict]:
     """Return whether each slot's update of a round is usable, as ``judge`` does. Messages count slots from 1.
 
     The updates that are too long are scaled from now on.
 
     Args:
-        together: The workers that have the updates.
+        remote_updates: The updates, which stay on workers.
         replies: Replies by slot. A reply that was carried again, because its worker was lost, replaces its entry.
     """
-    facts, like, together.factors = together.run.facts, together.like, {}
+    facts, like, remote_updates.factors = remote_updates.run.facts, remote_updates.like, {}
     first_verdicts = verdicts_of(
         {slot + 1: reply.update if isinstance(reply.update, Fault) else None for slot, reply in replies.items()}
     )
     usable = [replies[number - 1] for number, verdict in first_verdicts.items() if not verdict.fault]
     groups = compared(like, facts.trainable)
-    usable, norms = await lengths(together, usable, groups)
+    usable, norms = await lengths(remote_updates, usable, groups)
     by_slot = [
         {reply.slot + 1: reply_norms[group] for reply, reply_norms in zip(usable, norms, strict=True)}
         for group in (0, 1)
     ]
     check = Comparison(by_slot, {reply.slot + 1: reply.weight for reply in usable}, facts.update_policy, Limits())
     pointing = [reply for reply in usable if reply.slot + 1 in check.pointing]
-    again, cosine = await pairs(together, pointing, groups[0], [by_slot[0][reply.slot + 1] for reply in pointing])
-    replies.update({reply.slot: reply for reply in [*usable, *again]})
+    compared_replies, cosine = await pairs(
+        remote_updates, pointing, groups[0], [by_slot[0][reply.slot + 1] for reply in pointing]
+    )
+    replies.update({reply.slot: reply for reply in [*usable, *compared_replies]})
     verdicts = {number - 1: verdict for number, verdict in (first_verdicts | check.verdicts(cosine)).items()}
-    together.factors = {slot: verdict.factor for slot, verdict in verdicts.items()}
+    remote_updates.factors = {slot: verdict.factor for slot, verdict in verdicts.items()}
     return verdicts
 
 
-async def weighed(together: Together, replies: list[Reply], rule: WholeRule) -> tuple[list[Reply], list[float]]:
+async def weighed(
+    remote_updates: RemoteUpdates, replies: list[Reply], rule: WholeRule
+) -> tuple[list[Reply], list[float]]:
     """Compute the weights of updates for a merge rule that compares whole updates.
 
     Returns:
         The replies, with new ones for slots carried again; and a weight for each, followed by the sum's divisor.
     """
-    floats = [i for i, w in enumerate(together.like) if is_float(w)]
+    floats = [i for i, w in enumerate(remote_updates.like) if is_float(w)]
     if rule.by_length:
-        replies, norms = await lengths(together, replies, [floats])
+        replies, norms = await lengths(remote_updates, replies, [floats])
         comparison: Vector = np.array([length for (length,) in norms])
     else:
-        replies, comparison = await pairs(together, replies, floats)
+        replies, comparison = await pairs(remote_updates, replies, floats)
     weights, divisor = rule.weigh(comparison, np.array([reply.weight for reply in replies], np.float64))
     return replies, [*map(float, weights), divisor]
 
 
 async def lengths(
-    together: Together, replies: list[Reply], groups: Sequence[Sequence[int]]
+    remote_updates: RemoteUpdates, replies: list[Reply], groups: Sequence[Sequence[int]]
 ) -> tuple[list[Reply], list[list[float]]]:
     """Return the replies, and for each update the norms of some groups of tensors."""
     norms: list[list[float]] = []
 
-    async def ask(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
+    async def ask(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> WorkerLoss:
         holders = [workers[reply.worker] for reply in replies]
-        asking = [
+        calls = [
             asyncio.ensure_future(
-                worker.call(together.members.holder, "lengths", together.base, slot, [*map(list, groups)], factor)
+                worker.call(
+                    remote_updates.members.holder, "lengths", remote_updates.base, slot, [*map(list, groups)], factor
+                )
             )
-            for (slot, _, _, factor), worker in zip(together.sent(replies), holders, strict=True)
+            for (slot, _, _, factor), worker in zip(remote_updates.locations(replies), holders, strict=True)
         ]
         try:
-            for worker, answer in zip(holders, asking, strict=True):
+            for worker, answer in zip(holders, calls, strict=True):
                 try:
                     await answer
                 except LOSS as error:
                     return worker, error
         finally:
-            await end_all(asking)
-        norms[:] = [list(answer.result()) for answer in asking]
+            await end_all(calls)
+        norms[:] = [list(answer.result()) for answer in calls]
         return None
 
-    return await together.on(replies, ask), norms
+    return await remote_updates.carry_out(replies, ask), norms
 
 
 async def pairs(
-    together: Together, replies: list[Reply], tensors: Sequence[int], norms: Sequence[float] = ()
+    remote_updates: RemoteUpdates, replies: list[Reply], tensors: Sequence[int], norms: Sequence[float] = ()
 ) -> tuple[list[Reply], Vector]:
     """Return the replies and a matrix (S, S) that compares their updates.
 
@@ -316,20 +322,22 @@ async def pairs(
     if not replies:
         return [], np.zeros((0, 0))
 
-    async def ask(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
+    async def ask(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> WorkerLoss:
         request = Pairs(
-            base=together.base,
-            updates=together.sent(replies),
+            base=remote_updates.base,
+            updates=remote_updates.locations(replies),
             owners=[number for number, _ in owners],
-            tensors=[i for i in tensors if together.tensors is None or i in together.tensors],
+            tensors=[i for i in tensors if remote_updates.tensors is None or i in remote_updates.tensors],
             norms=list(norms),
             piece=PIECE,
         )
-        answers, loss = await together.carried_out("compare", dataclasses.asdict(request), request.owners, workers)
+        answers, worker_loss = await remote_updates.call_owners(
+            "compare", dataclasses.asdict(request), request.owners, workers
+        )
         sums[:] = [matrix for answer in answers for matrix in answer.get("sums", ())]
-        return loss
+        return worker_loss
 
-    replies = await together.on(replies, ask)
+    replies = await remote_updates.carry_out(replies, ask)
     return replies, added(sums, len(replies))
 
 

@@ -51,41 +51,41 @@ class CutOf:
     def __call__(self, name: str, value: Any) -> Cut | None:
         if value is None or isinstance(value, Cut):
             return value
-        kind, colon, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
+        kind, colon, arguments = value.partition(":") if isinstance(value, str) else ("", "", "")
         if not colon:
             raise ConfigError(f"{name} must be {self}, got {value!r}")
         if kind == "stages":
-            return self._stages(name, value, rest)
+            return self._stages(name, value, arguments)
         if kind == "memory":
-            return Cut(nbytes=self._nbytes(name, value, rest), text=value)
+            return Cut(nbytes=self._nbytes(name, value, arguments), text=value)
         if kind == "layers":
-            return self._layers(name, value, rest)
+            return self._layers(name, value, arguments)
         if kind == "within":
-            return self._within(name, value, rest, 1)
+            return self._within(name, value, arguments, 1)
         raise ConfigError(f"{name} must be {self}, got {value!r}")
 
-    def _stages(self, name: str, value: str, rest: str) -> Cut:
-        stages, comma, more = rest.partition(",")
+    def _stages(self, name: str, value: str, arguments: str) -> Cut:
+        stages, comma, suffix = arguments.partition(",")
         parts = self._number(name, value, stages, "stages stages:2")
         if not comma:
             return Cut(parts=parts, text=f"stages:{parts}")
-        kind, _, workers = more.strip().partition(":")
+        kind, _, workers = suffix.strip().partition(":")
         if kind == "images":
             raise ConfigError(
                 f"{name}={value!r} says how workers cut convolutions, but without within they cut no layers",
-                hint=f"write stages:{parts},within:2,{more.strip()}, or leave out {more.strip()}",
+                hint=f"write stages:{parts},within:2,{suffix.strip()}, or leave out {suffix.strip()}",
             )
         if kind != "within":
             raise ConfigError(f"{name} must be {self}, got {value!r}")
         return self._within(name, value, workers, parts)
 
-    def _within(self, name: str, value: str, rest: str, parts: int) -> Cut:
-        number, comma, more = rest.partition(",")
+    def _within(self, name: str, value: str, arguments: str, parts: int) -> Cut:
+        number, comma, suffix = arguments.partition(",")
         within = self._number(name, value, number, f"workers {'stages:2,' * (parts > 1)}within:3")
-        kind, _, images = more.strip().partition(":")
+        kind, _, images = suffix.strip().partition(":")
         if comma and (kind != "images" or images not in (ROWS, FILTERS)):
             raise ConfigError(
-                f"{name}={value!r} has an unknown end {more.strip()!r}",
+                f"{name}={value!r} has an unknown end {suffix.strip()!r}",
                 hint=f"write images:{ROWS} or images:{FILTERS}, which say how convolutions are cut, or leave it out",
             )
         text = f"{f'stages:{parts},' * (parts > 1)}within:{within}" + f",images:{images}" * bool(comma)
@@ -105,8 +105,8 @@ class CutOf:
                 return nbytes
         raise ConfigError(f"{name}={value!r} needs the memory of a part", hint="write memory:2GB")
 
-    def _layers(self, name: str, value: str, rest: str) -> Cut:
-        layers = tuple(layer.strip() for layer in rest.split(","))
+    def _layers(self, name: str, value: str, arguments: str) -> Cut:
+        layers = tuple(layer.strip() for layer in arguments.split(","))
         if not all(layers):
             raise ConfigError(f"{name}={value!r} names no layer", hint="write layers:NAME,NAME")
         if repeated := [layer for layer in layers if layers.count(layer) > 1]:

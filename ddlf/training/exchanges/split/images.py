@@ -71,23 +71,23 @@ class Window:
         spans = (self.inside(position, position + 1) for position in range(low, high))
         return np.array([end - begin for begin, end in spans])
 
-    def shared(self, has: Units | None, workers: int) -> list[int]:
+    def shared(self, input_units: Units | None, workers: int) -> list[int]:
         """Return the first output of each worker, and the end.
 
         Shares are nearly equal, and their borders are chosen so that few input positions travel.
 
         Args:
-            has: The input positions of each worker; None if all have all.
+            input_units: The input positions of each worker; None if all have all.
             workers: Their number.
         """
         equal = [len(share) for share in np.array_split(np.arange(self.count), workers)]
         ends = np.cumsum(equal).tolist()
-        if has is None or any(len(positions) != positions[-1] - positions[0] + 1 for positions in has):
+        if input_units is None or any(len(positions) != positions[-1] - positions[0] + 1 for positions in input_units):
             return [0, *ends]
         most = max(equal[0], math.floor(UNEVEN * self.count / workers))
         firsts = [0]
         for worker, end in enumerate(ends[:-1]):
-            border, capacity = int(has[worker][-1]) + 1, (workers - worker - 1) * most
+            border, capacity = int(input_units[worker][-1]) + 1, (workers - worker - 1) * most
             fit = [
                 first
                 for first in (end - 1, end, end + 1)
@@ -122,7 +122,7 @@ class Windows:
         strides: Sequence[int],
         dilation: Sequence[int],
         padding: str,
-        has: Units | None,
+        input_units: Units | None,
         workers: int,
     ) -> Windows | None:
         """Return the windows of a layer; None if there are fewer rows than workers."""
@@ -130,7 +130,7 @@ class Windows:
             Window.of(size, (k - 1) * d + 1, s, padding)
             for size, k, s, d in zip(sizes, kernel, strides, dilation, strict=True)
         )
-        return None if axes[0].count < workers else cls(axes, tuple(axes[0].shared(has, workers)))
+        return None if axes[0].count < workers else cls(axes, tuple(axes[0].shared(input_units, workers)))
 
     @property
     def gives(self) -> Units:
@@ -241,13 +241,13 @@ class Averaged(Way):
         return [keras.ops.sum(values[0], axes, keepdims=call.operation.keepdims) / self.positions]
 
 
-def filtered(layer: Any, shape: Sequence[int | None], has: Units | None, workers: int) -> Way:
+def filtered(layer: Any, shape: Sequence[int | None], input_units: Units | None, workers: int) -> Way:
     """Return how a convolution is cut by image rows; a way without ``gives`` if it cannot be.
 
     Args:
         layer: The layer.
         shape: Shape of its input.
-        has: The rows that each worker has; None if all have all.
+        input_units: The rows that each worker has; None if all have all.
         workers: Number of workers.
     """
     sizes = shape[1:-1]
@@ -255,16 +255,16 @@ def filtered(layer: Any, shape: Sequence[int | None], has: Units | None, workers
     if len(known_sizes) < len(sizes):
         return Way("the size of its images is unknown")
     geometry = known_sizes, layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding
-    windows = Windows.of(*geometry, has, workers)
+    windows = Windows.of(*geometry, input_units, workers)
     if windows is None:
         return Way(f"its images have fewer rows than {workers} parts")
     return Filtered(WHOLE_WEIGHTS, takes=windows.takes, gives=windows.gives, windows=windows)
 
 
-def pooled(layer: Any, shape: Sequence[int | None], has: Units, workers: int) -> Way:
+def pooled(layer: Any, shape: Sequence[int | None], input_units: Units, workers: int) -> Way:
     """Return how a pooling layer is cut by image rows; a way without ``gives`` if it cannot be."""
     sizes = [size or 0 for size in shape[1:-1]]
     if not all(sizes) or not all(layer.strides):
         return Way()
-    windows = Windows.of(sizes, layer.pool_size, layer.strides, [1] * len(sizes), layer.padding, has, workers)
+    windows = Windows.of(sizes, layer.pool_size, layer.strides, [1] * len(sizes), layer.padding, input_units, workers)
     return Way() if windows is None else Pooled(takes=windows.takes, gives=windows.gives, windows=windows)

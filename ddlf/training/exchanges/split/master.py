@@ -81,16 +81,16 @@ class Pipeline:
             async for round in run.rounds():
                 if run.reporter.is_testing and await run.reported():  # the parts evaluate the round before first
                     break
-                carrying = asyncio.ensure_future(group.carry(round.tasks))
+                training = asyncio.ensure_future(group.carry(round.tasks))
                 try:
                     await run.meanwhile()
-                    replies, idle = await carrying
+                    replies, idle = await training
                 finally:
-                    await end_all([carrying])
+                    await end_all([training])
                 run.arrived = time.perf_counter()
                 shown = round.last or self.reads or (run.reporter.shows and run.progress.ends_epoch(round.number))
-                more = {"idle": idle} if len(self.plan.parts) > 1 else {}
-                await group.commit(replies, more, shown=shown)
+                metrics = {"idle": idle} if len(self.plan.parts) > 1 else {}
+                await group.commit(replies, metrics, shown=shown)
             await run.reported()
         except PartLost as error:
             return error
@@ -131,15 +131,16 @@ class Attempt:
             attempts of all groups: a worker drops tensors of earlier attempts, and can come from another group.
         workers: The worker of each part, by number.
         results: The results of the parts that have ended.
-        over: Set when the attempt has failed, or all parts have ended.
+        ready: Set when all parts have workers.
+        ended: Set when the attempt has failed, or all parts have ended.
         links: Pairs of workers that call each other in it, apart from the pairs of the plan.
     """
 
     number: int = 0
     workers: dict[int, ProxyWorker] = field(default_factory=dict)
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
-    together: asyncio.Event = field(default_factory=asyncio.Event)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     links: set[Link] = field(default_factory=set)
 
 
@@ -161,17 +162,15 @@ class Group:
         self._groups = groups
         self._attempt = Attempt()
         self._reached = asyncio.Lock()
-        self._at: dict[int, list[Member]] = {}  # part -> workers with its state after the round that was trained last
+        self._holders: dict[int, list[Member]] = {}  # part -> workers with its state after the last trained round
         source = Source(run.progress.weights, None)
         self._part_states = PartStates(plan, members, run.facts.names, run.facts.seed, source)
         states = run.exchange.states
         assert isinstance(states, SplitStates)
         self._states = states
         states.bring = self._optimizer
-        self._snapshot, self._last_source = (
-            run.progress.snapshot(),
-            source,
-        )  # the last state that is not only on workers
+        # The last state that is not only on workers.
+        self._snapshot, self._last_source = run.progress.snapshot(), source
         self._waits = False  # whether a warning has said that the run waits for workers
         run.crew.hand_back.append(self._hand_back)
 
@@ -211,25 +210,25 @@ class Group:
         replies = [self._reply(task, results[slot * count :][:count], begin) for slot, task in enumerate(tasks)]
         return replies, idle
 
-    async def commit(self, replies: Sequence[Reply], more: dict[str, float], *, shown: bool) -> None:
+    async def commit(self, replies: Sequence[Reply], metrics: dict[str, float], *, shown: bool) -> None:
         """Make the weights after a round, which are on the workers, the weights of the run.
 
         Args:
             replies: The reply of each replica.
-            more: Numbers for the record of the round.
+            metrics: Numbers for the record of the round.
             shown: Whether the master needs the weights.
         """
-        run, part_states, holders = self._run, self._part_states, self._at
+        run, part_states, holders = self._run, self._part_states, self._holders
         keeper, slices = run.keeper, None
         due = keeper is not None and keeper.is_due(run.version + 1)
         if keeper is not None and due and not shown:
             slices = await keeper.sliced(run.progress, partial(part_states.write, holders, part_states.version + 1))
-        part_states.moved(holders)
+        part_states.accept(holders)
         self._states.changed()
-        left: Source | None = None
+        source: Source | None = None
         if shown or (due and slices is None):
-            left = await part_states.bring()
-            weights = left.weights
+            source = await part_states.fetch()
+            weights = source.weights
         else:
             weights = WeightsRef(
                 like=shapes(run.progress.weights),
@@ -239,13 +238,13 @@ class Group:
                 evaluate=partial(self._evaluated, part_states.version),
                 unread=UNREAD,
             )
-        await run.commit(weights, replies, **more)
+        await run.commit(weights, replies, **metrics)
         changed = run.progress.weights
         if changed is not weights:  # a callback has changed them: the workers receive them from the master
-            left = Source(changed, await self._optimizer())
-            part_states.begin_with(left)
+            source = Source(changed, await self._optimizer())
+            part_states.begin_with(source)
         if shown or due:
-            self._snapshot, self._last_source = run.progress.snapshot(), left or Source(changed, None)
+            self._snapshot, self._last_source = run.progress.snapshot(), source or Source(changed, None)
 
     async def go_back(self, lost: PartLost) -> None:
         """Return to the last checkpoint, or to a later round whose weights the master has.
@@ -266,7 +265,7 @@ class Group:
         """Fetch the final state to the master. If it is lost, restore the last state that the master can read."""
         progress = self._run.progress
         try:
-            source = await self._part_states.bring()
+            source = await self._part_states.fetch()
             if self._part_states.source is None:
                 progress.weights = source.weights
                 self._states.give(source.optimizer)
@@ -292,12 +291,12 @@ class Group:
         """
         if version != self._part_states.version:
             raise ConfigError(UNREAD[0], hint=UNREAD[1])
-        weights = (await self._part_states.bring()).weights
+        weights = (await self._part_states.fetch()).weights
         return await weights.fetch() if isinstance(weights, WeightsRef) else weights
 
     async def _optimizer(self) -> Weights | None:
         """Return the variables of the optimizer."""
-        return (await self._part_states.bring()).optimizer
+        return (await self._part_states.fetch()).optimizer
 
     async def _evaluated(
         self, version: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
@@ -306,10 +305,8 @@ class Group:
         if version != self._part_states.version:
             return None
         samples, size = samples_of(app, part), fitting(app, part, batch_size)
-        job, results = (
-            _Job("evaluate", self._run.progress.round, {}, refusal=elsewhere(app, part)),
-            list[dict[str, Any]](),
-        )
+        job = _Job("evaluate", self._run.progress.round, {}, refusal=elsewhere(app, part))
+        results: list[dict[str, Any]] = []
         if not job.refusal:
             content = await asyncio.to_thread(fingerprints, app, part)
             job.order.update(data=part, size=size, samples=samples, content=content)
@@ -341,9 +338,9 @@ class Group:
             while not job.refusal and job.lost is None:
                 attempt = self._attempt
                 attempt.workers[part] = worker
-                if len(attempt.workers) == len(self._plan.parts) and not attempt.together.is_set():
+                if len(attempt.workers) == len(self._plan.parts) and not attempt.ready.is_set():
                     attempt.number = next(NUMBERS)
-                    attempt.together.set()
+                    attempt.ready.set()
                 result = await self._try(attempt, part, job, worker)
                 if result is not None:
                     return result
@@ -354,13 +351,13 @@ class Group:
 
     async def _try(self, attempt: Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any] | None:
         """Take part in an attempt. Return the result; None if the attempt has failed because of another part."""
-        over = asyncio.ensure_future(attempt.over.wait())
-        doing = asyncio.ensure_future(self._do_part(attempt, part, job, worker))
+        ended = asyncio.ensure_future(attempt.ended.wait())
+        work = asyncio.ensure_future(self._do_part(attempt, part, job, worker))
         try:
-            await asyncio.wait([over, doing], return_when=asyncio.FIRST_COMPLETED)
-            if doing.done():
+            await asyncio.wait([ended, work], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
                 try:
-                    result = doing.result()
+                    result = work.result()
                 except PartLost as error:
                     job.lost = error
                     self._again(attempt)
@@ -375,17 +372,17 @@ class Group:
                 attempt.results[part] = result
                 if len(attempt.results) == len(self._plan.parts):
                     if job.verb == "step":
-                        self._at = {number: part_result["at"] for number, part_result in attempt.results.items()}
+                        self._holders = {number: part_result["at"] for number, part_result in attempt.results.items()}
                     self._again(attempt)
-                await over
+                await ended
             return attempt.results.get(part) if len(attempt.results) == len(self._plan.parts) else None
         finally:
-            await end_all([over, doing])
+            await end_all([ended, work])
 
     def _again(self, attempt: Attempt) -> None:
         """End an attempt, and begin the next one."""
         self._attempt = Attempt()
-        attempt.over.set()
+        attempt.ended.set()
 
     async def _do_part(self, attempt: Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any]:
         """Wait for the workers of all parts, have this one do its part, and return its checked result."""
@@ -469,10 +466,10 @@ class Group:
             self._waits = True
             reason = f"{has}, and {_count_of_workers(self._run.crew.size)}: the run waits {wait_s:g} s for others"
             self._run.crew.emit(Warned(about="workers", why=reason))
-        while not attempt.together.is_set():
+        while not attempt.ready.is_set():
             try:
                 async with asyncio.timeout(wait_s):
-                    await attempt.together.wait()
+                    await attempt.ready.wait()
             except TimeoutError:
                 if self._run.crew.size < needed:
                     raise ClusterTooSmall(
@@ -496,7 +493,7 @@ class Group:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(NOTICED_S):
-                await attempt.over.wait()
+                await attempt.ended.wait()
                 return
         raise ConfigError(
             f"{worker.name} does not reach worker {result['peer']}: {result['why']}",

@@ -368,7 +368,7 @@ class TensorFlowPart(ModelPart):
             seeds = [tf.TensorSpec(array.shape, array.dtype) for array in words]
             run = partial(self._run, segment)
             self._compiled[id(segment)] = tf.function(run, input_signature=(*spec, seeds))
-        sources = [tensor for tensor, has in zip(tensors, self._back(segment), strict=True) if has]
+        sources = [tensor for tensor, has_gradient in zip(tensors, self._back(segment), strict=True) if has_gradient]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([self._sources[index].value for index in self._sources_of(segment)])
             tape.watch(sources)
@@ -440,7 +440,7 @@ class TensorFlowPart(ModelPart):
         import tensorflow as tf
 
         optimizer = self._model.optimizer
-        weight_of = dict(zip(self._plan.optimizer.paths, self._plan.optimizer.of, strict=True))
+        weight_of = dict(zip(self._plan.optimizer.paths, self._plan.optimizer.weight_of, strict=True))
         shared = [variable for variable in optimizer.variables if weight_of[variable.path] is None]
         initial = [tf.convert_to_tensor(variable) for variable in shared]
         for number, positions in enumerate(one_by_one(gradients)):
@@ -492,7 +492,7 @@ class JaxPart(ModelPart):
         def run(trained: Any, floats: Any, non_floats: Any, before: Any, data: Any, words: Any) -> Any:
             mapping = [*zip(sources, trained, strict=True), *zip(states, before, strict=True)]
             remaining = {True: iter(floats), False: iter(non_floats)}
-            values = [next(remaining[has]) for has in back]
+            values = [next(remaining[has_gradient]) for has_gradient in back]
             with keras.StatelessScope(state_mapping=mapping) as scope:
                 result = self._run(segment, values, data, words)
             after = [scope.get_current_value(state) for state in states]
@@ -510,8 +510,8 @@ class JaxPart(ModelPart):
         if id(segment) not in self._forward:
             self._forward[id(segment)] = self._compiled(segment)
         states, back = self._states(segment), self._back(segment)
-        floats = [value for value, has in zip(values, back, strict=True) if has]
-        non_floats = [value for value, has in zip(values, back, strict=True) if not has]
+        floats = [value for value, has_gradient in zip(values, back, strict=True) if has_gradient]
+        non_floats = [value for value, has_gradient in zip(values, back, strict=True) if not has_gradient]
         trained = [self._sources[index].value for index in self._sources_of(segment)]
         before, words = [state.value for state in states], self._words(segment, seed)
         (outputs, loss), pull, after = self._forward[id(segment)](trained, floats, non_floats, before, data, words)

@@ -53,36 +53,36 @@ class PartStates:
 
     Attributes:
         version: Number of the version.
-        at: For each part, the workers that have its state.
+        locations: For each part, the workers that have its state.
         source: The state that is not on workers; None if only workers have it.
     """
 
     def __init__(self, plan: Plan, members: Members, names: Sequence[str], seed: int, source: Source) -> None:
         self._plan, self._members, self._names, self._seed = plan, members, names, seed
         self.version = 0
-        self.at: dict[int, list[Member]] = {}
+        self.locations: dict[int, list[Member]] = {}
         self.source: Source | None = source
         self._on_master = StateFiles()
 
     def begin_with(self, source: Source) -> None:
         """Make a state the current one that no worker has."""
         self.version += 1
-        self.at, self.source = {}, source
+        self.locations, self.source = {}, source
 
-    def moved(self, holders: dict[int, list[Member]]) -> None:
+    def accept(self, holders: dict[int, list[Member]]) -> None:
         """Make the state after a round the current one, which only workers have.
 
         Args:
             holders: For each part, the workers that have its state.
         """
         self.version += 1
-        self.at, self.source = holders, None
+        self.locations, self.source = holders, None
         self._on_master.drop_before(self.version)
 
     def holders(self, part: int) -> list[tuple[Member, ProxyWorker]]:
         """Return the workers of the run that have the state of a part."""
         present = self._members.members()
-        return [(member, present[member]) for member in self.at.get(part, ()) if member in present]
+        return [(member, present[member]) for member in self.locations.get(part, ()) if member in present]
 
     async def state_for(self, part: int, worker: ProxyWorker) -> dict[str, Any] | None:
         """Return the entry ``state`` of an order: how a worker gets the state of a part.
@@ -105,17 +105,17 @@ class PartStates:
         model_part = self._plan.parts[part]
         if isinstance(weights, WeightsRef) and (slices := weights.slices) is not None:
             slice_names = self._in_slices(self._arrays_of(model_part))
-            has = [{*file["arrays"]} for file in slices.files]
-            listed = set[str]().union(*has)
+            names_in_files = [{*file["arrays"]} for file in slices.files]
+            listed = set[str]().union(*names_in_files)
             if all(name in listed for array, name in slice_names.items() if array.startswith("weight")):
                 slice_names = {array: name for array, name in slice_names.items() if name in listed}
-                numbers = [number for number, names in enumerate(has) if names & {*slice_names.values()}]
+                numbers = [number for number, names in enumerate(names_in_files) if names & {*slice_names.values()}]
                 await self._members.checkpoints.give(worker, slices, numbers)
                 return {"slices": slice_names}
         whole = await asyncio.to_thread(weights.read) if isinstance(weights, WeightsRef) else weights
         arrays = {weight_name(index): self._plan.piece(part, index, whole[index]) for index in model_part.all_weights}
         if (optimizer := self.source.optimizer) is not None:
-            weight_of = self._plan.optimizer.of
+            weight_of = self._plan.optimizer.weight_of
             arrays |= {
                 optimizer_name(index): self._plan.piece(part, weight_of[index], optimizer[index])
                 for index in self._optimizer_of(model_part)
@@ -131,7 +131,7 @@ class PartStates:
 
     # -- on the master ------------------------------------------------------------------------------------------------
 
-    async def bring(self) -> Source:
+    async def fetch(self) -> Source:
         """Return the whole state. Arrays that were on workers are in files on the master.
 
         Raises:
@@ -145,14 +145,14 @@ class PartStates:
                 names = written(plan, part)
                 views |= (await self._united_here(part.number, names)).views()
         weights = [views[weight_name(index)] for index in range(len(self._names))]
-        return Source(weights, [views[optimizer_name(index)] for index in range(len(plan.optimizer.of))])
+        return Source(weights, [views[optimizer_name(index)] for index in range(len(plan.optimizer.weight_of))])
 
     async def _united_here(self, part: int, names: Sequence[str]) -> State:
         """Return whole arrays that a part writes, in a file on the master."""
-        states = {number: await self.bring_part(number) for number in {part, *needs(self._plan, names)}}
+        states = {number: await self.fetch_part(number) for number in {part, *needs(self._plan, names)}}
         return await asyncio.to_thread(united, self._plan, part, states, names)
 
-    async def bring_part(self, part: int) -> State:
+    async def fetch_part(self, part: int) -> State:
         """Return the state of a part, fetched from a worker into a file on the master.
 
         Raises:
@@ -181,7 +181,7 @@ class PartStates:
         """
         for part in self._plan.parts if self.source is None else ():
             if all(leaving(number) for (number, _), _ in self.holders(part.number)):
-                await self.bring_part(part.number)
+                await self.fetch_part(part.number)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -264,4 +264,4 @@ class PartStates:
     def _optimizer_of(self, part: Part) -> list[int]:
         """Return the numbers of the variables of the optimizer that a part has."""
         own_indices = {*part.weights, None}
-        return [index for index, of in enumerate(self._plan.optimizer.of) if of in own_indices]
+        return [index for index, weight in enumerate(self._plan.optimizer.weight_of) if weight in own_indices]

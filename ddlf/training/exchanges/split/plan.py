@@ -35,12 +35,12 @@ class OptimizerState:
 
     Args:
         paths: Path of each variable, in Keras's order.
-        of: For each variable, the number of the weight that it belongs to in ``model.weights``; None for all weights.
+        weight_of: For each variable, the index of its weight in ``model.weights``; None if it belongs to all weights.
         nbytes: Bytes of each variable.
     """
 
     paths: tuple[str, ...]
-    of: tuple[int | None, ...]
+    weight_of: tuple[int | None, ...]
     nbytes: tuple[int, ...]
 
     @classmethod
@@ -275,7 +275,7 @@ class Plan:
         weights = self.graph.model.weights
         stepping = (other for other in self.parts if any(id(weights[index]) in trained for index in other.weights))
         own_weights = {*part.weights, *((None,) if next(stepping, self.parts[0]) is part else ())}
-        return [number for number, of in enumerate(self.optimizer.of) if of in own_weights]
+        return [number for number, weight in enumerate(self.optimizer.weight_of) if weight in own_weights]
 
     def share(self, part: int, index: int | None) -> float:
         """Return the share of a weight that a part has, from 0 to 1."""
@@ -294,8 +294,9 @@ class Plan:
 
     def bytes_of_optimizer(self, part: Part) -> int:
         """Return the bytes of a part's optimizer variables."""
-        own_weights, variables = {*part.weights, None}, zip(self.optimizer.of, self.optimizer.nbytes, strict=True)
-        return sum(round(nbytes * self.share(part.number, of)) for of, nbytes in variables if of in own_weights)
+        own_weights = {*part.weights, None}
+        variables = zip(self.optimizer.weight_of, self.optimizer.nbytes, strict=True)
+        return sum(round(nbytes * self.share(part.number, i)) for i, nbytes in variables if i in own_weights)
 
     def bytes_of_activations(self, part: Part) -> int:
         """Return the largest number of bytes of a part's activations, for s - i micro-batches."""

@@ -427,8 +427,8 @@ class _Builder:
 
     def _units_at(self, tensor: int, part: int, units: Units) -> Name:
         """Return the name of a part's units of a tensor, and add the ops that bring them there."""
-        worker, has = part % self.workers, self.cut.get(tensor)
-        if same(has, units):
+        worker, tensor_units = part % self.workers, self.cut.get(tensor)
+        if same(tensor_units, units):
             owner = self.stage_of[tensor] * self.workers + worker
             if owner != part:
                 self._receives(tensor, part, units[worker], Name(OWN, tensor, owner))
@@ -439,7 +439,7 @@ class _Builder:
         name = Name(SLICED, tensor, part, number)
         if name in self.op_of:
             return name
-        if has is not None and has.axis == units.axis and Name(WHOLE, tensor, part) not in self.op_of:
+        if tensor_units is not None and tensor_units.axis == units.axis and Name(WHOLE, tensor, part) not in self.op_of:
             self._gathered(tensor, part, units[worker], name)
             return name
         whole = self._whole(tensor, part)
@@ -453,9 +453,9 @@ class _Builder:
         axis = units.axis
         if first <= part < first + self.workers:
             self._receives(tensor, part, units[part - first], Name(OWN, tensor, part))
-        has = self.received.setdefault((tensor, part), [])
+        received = self.received.setdefault((tensor, part), [])
         for worker, owned in enumerate(units):
-            present = np.concatenate([piece for piece, _ in has]) if has else np.zeros(0, int)
+            present = np.concatenate([piece for piece, _ in received]) if received else np.zeros(0, int)
             lacks = np.setdiff1d(np.intersect1d(needed, owned), present)
             if not len(lacks):
                 continue
@@ -471,7 +471,7 @@ class _Builder:
             self.lengths[border] = len(lacks)
             self._add(Op(first + worker, (Name(OWN, tensor, first + worker),), (border,), of_border), -1)
             self._receives(tensor, part, owned[positions], border)
-        used = [(piece, source) for piece, source in has if np.isin(piece, needed).any()]
+        used = [(piece, source) for piece, source in received if np.isin(piece, needed).any()]
         indices = [piece for piece, _ in used]
         order = np.sort(np.concatenate(indices))
         chosen = np.searchsorted(order, needed)
@@ -484,9 +484,9 @@ class _Builder:
 
     def _receives(self, tensor: int, part: int, indices: Indices, name: Name) -> None:
         """Note that a part has some indices of a tensor."""
-        has = self.received.setdefault((tensor, part), [])
-        if name not in [source for _, source in has]:
-            has.append((indices, name))
+        received = self.received.setdefault((tensor, part), [])
+        if name not in [source for _, source in received]:
+            received.append((indices, name))
 
     def _add(self, op: Op, number: int) -> None:
         self.ops.append(op)

@@ -428,7 +428,7 @@ class SplitReplica(Replica, Restored):
         paths = self._plan.optimizer.paths
         self._set_optimizer(
             {
-                path: share_of(self._plan.optimizer.of[i], value)
+                path: share_of(self._plan.optimizer.weight_of[i], value)
                 for i, path in enumerate(paths)
                 if (value := read(optimizer_name(i))) is not None
             }

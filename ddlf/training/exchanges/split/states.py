@@ -45,8 +45,8 @@ class SplitStates(SlotStates):
     def changed(self) -> None:
         """Note that the optimizer has changed on the workers."""
         self._states[0] = {name: group for name, group in self._states[0].items() if name != OPTIMIZER}
-        self._coming.clear()
-        self._on[0] = LeftBy(0, 0, 0)
+        self._fetches.clear()
+        self._locations[0] = LeftBy(0, 0, 0)
         if self._restoring is not None:
             self._restoring.left.clear()
 
@@ -56,10 +56,15 @@ class SplitStates(SlotStates):
         if optimizer is not None:
             self._states[0] = self._states[0] | {OPTIMIZER: optimizer}
 
-    def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
-        if slot not in self._coming and slot not in self._on and self._restoring is not None and self._restoring.left:
-            self._coming[slot] = asyncio.ensure_future(asyncio.to_thread(self._read, slot))
-        return super()._coming_of(slot)
+    def _fetch_of(self, slot: int) -> asyncio.Future[SlotState] | None:
+        if (
+            slot not in self._fetches
+            and slot not in self._locations
+            and self._restoring is not None
+            and self._restoring.left
+        ):
+            self._fetches[slot] = asyncio.ensure_future(asyncio.to_thread(self._read, slot))
+        return super()._fetch_of(slot)
 
     def _read(self, slot: int) -> SlotState:
         """Return the optimizer from the slices of the checkpoint that the run resumes from."""

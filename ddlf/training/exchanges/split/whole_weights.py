@@ -13,7 +13,9 @@ def cut_arrays(plan: Plan) -> dict[str, int]:
     pieces = plan.program.pieces
     weight_of = {weight_name(index): index for index in pieces}
     return weight_of | {
-        optimizer_name(i): of for i, of in enumerate(plan.optimizer.of) if of is not None and of in pieces
+        optimizer_name(i): weight
+        for i, weight in enumerate(plan.optimizer.weight_of)
+        if weight is not None and weight in pieces
     }
 
 
@@ -34,8 +36,8 @@ def written(plan: Plan, part: Part) -> list[str]:
         writer = min(owners(plan, index), key=lambda number: nbytes_of[number])
         nbytes_of[writer] += bytes_of(weights[index])
         own_indices.update({index} if writer == part.number else ())
-    variables = [i for i in plan.writes(part) if plan.optimizer.of[i] not in pieces]
-    variables += [i for i, of in enumerate(plan.optimizer.of) if of in pieces and of in own_indices]
+    variables = [i for i in plan.writes(part) if plan.optimizer.weight_of[i] not in pieces]
+    variables += [i for i, weight in enumerate(plan.optimizer.weight_of) if weight in pieces and weight in own_indices]
     return [*map(weight_name, sorted(own_indices)), *map(optimizer_name, sorted(variables))]
 
 
