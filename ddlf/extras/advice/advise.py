@@ -147,7 +147,7 @@ def _explanation(
 def _related(app: App, facts: AppFacts) -> dict[str, Any]:
     """Return how well the training samples predict their labels. If several outputs have a Keras loss, return the
     result of the output with the worst prediction."""
-    tokens = {layer.before for layer in facts.layers if layer.kind == "Embedding"}
+    tokens = {layer.input_shape for layer in facts.layers if layer.kind == "Embedding"}
     if any(head.loss in ("", "own") for head in facts.heads) or facts.custom & {"step", "train"}:
         return {}
     train_array = facts.array("x_train")
@@ -159,7 +159,7 @@ def _related(app: App, facts: AppFacts) -> dict[str, Any]:
             f"y_{part}": arrays.get(head.target.replace("_train", f"_{part}")) for part, arrays in labels.items()
         }
         if result := related(
-            data | targets, are_tokens=train_array is not None and train_array.whole and train_array.sample in tokens
+            data | targets, are_tokens=train_array is not None and train_array.is_whole and train_array.sample in tokens
         ):
             results.append(result | {"of": head.target})
     return min(results, key=lambda result: result["train"][0], default={})
@@ -184,12 +184,16 @@ def known_ignores(sources: UserSources) -> list[Ignore]:
 
 
 def check_facts(
-    facts: AppFacts, sources: UserSources, ignores: Iterable[Ignore], levels: Iterable[str], more: Collection[str] = ()
+    facts: AppFacts,
+    sources: UserSources,
+    ignores: Iterable[Ignore],
+    levels: Iterable[str],
+    more_ids: Collection[str] = (),
 ) -> AdviserReport:
-    """Check the rules of these levels, and the rules whose ids are in ``more``. Drop the findings that the user's
+    """Check the rules of these levels, and the rules whose ids are in ``more_ids``. Drop the findings that the user's
     comments ignore."""
     wanted_levels = set(levels)
-    rules = [rule for rule in RULES if rule.level in wanted_levels or rule.id in more]
+    rules = [rule for rule in RULES if rule.level in wanted_levels or rule.id in more_ids]
     findings, failed = check_rules(rules, facts)
     used: set[Ignore] = set()
     reported: list[Advice] = []

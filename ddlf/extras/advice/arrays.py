@@ -83,18 +83,20 @@ def described(name: str, part: str, array: Any) -> ArrayFacts:
     return ArrayFacts(name=name, part=part, letter=letter, shape=array.shape, dtype=str(array.dtype), **facts)
 
 
-def chosen(samples: int, most: int) -> Any:
-    """Draw at most ``most`` sample numbers with a fixed seed, and return them sorted. If ``most`` includes all samples,
+def sample_numbers(samples: int, limit: int) -> Any:
+    """Draw at most ``limit`` sample numbers with a fixed seed, and return them sorted. If ``limit`` includes all samples,
     return a slice.
     """
-    if samples <= most:
+    if samples <= limit:
         return slice(None)
-    return np.sort(np.random.default_rng(17).choice(samples, most, replace=False))
+    return np.sort(np.random.default_rng(17).choice(samples, limit, replace=False))
 
 
 def _random_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a random part of an array's samples, small enough to compute statistics of it quickly."""
-    rows: np.ndarray[Any, Any] = array[chosen(len(array), max(1, min(SAMPLED, VALUES // max(1, array[0].size))))]
+    rows: np.ndarray[Any, Any] = array[
+        sample_numbers(len(array), max(1, min(SAMPLED, VALUES // max(1, array[0].size))))
+    ]
     return rows
 
 
@@ -105,34 +107,34 @@ def _pieces(array: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, 
 
 def _range(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return the range of all values, the count of non-finite ones, and the standard deviation of some samples."""
-    bad, rows = 0, list[int]()
+    non_finite, rows = 0, list[int]()
     low, high = math.inf, -math.inf
     if array.dtype.kind == "f":
-        for start, piece in _pieces(array):
-            ends = float(piece.min()), float(piece.max())
-            if not np.isfinite(ends).all():
-                wrong = ~np.isfinite(piece)
-                bad += int(np.count_nonzero(wrong))
+        for start, part in _pieces(array):
+            bounds = float(part.min()), float(part.max())
+            if not np.isfinite(bounds).all():
+                is_wrong = ~np.isfinite(part)
+                non_finite += int(np.count_nonzero(is_wrong))
                 if len(rows) < SHOWN:
-                    at = np.flatnonzero(wrong.reshape(len(piece), -1).any(axis=1))[: SHOWN - len(rows)]
-                    rows += [start + int(number) for number in at]
-                good = piece[~wrong]
-                ends = (float(good.min()), float(good.max())) if good.size else (math.inf, -math.inf)
-            low, high = min(low, ends[0]), max(high, ends[1])
+                    indices = np.flatnonzero(is_wrong.reshape(len(part), -1).any(axis=1))[: SHOWN - len(rows)]
+                    rows += [start + int(number) for number in indices]
+                finite = part[~is_wrong]
+                bounds = (float(finite.min()), float(finite.max())) if finite.size else (math.inf, -math.inf)
+            low, high = min(low, bounds[0]), max(high, bounds[1])
     else:
         low, high = float(array.min()), float(array.max())
-    whole = array.dtype.kind != "f"
+    is_whole = array.dtype.kind != "f"
     values = _random_rows(array).ravel()[:VALUES].astype(np.float64)
     values = values[np.isfinite(values)]
-    if not whole and values.size and high - low < 1e9:
-        whole = bool((values == np.rint(values)).all())
+    if not is_whole and values.size and high - low < 1e9:
+        is_whole = bool((values == np.rint(values)).all())
     return {
-        "bad": bad,
-        "bad_rows": tuple(rows),
+        "non_finite": non_finite,
+        "non_finite_rows": tuple(rows),
         "low": low if math.isfinite(low) else 0.0,
         "high": high if math.isfinite(high) else 0.0,
         "std": float(values.std()) if values.size else 0.0,
-        "whole": whole,
+        "is_whole": is_whole,
     }
 
 
@@ -152,8 +154,8 @@ def _features(array: np.ndarray[Any, Any]) -> dict[str, Any]:
         candidates = np.flatnonzero(is_constant)
         facts["constant"] = tuple(int(number) for number in candidates if (array[:, number] == array[0, number]).all())
     if is_table and values.shape[1] > 1:
-        usual = np.median(values, axis=0)
-        is_varied = ~is_constant & ((values == usual).mean(axis=0) < MOSTLY)
+        medians = np.median(values, axis=0)
+        is_varied = ~is_constant & ((values == medians).mean(axis=0) < MOSTLY)
         facts["scales"] = (
             (float(spread[is_varied].min()), float(spread[is_varied].max())) if is_varied.any() else (0.0, 0.0)
         )
@@ -175,28 +177,32 @@ def _labels(array: np.ndarray[Any, Any], facts: dict[str, Any]) -> LabelFacts:
     rows = array.reshape(len(array), -1)
     width = rows.shape[1]
     if width == 1 and array.ndim <= 2:
-        if not facts["whole"] or facts["bad"] or not -MOST_CLASSES < facts["low"] <= facts["high"] < MOST_CLASSES:
+        if (
+            not facts["is_whole"]
+            or facts["non_finite"]
+            or not -MOST_CLASSES < facts["low"] <= facts["high"] < MOST_CLASSES
+        ):
             return LabelFacts()
         flat = rows[:, 0].astype(np.int64)
         values, counts = np.unique(flat, return_counts=True)
         class_counts = {int(value): int(count) for value, count in zip(values, counts, strict=True)}
         return LabelFacts(kind="numbers", counts=class_counts, is_sorted=_is_sorted(flat, len(values)))
-    if facts["bad"] or facts["low"] < 0 or array.ndim != 2:
+    if facts["non_finite"] or facts["low"] < 0 or array.ndim != 2:
         return LabelFacts()
     sums = rows.sum(axis=1, dtype=np.float64)
-    ends = float(sums.min()), float(sums.max())
-    in_rows = max(abs(ends[0] - 1), abs(ends[1] - 1)) < 1e-3
-    if facts["whole"] and facts["high"] <= 1 and ((rows == 0) | (rows == 1)).all():
+    bounds = float(sums.min()), float(sums.max())
+    in_rows = max(abs(bounds[0] - 1), abs(bounds[1] - 1)) < 1e-3
+    if facts["is_whole"] and facts["high"] <= 1 and ((rows == 0) | (rows == 1)).all():
         if not in_rows:
             kinds, codes = np.unique(rows, axis=0, return_inverse=True)
-            return LabelFacts(kind="many_hot", sums=ends, is_sorted=_is_sorted(codes.reshape(-1), len(kinds)))
+            return LabelFacts(kind="many_hot", sums=bounds, is_sorted=_is_sorted(codes.reshape(-1), len(kinds)))
         flat = rows.argmax(axis=1)
         counts = np.bincount(flat, minlength=width)
         class_counts = {number: int(count) for number, count in enumerate(counts)}
         return LabelFacts(
-            kind="one_hot", counts=class_counts, sums=ends, is_sorted=_is_sorted(flat, int((counts > 0).sum()))
+            kind="one_hot", counts=class_counts, sums=bounds, is_sorted=_is_sorted(flat, int((counts > 0).sum()))
         )
-    return LabelFacts(kind="shares" if in_rows else "real", sums=ends)
+    return LabelFacts(kind="shares" if in_rows else "real", sums=bounds)
 
 
 def _is_sorted(flat: np.ndarray[Any, Any], classes: int) -> bool:
@@ -215,13 +221,13 @@ def compared(data: dict[str, Any]) -> SampleFacts:
         return SampleFacts()
     bytes_of_one = sum(array[0].nbytes for _, array in x) or 1
     most = max(1, COMPARED_BYTES // bytes_of_one)
-    numbers = np.arange(len(x[0][1]))[chosen(len(x[0][1]), most)]
+    numbers = np.arange(len(x[0][1]))[sample_numbers(len(x[0][1]), most)]
     keys = _keys(x, numbers)
     first: dict[int, int] = {}
     doubled = [(first[key], int(n)) for n, key in zip(numbers, keys, strict=True) if first.setdefault(key, int(n)) != n]
     doubled = [(a, b) for a, b in doubled if _equal_samples(x, a, x, b)]
     facts: dict[str, Any] = {
-        "looked": len(numbers),
+        "examined": len(numbers),
         "distinct": len(numbers) - len(doubled),
         "doubled": tuple(doubled[:SHOWN]),
     }
@@ -235,7 +241,7 @@ def compared(data: dict[str, Any]) -> SampleFacts:
         if (shared := _shared(x, first, part, _arrays(data.get(f"x_{part}"), f"x_{part}"), most)) is not None
     )
     facts["leaks"] = tuple(_leaks(x, y))
-    facts["follows"] = None if facts["leaks"] else _linear_feature(x, y)
+    facts["linear_feature"] = None if facts["leaks"] else _linear_feature(x, y)
     facts["overlapping"] = tuple(
         (part, *overlap)
         for part in ("val", "test")
@@ -278,12 +284,12 @@ def _shared(
     most: int,
 ) -> Shared | None:
     """Return the samples of another part, such as the test, that equal a training sample; None without such samples."""
-    alike = len(x) == len(other) and all(
+    are_comparable = len(x) == len(other) and all(
         (a.shape[1:], a.dtype) == (b.shape[1:], b.dtype) for (_, a), (_, b) in zip(x, other, strict=False)
     )
-    if not alike or not len(other[0][1]):
+    if not are_comparable or not len(other[0][1]):
         return None
-    numbers = np.arange(len(other[0][1]))[chosen(len(other[0][1]), most)]
+    numbers = np.arange(len(other[0][1]))[sample_numbers(len(other[0][1]), most)]
     pairs = [(first[key], int(n)) for n, key in zip(numbers, _keys(other, numbers), strict=True) if key in first]
     pairs = [(a, b) for a, b in pairs if _equal_samples(x, a, other, b)]
     return Shared(part=part, count=len(pairs), of=len(numbers), pairs=tuple(pairs[:SHOWN]))
@@ -304,12 +310,12 @@ def _overlapping(
     )
     if not fit or windows.shape[1] < LEAST_STEPS or windows.nbytes > COMPARED_BYTES // 4 or not len(other_windows):
         return None
-    tested = other_windows[chosen(len(other_windows), OVERLAPPING)]
-    begins, ends = ({window.tobytes() for window in part} for part in (windows[:, :-1], windows[:, 1:]))
+    tested = other_windows[sample_numbers(len(other_windows), OVERLAPPING)]
+    starts, ends = ({window.tobytes() for window in part} for part in (windows[:, :-1], windows[:, 1:]))
     moves = [
         window for window in tested if (window[1:] != window[:-1]).any()
     ]  # a constant window would match everywhere
-    count = sum(window[1:].tobytes() in begins or window[:-1].tobytes() in ends for window in moves)
+    count = sum(window[1:].tobytes() in starts or window[:-1].tobytes() in ends for window in moves)
     return count, len(tested)
 
 
@@ -320,7 +326,7 @@ def _leaks(
     if len(y) != 1 or len(y[0][1]) < 50:
         return
     labels = y[0][1].reshape(len(y[0][1]), -1)
-    chosen_rows = chosen(len(labels), SAMPLED)
+    chosen_rows = sample_numbers(len(labels), SAMPLED)
     targets = labels[chosen_rows].argmax(axis=1) if labels.shape[1] > 1 else labels[chosen_rows, 0]
     values, flat = np.unique(targets, return_inverse=True)
     if len(values) < 2 or not np.isfinite(values).all():
@@ -364,21 +370,25 @@ def _linear_feature(x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str
     if len(x) != 1 or len(y) != 1 or x[0][1].ndim != 2 or y[0][1][0].size != 1 or len(y[0][1]) < ENOUGH_ROWS:
         return None
     name, array = x[0]
-    chosen_rows = chosen(len(array), SAMPLED)
+    chosen_rows = sample_numbers(len(array), SAMPLED)
     target = y[0][1].reshape(-1)[chosen_rows].astype(np.float64)
     if not LEAST_FEATURES <= array.shape[1] <= MOST_FEATURES or len(np.unique(target)) < 0.2 * len(target):
         return None
-    alike = _correlations(array[chosen_rows], target)
-    if alike is None:
+    correlations = _correlations(array[chosen_rows], target)
+    if correlations is None:
         return None
-    second, first = np.argsort(alike)[-2:]
-    return (name, int(first), float(alike[first])) if alike[first] > NEARLY > ALIKE > alike[second] else None
+    second, first = np.argsort(correlations)[-2:]
+    return (
+        (name, int(first), float(correlations[first]))
+        if correlations[first] > NEARLY > ALIKE > correlations[second]
+        else None
+    )
 
 
 def _linear_columns(rows: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> Iterator[int]:
     """Yield the numbers of the columns that are almost linear in a target."""
-    if (alike := _correlations(rows, target)) is not None:
-        yield from (int(column) for column in np.flatnonzero(alike > ON_A_LINE))
+    if (correlations := _correlations(rows, target)) is not None:
+        yield from (int(column) for column in np.flatnonzero(correlations > ON_A_LINE))
 
 
 def _correlations(rows: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> Any:
@@ -414,11 +424,11 @@ def near_duplicates(x: Any, other: Any) -> dict[str, Any] | None:
     thumbnails, other_thumbnails = _thumbnails(x), _thumbnails(other)
     duplicates: list[tuple[float, int, int]] = []
     for start in range(0, len(other_thumbnails), PICTURES_AT_ONCE):
-        alike = other_thumbnails[start : start + PICTURES_AT_ONCE] @ thumbnails.T
-        best = np.argpartition(alike, -2, axis=1)[:, -2:]
-        values = np.take_along_axis(alike, best, axis=1)
+        similarities = other_thumbnails[start : start + PICTURES_AT_ONCE] @ thumbnails.T
+        best = np.argpartition(similarities, -2, axis=1)[:, -2:]
+        values = np.take_along_axis(similarities, best, axis=1)
         first = values.argmax(axis=1)
-        row = np.arange(len(alike))
+        row = np.arange(len(similarities))
         cosine, second_cosine = values[row, first], values[row, 1 - first]
         distance, second_distance = (
             np.sqrt(np.maximum(2 - 2 * similarity, 0)) for similarity in (cosine, second_cosine)
@@ -435,10 +445,10 @@ def _thumbnails(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     sizes = [np.diff([*edge, size]) for edge, size in zip(edges, x.shape[1:3], strict=True)]
     rows = np.empty((len(x), SIDE * SIDE * x.shape[3]), np.float32)
     for start in range(0, len(x), 1024):
-        piece = np.nan_to_num(x[start : start + 1024].astype(np.float32))
-        piece = np.add.reduceat(np.add.reduceat(piece, edges[0], axis=1), edges[1], axis=2)
-        piece /= sizes[0][:, None, None] * sizes[1][:, None]
-        rows[start : start + 1024] = piece.reshape(len(piece), -1)
+        part = np.nan_to_num(x[start : start + 1024].astype(np.float32))
+        part = np.add.reduceat(np.add.reduceat(part, edges[0], axis=1), edges[1], axis=2)
+        part /= sizes[0][:, None, None] * sizes[1][:, None]
+        rows[start : start + 1024] = part.reshape(len(part), -1)
     rows -= rows.mean(axis=1, keepdims=True)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
     return rows
@@ -465,15 +475,18 @@ def related(data: dict[str, Any], *, are_tokens: bool) -> dict[str, tuple[float,
     x, y, other, labels = (data.get(name) for name in ("x_train", "y_train", "x_test", "y_test"))
     if x is None or y is None or not (_are_numbers(x, y) and len(x) >= LEAST_RELATED and 2 <= x.ndim <= 4):
         return {}
-    chosen_rows = chosen(len(x), MOST_RELATED)
+    chosen_rows = sample_numbers(len(x), MOST_RELATED)
     codes = _coded(y[chosen_rows], y[chosen_rows])
     if codes is None:
         return {}
     other_codes: Numbers | None = None
     if other is not None and labels is not None and _are_numbers(other, labels) and len(other) >= LEAST_RELATED // 2:
-        other_chosen = chosen(len(other), MOST_RELATED)
-        alike = (other.shape[1:], labels.shape[1:]) == (x.shape[1:], y.shape[1:])
-        other, other_codes = other[other_chosen], _coded(labels[other_chosen], y[chosen_rows]) if alike else None
+        other_chosen = sample_numbers(len(other), MOST_RELATED)
+        are_comparable = (other.shape[1:], labels.shape[1:]) == (x.shape[1:], y.shape[1:])
+        other, other_codes = (
+            other[other_chosen],
+            _coded(labels[other_chosen], y[chosen_rows]) if are_comparable else None,
+        )
     generator = np.random.default_rng(29)
     best: dict[str, tuple[float, int]] = {}
     for rows, other_rows in _views(x[chosen_rows], other if other_codes is not None else None, are_tokens):
@@ -581,18 +594,20 @@ def _token_positions(x: Numbers) -> Numbers:
 def _predicted(rows: Numbers, labels: Numbers, other_rows: Numbers | None) -> Iterator[tuple[Numbers, Numbers | None]]:
     """Yield the predicted labels of the nearest neighbours, then of ridge regression. Each training sample is predicted
     from the other ones; the second item has the predictions for the other part."""
-    alike = rows @ rows.T
-    lengths = np.diag(alike) / 2
-    other_alike = None if other_rows is None else other_rows @ rows.T
-    without_self = np.where(np.eye(len(rows), dtype=bool), -np.inf, alike - lengths)
+    products = rows @ rows.T
+    lengths = np.diag(products) / 2
+    other_products = None if other_rows is None else other_rows @ rows.T
+    without_self = np.where(np.eye(len(rows), dtype=bool), -np.inf, products - lengths)
     yield (
         _mean_of_nearest(without_self, labels),
-        None if other_alike is None else _mean_of_nearest(other_alike - lengths, labels),
+        None if other_products is None else _mean_of_nearest(other_products - lengths, labels),
     )
     for penalty in PENALTIES:
-        inverse = np.linalg.inv(alike + np.float32(2 * penalty * lengths.mean()) * np.eye(len(rows), dtype=np.float32))
+        inverse = np.linalg.inv(
+            products + np.float32(2 * penalty * lengths.mean()) * np.eye(len(rows), dtype=np.float32)
+        )
         line = inverse @ labels
-        yield labels - line / np.diag(inverse)[:, None], None if other_alike is None else other_alike @ line
+        yield labels - line / np.diag(inverse)[:, None], None if other_products is None else other_products @ line
 
 
 def _mean_of_nearest(nearness: Numbers, labels: Numbers) -> Numbers:

@@ -21,7 +21,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.data.app_data import place_of, samples_of
 from ddlf.data.trees import leaves, tree_map, tuples
 from ddlf.events import Advised
-from ddlf.extras.advice.arrays import chosen
+from ddlf.extras.advice.arrays import sample_numbers
 from ddlf.extras.advice.collect import sources_of
 from ddlf.extras.advice.facts import DROPOUT, AppFacts
 from ddlf.extras.advice.network import graph_of, has_own_train_step, layers_of
@@ -125,8 +125,8 @@ def rows_of(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
         return None
     data = first_rows(app, "train")
     count = len(next(array for _, array in leaves(data)))
-    numbers = chosen(count, most)
-    return tuple(_chosen(part, numbers) for part in data)
+    numbers = sample_numbers(count, most)
+    return tuple(_rows_of_part(part, numbers) for part in data)
 
 
 def _outputs(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
@@ -206,14 +206,14 @@ def _is_shifted(rows: tuple[Any, ...]) -> bool:
     return bool(y.shape == x.shape and x.shape[1] > 2 and (y[:, :-1] == x[:, 1:]).mean() > 0.95)
 
 
-def _future(model: Any, x: Any, whole: list[Any]) -> float:
+def _future(model: Any, x: Any, outputs: list[Any]) -> float:
     """Change the inputs at late positions, and return the relative change of the outputs at early positions. A change
     above 0 shows that the model sees the future."""
     middle = x.shape[1] // 2
     other = np.concatenate([x[:, :middle], np.roll(x[:, middle:], 1, axis=0)], axis=1)
     return max(
         _relative_difference(a[:, :middle], b[:, :middle])
-        for a, b in zip(whole, predicted(model, other), strict=True)
+        for a, b in zip(outputs, predicted(model, other), strict=True)
         if a.ndim > 2
     )
 
@@ -257,8 +257,10 @@ def activations(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str,
         if layer.activation in ("relu", "relu6"):
             dead[name] = float((units <= 0).all(axis=0).mean())
         elif layer.activation in ("sigmoid", "tanh"):
-            ends = np.minimum(np.abs(units), np.abs(1 - units)) if layer.activation == "sigmoid" else 1 - np.abs(units)
-            saturated[name] = float((ends < 0.02).mean())
+            distances = (
+                np.minimum(np.abs(units), np.abs(1 - units)) if layer.activation == "sigmoid" else 1 - np.abs(units)
+            )
+            saturated[name] = float((distances < 0.02).mean())
     return {"dead": dead, "saturated": saturated}
 
 
@@ -393,25 +395,25 @@ def _agreement(model: Any, batch: tuple[Any, ...], facts: AppFacts) -> float | N
 
 
 def _is_yes_or_no(array: Any) -> bool:
-    return array is not None and array.whole and (array.low, array.high) == (0, 1)
+    return array is not None and array.is_whole and (array.low, array.high) == (0, 1)
 
 
 def first_error(model: Any, rows: tuple[Any, ...]) -> str:
     """Run a first training step and a test, and return the error message in one line; empty if both succeed."""
-    some = tuple(first_of(part, BY_HEART) for part in rows)
+    batch = tuple(first_of(part, BY_HEART) for part in rows)
     model.train_function = model.test_function = None  # drop the functions compiled for other arguments
     try:
-        _fitted(model, some)
-        model.evaluate(*some[:2], batch_size=BY_HEART, verbose=0)
+        _fit_batch(model, batch)
+        model.evaluate(*batch[:2], batch_size=BY_HEART, verbose=0)
     except Exception as error:
         return "" if NO_SLOPE in str(error) else plain(error)
     return ""
 
 
-def _fitted(model: Any, some: tuple[Any, ...], steps: int = 1) -> None:
+def _fit_batch(model: Any, batch: tuple[Any, ...], steps: int = 1) -> None:
     """Train on one batch with ``fit``, because ``train_on_batch`` would pass an additional None to the user's
     train_step."""
-    x, y, w = (*some, None, None)[:3]
+    x, y, w = (*batch, None, None)[:3]
     model.fit(x, y, sample_weight=w, batch_size=BY_HEART, epochs=steps, shuffle=False, verbose=0)
 
 
@@ -428,13 +430,13 @@ def stepped(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any
     if not has_own_train_step(model):
         return {}
     before = {weight.path: np.array(weight.value) for weight in model.trainable_variables}
-    _fitted(model, tuple(first_of(part, BY_HEART) for part in rows), OWN_STEPS)
-    still = [
+    _fit_batch(model, tuple(first_of(part, BY_HEART) for part in rows), OWN_STEPS)
+    unmoved = [
         weight.path
         for weight in model.trainable_variables
         if np.array_equal(before[weight.path], np.array(weight.value))
     ]
-    return {"unmoved": still} if 0 < len(still) < len(before) else {}
+    return {"unmoved": unmoved} if 0 < len(unmoved) < len(before) else {}
 
 
 def _ignored(model: Any, x: Any) -> list[str]:
@@ -607,8 +609,8 @@ def _repeated(app: App, model: Any) -> tuple[str, tuple[str, str]] | None:
     for step in range(1, REPEAT_STEPS + 1):
         if len(numbers) < min(app.batch_size, count):
             numbers = order.permutation(count)
-        chosen, numbers = np.sort(numbers[: app.batch_size]), numbers[app.batch_size :]
-        rows = tuple(_chosen(part, chosen) for part in data)
+        batch_numbers, numbers = np.sort(numbers[: app.batch_size]), numbers[app.batch_size :]
+        rows = tuple(_rows_of_part(part, batch_numbers) for part in data)
         before = [*before[-1:], (model.get_weights(), rows)]
         loss = float(model.train_on_batch(*rows, return_dict=True)["loss"])
         if not math.isfinite(loss):
@@ -618,7 +620,7 @@ def _repeated(app: App, model: Any) -> tuple[str, tuple[str, str]] | None:
     return None
 
 
-def _chosen(part: Any, numbers: Any) -> Any:
+def _rows_of_part(part: Any, numbers: Any) -> Any:
     return tree_map(lambda array: array[numbers].astype(keras_type(array)), tuples(part))
 
 
@@ -637,10 +639,10 @@ def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str,
     weights, rows = before[0]
     model.set_weights(weights)
     update, _ = Gradients(model).of(rows, weights)
-    bad = [
+    non_finite = [
         variable for variable, gradient in zip(model.weights, update, strict=True) if not np.isfinite(gradient).all()
     ]
-    if not bad:
+    if not non_finite:
         return None
-    layer, weight = bad[-1].path.split("/")[-2:]  # backpropagation reaches the last bad weight first
+    layer, weight = non_finite[-1].path.split("/")[-2:]  # backpropagation reaches the last bad weight first
     return f"outputs and loss are finite, but the gradient of '{layer}/{weight}' is not, {after}", ("layer", layer)

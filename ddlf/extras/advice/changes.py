@@ -216,16 +216,18 @@ def _removed(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit
             begin -= 2
         return [Edit(file.path, begin, end, "")]
     outer: Any = file.parents.get(id(parent))
-    same = (
+    is_called_at_once = (
         isinstance(parent, ast.Call) and parent.func is call and isinstance(outer, ast.Assign) and len(parent.args) == 1
     )
-    through = (
-        same
+    is_passed_through = (
+        is_called_at_once
         and isinstance(parent.args[0], ast.Name)
         and [getattr(target, "id", None) for target in outer.targets] == [parent.args[0].id]
     )
-    added = isinstance(parent, ast.Call) and getattr(parent.func, "attr", "") == "add" and isinstance(outer, ast.Expr)
-    if not (through or added):
+    is_added = (
+        isinstance(parent, ast.Call) and getattr(parent.func, "attr", "") == "add" and isinstance(outer, ast.Expr)
+    )
+    if not (is_passed_through or is_added):
         return []
     begin, end = span(file, outer)
     begin = file.text.rfind("\n", 0, begin) + 1

@@ -204,9 +204,9 @@ def sources_of(app: App) -> UserSources:
             paths.append(Path(inspect.getfile(kind)))
         except (TypeError, OSError):  # the class is from a notebook or a console
             continue
-    beside = paths[0].parent.resolve() if paths else None
+    folder = paths[0].parent.resolve() if paths else None
     for module in own_modules():
         path = Path(module.__file__)
-        if beside is not None and beside in path.resolve().parents and path.suffix == ".py":
+        if folder is not None and folder in path.resolve().parents and path.suffix == ".py":
             paths.append(path)
     return UserSources(paths, type(app).__name__, text_of(app))

@@ -23,12 +23,12 @@ class ArrayFacts:
         letter: ``"x"``, ``"y"`` or ``"w"``.
         shape: Its shape. The first axis has the samples.
         dtype: The name of its NumPy dtype; for any other object, the name of the object's class.
-        bad: Number of values that are NaN or infinite.
-        bad_rows: The numbers of some samples with NaN or infinite values.
+        non_finite: Number of values that are NaN or infinite.
+        non_finite_rows: The numbers of some samples with NaN or infinite values.
         low: Smallest finite value.
         high: Largest finite value.
         std: Standard deviation of the finite values.
-        whole: Whether all values are whole numbers.
+        is_whole: Whether all values are whole numbers.
         constant: The numbers of constant features, if samples are rows of features.
         scales: Smallest and largest standard deviation of a feature. Features with mostly one value do not count. 0, 0
             without such features.
@@ -45,12 +45,12 @@ class ArrayFacts:
     letter: str = "x"
     shape: tuple[int, ...] = (100, 4)
     dtype: str = "float32"
-    bad: int = 0
-    bad_rows: tuple[int, ...] = ()
+    non_finite: int = 0
+    non_finite_rows: tuple[int, ...] = ()
     low: float = -1.0
     high: float = 1.0
     std: float = 1.0
-    whole: bool = False
+    is_whole: bool = False
     constant: tuple[int, ...] = ()
     scales: tuple[float, float] = (1.0, 1.0)
     loudest: float = 1.0
@@ -115,35 +115,35 @@ class SampleFacts:
     """The result of comparing samples.
 
     Args:
-        looked: Number of compared training samples.
+        examined: Number of compared training samples.
         distinct: Number of different samples among them.
         doubled: Some pairs of equal training samples.
         contradicting: Number of training samples that equal a sample with another label.
         pairs: Some pairs of equal training samples with different labels.
         shared: The training samples that are also in other parts.
         leaks: Features that reveal the label: the array's name and the feature's number.
-        follows: The only feature that follows a real-valued target: the array's name, the feature's number and the
-            correlation; else None.
+        linear_feature: The only feature that follows a real-valued target: the array's name, the feature's number and
+            the correlation; else None.
         overlapping: For each other part: its name, the number of its windows that equal a training window shifted by
             one step, and the number of examined windows.
         copied: Whether the labels are the inputs.
     """
 
-    looked: int = 0
+    examined: int = 0
     distinct: int = 0
     doubled: tuple[tuple[int, int], ...] = ()
     contradicting: int = 0
     pairs: tuple[tuple[int, int], ...] = ()
     shared: tuple[Shared, ...] = ()
     leaks: tuple[tuple[str, int], ...] = ()
-    follows: tuple[str, int, float] | None = None
+    linear_feature: tuple[str, int, float] | None = None
     overlapping: tuple[tuple[str, int, int], ...] = ()
     copied: bool = False
 
     @property
     def repeats_by_nature(self) -> bool:
         """Return whether most samples repeat, like in tables of a few categories. Equal samples are not a mistake then."""
-        return self.distinct < 0.5 * self.looked
+        return self.distinct < 0.5 * self.examined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class LayerFacts:
         reads: The names of the layers that it reads.
         config: Its arguments with plain values.
         activation: Name of its activation; "" if it has none.
-        before: Shape of its input, without the batch axis.
+        input_shape: Shape of its input, without the batch axis.
         shape: Shape of its output, without the batch axis.
         parameters: Number of its weights.
         trained: Number of its trainable weights.
@@ -174,7 +174,7 @@ class LayerFacts:
     reads: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     activation: str = ""
-    before: tuple[int | None, ...] = ()
+    input_shape: tuple[int | None, ...] = ()
     shape: tuple[int | None, ...] = ()
     parameters: int = 0
     trained: int = 0

@@ -131,7 +131,9 @@ def layers_of(model: Any) -> tuple[LayerFacts, ...]:
     facts: list[LayerFacts] = []
     if (graph := graph_of(model)) is None:
         return tuple(
-            _layer(layer, (), None, None) for layer in model._flatten_layers(include_self=False) if not _below(layer)
+            _layer(layer, (), None, None)
+            for layer in model._flatten_layers(include_self=False)
+            if not _has_layers(layer)
         )
     _walk(graph, {}, facts)
     return tuple(facts[:MOST_LAYERS])
@@ -144,7 +146,7 @@ def graph_of(model: Any) -> Any:
     return model if hasattr(model, "_nodes_by_depth") and hasattr(model, "_operations") else None
 
 
-def _below(layer: Any) -> bool:
+def _has_layers(layer: Any) -> bool:
     return bool(list(layer._flatten_layers(include_self=False, recursive=False)))
 
 
@@ -170,8 +172,8 @@ def _walk(graph: Any, names: dict[int, str], facts: list[LayerFacts]) -> dict[in
                 input_names = [names.get(id(tensor), "") for tensor in inputs]
                 inner_names = {id(tensor): name for tensor, name in zip(inner._inputs, input_names, strict=False)}
                 inner_outputs = _walk(inner, inner_names, facts)
-                for outer, within in zip(node.outputs, inner._outputs, strict=False):
-                    names[id(outer)] = inner_outputs.get(id(within), operation.name)
+                for outer, inner_output in zip(node.outputs, inner._outputs, strict=False):
+                    names[id(outer)] = inner_outputs.get(id(inner_output), operation.name)
                 indices = {layer.name: index for index, layer in enumerate(facts)}
                 continue
             if operation.name not in indices:
@@ -195,7 +197,7 @@ def _layer(operation: Any, reads: tuple[str, ...], before: Any, after: Any) -> L
         reads=reads,
         config={name: value for name, value in config.items() if name in ARGUMENTS and _is_plain(value)},
         activation=_activation(kind, config),
-        before=shape_of(before),
+        input_shape=shape_of(before),
         shape=shape_of(after),
         parameters=sum(math.prod(weight.shape) for weight in weights),
         trained=sum(math.prod(weight.shape) for weight in getattr(operation, "trainable_weights", ())),
@@ -271,13 +273,15 @@ def _equal(kernel: Any) -> float | None:
         if not is_made(kernel):  # the model spans workers: a few values of its initializer, not all, which need memory
             few = keras.ops.convert_to_numpy(kernel._initializer((2,) * len(kernel.shape), dtype=kernel.dtype))
             return float(few.flat[0]) if few.min() == few.max() else None
-        some = keras.ops.convert_to_numpy(kernel.value[..., :2] if math.prod(kernel.shape) > 1 << 16 else kernel.value)
-        if not some.size or some.min() != some.max():
+        sample = keras.ops.convert_to_numpy(
+            kernel.value[..., :2] if math.prod(kernel.shape) > 1 << 16 else kernel.value
+        )
+        if not sample.size or sample.min() != sample.max():
             return None
-        whole = keras.ops.convert_to_numpy(kernel.value)
+        values = keras.ops.convert_to_numpy(kernel.value)
     except Exception:  # the weights have no values yet
         return None
-    return float(whole.flat[0]) if whole.min() == whole.max() else None
+    return float(values.flat[0]) if values.min() == values.max() else None
 
 
 def _not_adapted(operation: Any, kind: str) -> bool:
@@ -310,9 +314,9 @@ def _untouched(operation: Any, kernel: Any, initializer: Any) -> bool:
         return False
     positions = math.prod(kernel.shape[:-2])
     ins, outs = kernel.shape[-2] * positions, kernel.shape[-1] * positions
-    scale, mode, ends = scaling
+    scale, mode, distribution = scaling
     std = math.sqrt(scale / ((ins + outs) / 2 if mode == "avg" else ins))
-    largest = std * (math.sqrt(3) if ends == "uniform" else 2 / 0.8796)
+    largest = std * (math.sqrt(3) if distribution == "uniform" else 2 / 0.8796)
     tolerance = 4 / math.sqrt(values.size)
     return bool(abs(values).max() <= largest * 1.0001 and abs(float(values.std()) / std - 1) < tolerance)
 
@@ -481,21 +485,21 @@ def optimizer_of(model: Any) -> OptimizerFacts | None:
     if optimizer is None:
         return None
     scales = type(optimizer).__name__ == "LossScaleOptimizer"
-    inside = optimizer.inner_optimizer if scales else optimizer
-    learning_rate = getattr(inside, "_learning_rate", None)
+    inner = optimizer.inner_optimizer if scales else optimizer
+    learning_rate = getattr(inner, "_learning_rate", None)
     rate, schedule, steps = _rate(learning_rate)
     fades = _fades(schedule, config_of(learning_rate)) if schedule else None
-    clips = [getattr(inside, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")]
-    decay = getattr(inside, "weight_decay", None)
-    momentum = getattr(inside, "momentum", 0.0)
+    clips = [getattr(inner, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")]
+    decay = getattr(inner, "weight_decay", None)
+    momentum = getattr(inner, "momentum", 0.0)
     return OptimizerFacts(
-        kind=type(inside).__name__,
+        kind=type(inner).__name__,
         rate=rate,
         schedule=schedule,
         steps=steps,
         fades=fades,
         scales_loss=scales,
-        keeps=_keeps(type(inside).__name__, momentum),
+        keeps=_keeps(type(inner).__name__, momentum),
         clip=min((float(clip) for clip in clips if clip), default=None),
         decay=float(decay) if isinstance(decay, int | float) else 0.0,
         momentum=float(momentum) if isinstance(momentum, int | float) else 0.0,

@@ -184,7 +184,7 @@ def _classes(facts: AppFacts) -> OutputFacts | None:
     if len(facts.heads) != 1 or facts.heads[0].loss not in ("cce", "sce", "bce") or facts.from_files:
         return None
     head, array = facts.heads[0], facts.array(facts.heads[0].target)
-    labels = None if array is None or array.bad else array.labels
+    labels = None if array is None or array.non_finite else array.labels
     if labels is None or labels.kind not in ("numbers", "one_hot") or len(head.shape) != 1:
         return None
     classes = sorted(number for number, count in labels.counts.items() if count)

@@ -52,8 +52,8 @@ def lines(report: AdviserReport, rules: int | None = None) -> Iterator[str]:
         rules: The number of checked rules, for the last line.
     """
     for advice in report.advice:
-        where = "" if advice.position is None else f"{_short(advice.position.path)}:{advice.position.line}  "
-        yield f"{SEVERITIES[advice.severity]:<8}  {advice.rule.id}  {where}{advice.finding.message}"
+        position = "" if advice.position is None else f"{_short(advice.position.path)}:{advice.position.line}  "
+        yield f"{SEVERITIES[advice.severity]:<8}  {advice.rule.id}  {position}{advice.finding.message}"
         yield f"     why  {advice.rule.reason}"
         yield f"     fix  {advice.fix}"
         yield f"  source  {advice.rule.source}"

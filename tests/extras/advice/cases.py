@@ -35,12 +35,12 @@ ROUNDS = {
 X = ArrayFacts(name="x_train", shape=(1000, 20))
 ONE_HOT = LabelFacts(kind="one_hot", counts={0: 250, 1: 250, 2: 250, 3: 250}, sums=(1.0, 1.0))
 NUMBERS = LabelFacts(kind="numbers", counts={0: 250, 1: 250, 2: 250, 3: 250})
-Y = ArrayFacts(name="y_train", letter="y", shape=(1000, 4), low=0, high=1, whole=True, labels=ONE_HOT)
-CLASSES = ArrayFacts(name="y_train", letter="y", shape=(1000,), low=0, high=3, whole=True, labels=NUMBERS)
+Y = ArrayFacts(name="y_train", letter="y", shape=(1000, 4), low=0, high=1, is_whole=True, labels=ONE_HOT)
+CLASSES = ArrayFacts(name="y_train", letter="y", shape=(1000,), low=0, high=3, is_whole=True, labels=NUMBERS)
 REAL = ArrayFacts(name="y_train", letter="y", shape=(1000, 4), low=-3, high=3, labels=LabelFacts(sums=(-4.0, 4.0)))
 TEST_X = ArrayFacts(name="x_test", part="test", shape=(200, 20))
 HIDDEN = LayerFacts(
-    name="hidden", kind="Dense", reads=("input",), config={"units": 32}, activation="relu", before=(20,), shape=(32,),
+    name="hidden", kind="Dense", reads=("input",), config={"units": 32}, activation="relu", input_shape=(20,), shape=(32,),
     parameters=672, trained=672, fan_in=20, initializer="GlorotUniform",
 )  # fmt: skip
 LAST = replace(
@@ -49,13 +49,13 @@ LAST = replace(
     reads=("hidden",),
     config={"units": 4},
     activation="softmax",
-    before=(32,),
+    input_shape=(32,),
     shape=(4,),
     fan_in=32,
 )
 HEAD = OutputFacts(shape=(4,), activation="softmax", loss="cce", metrics=("accuracy",), target="y_train")
 FACTS = AppFacts(
-    arrays=(X, Y), rows=SampleFacts(looked=1000, distinct=1000), layers=(HIDDEN, LAST), inputs=(("input", (20,), "float32"),), heads=(HEAD,),
+    arrays=(X, Y), rows=SampleFacts(examined=1000, distinct=1000), layers=(HIDDEN, LAST), inputs=(("input", (20,), "float32"),), heads=(HEAD,),
     optimizer=OptimizerFacts(), settings=SETTINGS,
 )  # fmt: skip
 
@@ -91,7 +91,7 @@ def hidden(**changes):
 
 
 def dense(activation="relu", width=32, before=32, **more):
-    return replace(HIDDEN, activation=activation, shape=(width,), before=(before,), **more)
+    return replace(HIDDEN, activation=activation, shape=(width,), input_shape=(before,), **more)
 
 
 def layer(kind, **more):
@@ -151,7 +151,7 @@ HALF = replace(FACTS, layers=(replace(HIDDEN, precision="float16"), LAST))
 IMAGE = replace(X, shape=(1000, 3, 32, 32))
 CONV = layer(
     "Conv2D",
-    before=(3, 32, 32),
+    input_shape=(3, 32, 32),
     shape=(1, 30, 8),
     activation="relu",
     config={"data_format": "channels_last"},
@@ -161,8 +161,8 @@ CONV = layer(
 
 def pictures(*convolutions):
     """Return the facts of a model for 64 x 64 pixels with some convolutions and a global pooling layer."""
-    rows = [replace(CONV, config=config, before=(9, 9, 8)) for config in convolutions]
-    pooled = layer("GlobalAveragePooling2D", before=(9, 9, 8))
+    rows = [replace(CONV, config=config, input_shape=(9, 9, 8)) for config in convolutions]
+    pooled = layer("GlobalAveragePooling2D", input_shape=(9, 9, 8))
     return replace(layers(*rows, pooled), inputs=(("input", (64, 64, 3), "float32"),))
 
 
@@ -176,19 +176,19 @@ def momentum(value):
     return replace(NORM, config={"axis": -1, "momentum": value})
 
 
-POOL = layer("MaxPooling2D", before=(8, 8, 8))
+POOL = layer("MaxPooling2D", input_shape=(8, 8, 8))
 UNEVEN = replace(ONE_HOT, counts={0: 900, 1: 100})
-TOKENS = replace(X, shape=(1000, 20), whole=True, low=0, high=999, dtype="int32")
-EMBEDDING = layer("Embedding", before=(20,), config={"input_dim": 1000, "mask_zero": False})
+TOKENS = replace(X, shape=(1000, 20), is_whole=True, low=0, high=999, dtype="int32")
+EMBEDDING = layer("Embedding", input_shape=(20,), config={"input_dim": 1000, "mask_zero": False})
 MASKING = replace(EMBEDDING, config={"input_dim": 1000, "mask_zero": True})
 SCHEDULE = {"schedule": "CosineDecay"}  # the run makes 320 steps in one process
 
 ROUNDED = replace(FACTS, **ROUNDS)
 
 CASES = {
-    "D01": (x(bad=3, bad_rows=(7,)), FACTS),
+    "D01": (x(non_finite=3, non_finite_rows=(7,)), FACTS),
     "D02": (x(dtype="object"), x(dtype="uint8")),
-    "D03": (x(low=0, high=255, loudest=120.0, whole=True), x(loudest=9.0)),
+    "D03": (x(low=0, high=255, loudest=120.0, is_whole=True), x(loudest=9.0)),
     "D04": (x(scales=(0.01, 400.0), loudest=500.0), x(scales=(0.5, 4.0))),
     "D05": (rows(shared=(Shared(part="test", count=80, of=200),)), rows(shared=(Shared(part="test", count=80, of=200),), distinct=4)),
     "D06": (rows(doubled=((3, 8),), distinct=999), rows(doubled=((3, 8),), distinct=4)),
@@ -204,12 +204,12 @@ CASES = {
     "D13": (y(labels=replace(ONE_HOT, counts={0: 1000, 1: 0})), FACTS),
     "D14": (
         data(IMAGE, Y, layers=(CONV,)),
-        data(replace(X, shape=(1000, 32, 32, 3)), Y, layers=(replace(CONV, before=(32, 32, 3)),)),
+        data(replace(X, shape=(1000, 32, 32, 3)), Y, layers=(replace(CONV, input_shape=(32, 32, 3)),)),
     ),
     "D15": (x(constant=(0, 4)), FACTS),
     "D16": (
-        data(replace(X, shape=(500, 9000)), Y, layers=(replace(HIDDEN, before=(9000,)),)),
-        data(replace(X, shape=(500, 9000)), Y, layers=(replace(HIDDEN, before=(9000,), penalty=0.01),)),
+        data(replace(X, shape=(500, 9000)), Y, layers=(replace(HIDDEN, input_shape=(9000,)),)),
+        data(replace(X, shape=(500, 9000)), Y, layers=(replace(HIDDEN, input_shape=(9000,), penalty=0.01),)),
     ),
     "D17": (observed(near={"count": 40, "of": 200, "pairs": ((3, 8),)}), observed(near={"count": 1, "of": 200, "pairs": ((3, 8),)})),
     "D18": (
@@ -303,8 +303,8 @@ CASES = {
         pictures({"kernel_size": 7, "strides": 4}, {"kernel_size": 3, "strides": 2}, {"kernel_size": 3}, {"kernel_size": 3}),
     ),
     "M19": (
-        layers(replace(POOL, shape=(1, 1, 8)), replace(CONV, before=(1, 1, 8))),
-        layers(replace(POOL, shape=(2, 2, 8)), replace(CONV, before=(2, 2, 8))),
+        layers(replace(POOL, shape=(1, 1, 8)), replace(CONV, input_shape=(1, 1, 8))),
+        layers(replace(POOL, shape=(2, 2, 8)), replace(CONV, input_shape=(2, 2, 8))),
     ),
     "M20": (observed(nan="hidden"), observed(nan="")),
     "M21": (observed(first=1.4, least=1.3), observed(first=1.4, least=0.4)),
@@ -326,7 +326,7 @@ CASES = {
         replace(layers(EMBEDDING), arrays=(replace(TOKENS, pierced=0.9), Y)),
     ),
     "M36": (
-        replace(layers(layer("Reshape", before=(20,)), layer("GRU")), arrays=(replace(TOKENS, padded=0.8), Y)),
+        replace(layers(layer("Reshape", input_shape=(20,)), layer("GRU")), arrays=(replace(TOKENS, padded=0.8), Y)),
         replace(layers(EMBEDDING, layer("GRU")), arrays=(replace(TOKENS, padded=0.8), Y)),
     ),
     "M37": (replace(layers(dense(), NORM), settings={**SETTINGS, "batch_size": 1}), layers(dense(), NORM)),

@@ -17,7 +17,7 @@ def test_limits_and_values_that_are_not_finite_cover_all_values(random, monkeypa
     x = random.normal(size=(500, 7)).astype("float32")
     x[401, 2], x[499, 6], x[3, 3] = np.nan, np.inf, 900
     facts = described("x_train", "train", x)
-    assert (facts.bad, facts.bad_rows) == (2, (401, 499))
+    assert (facts.non_finite, facts.non_finite_rows) == (2, (401, 499))
     assert (facts.low, facts.high) == (np.nanmin(x), 900)
     assert facts.shape == (500, 7)
 
@@ -82,7 +82,7 @@ def test_equal_samples_are_found_in_a_part_and_over_parts(random):
     y[7] = y[3]
     test = np.concatenate([random.normal(size=(50, 5)), x[[10, 20]]])
     comparison = compared({"x_train": x, "y_train": y, "x_test": test})
-    assert (comparison.looked, comparison.distinct) == (300, 297)
+    assert (comparison.examined, comparison.distinct) == (300, 297)
     assert comparison.doubled == ((3, 7), (3, 200), (100, 201))
     assert (comparison.contradicting, comparison.pairs) == (2, ((3, 200), (100, 201)))
     (shared,) = comparison.shared
@@ -100,7 +100,7 @@ def test_samples_of_several_inputs_are_equal_if_all_of_them_are(random):
 def test_a_part_of_too_much_data_is_compared(random, monkeypatch):
     monkeypatch.setattr(arrays, "COMPARED_BYTES", 100 * 5 * 8)
     x = random.normal(size=(300, 5))
-    assert compared({"x_train": x}).looked == 100
+    assert compared({"x_train": x}).examined == 100
 
 
 @pytest.mark.parametrize("make", [lambda y: y, lambda y: y * -3 + 1, lambda y: y.astype("float32")])
@@ -122,13 +122,13 @@ def test_only_a_feature_that_is_linear_in_a_target_is_found(random):
 def test_a_single_feature_that_follows_a_target_is_found_but_steps_of_a_series_are_not():
     random = np.random.default_rng(0)
     x = random.normal(size=(400, 6))
-    follows = compared({"x_train": x, "y_train": 5 * x[:, 2] + 0.1 * x[:, 1]}).follows
+    follows = compared({"x_train": x, "y_train": 5 * x[:, 2] + 0.1 * x[:, 1]}).linear_feature
     assert follows[:2] == ("x_train", 2)
     assert 0.999 < follows[2] < 1
-    assert compared({"x_train": x, "y_train": x[:, 2] + 0.3 * x[:, 1]}).follows is None
+    assert compared({"x_train": x, "y_train": x[:, 2] + 0.3 * x[:, 1]}).linear_feature is None
     series = np.sin(np.arange(406) / 20)[:, None] + 0.01 * random.normal(size=(406, 1))
     steps = np.concatenate([series[number : number + 400] for number in range(6)], axis=1)
-    assert compared({"x_train": steps, "y_train": series[6:, 0]}).follows is None
+    assert compared({"x_train": steps, "y_train": series[6:, 0]}).linear_feature is None
 
 
 def test_overlapping_windows_are_counted(random):

@@ -67,7 +67,7 @@ def test_healthy_and_unknown_facts_have_no_findings():
 def test_repeated_samples_of_xor_allow_a_high_rate():
     rates = [rule for rule in RULES if rule.id == "T01"]
     high = optimizer(kind="Adam", rate=0.05)
-    repeated = replace(high, samples=256, rows=replace(high.rows, looked=256, distinct=4))
+    repeated = replace(high, samples=256, rows=replace(high.rows, examined=256, distinct=4))
     assert len(check_rules(rates, high)[0]) == 1
     assert check_rules(rates, repeated) == ([], [])
 
@@ -173,7 +173,7 @@ def test_a_softmax_layer_between_layers_counts_as_a_hidden_activation():
 )
 def test_shared_samples_are_only_a_note_if_training_has_as_many_duplicates(distinct, count, severity):
     shared = Shared(part="test", count=count, of=400, pairs=((1, 2),))
-    facts = replace(FACTS, rows=replace(FACTS.rows, looked=1600, distinct=distinct, shared=(shared,)))
+    facts = replace(FACTS, rows=replace(FACTS.rows, examined=1600, distinct=distinct, shared=(shared,)))
     ((finding,), _) = check_rules([rule for rule in RULES if rule.id == "D05"], facts)
     assert finding.severity == severity
 
@@ -205,7 +205,7 @@ def test_a_schedule_that_is_nearly_0_before_a_quarter_of_the_run_is_found(fades,
 
 def test_a_single_feature_that_follows_a_number_is_a_note():
     rule = [rule for rule in RULES if rule.id == "D08"]
-    facts = replace(head(REAL, loss="mse"), rows=replace(FACTS.rows, follows=("x_train", 5, 0.9987)))
+    facts = replace(head(REAL, loss="mse"), rows=replace(FACTS.rows, linear_feature=("x_train", 5, 0.9987)))
     ((finding,), _) = check_rules(rule, facts)
     assert (finding.severity, "feature 5 of x_train" in finding.finding.message) == ("I", True)
     assert check_rules(rule, replace(facts, heads=(HEAD,))) == ([], [])
@@ -213,7 +213,7 @@ def test_a_single_feature_that_follows_a_number_is_a_note():
 
 def test_repeated_batches_are_reported_for_generators_and_not_for_small_tables():
     rule = [rule for rule in RULES if rule.id == "D06"]
-    few = replace(FACTS, rows=replace(FACTS.rows, looked=2016, distinct=32, doubled=((0, 32),)))
+    few = replace(FACTS, rows=replace(FACTS.rows, examined=2016, distinct=32, doubled=((0, 32),)))
     assert check_rules(rule, few) == ([], [])
     ((finding,), _) = check_rules(rule, replace(few, observations={"taken": True}))
     assert (finding.severity, "32 different samples of 2,016" in finding.finding.message) == ("W", True)

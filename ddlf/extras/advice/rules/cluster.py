@@ -148,8 +148,8 @@ def _does_not_pay(facts: AppFacts) -> Iterator[Finding]:
     Source: measured: docs/explanation/performance.md
     """
     step_s, slots, settings = facts.observations.get("step_s"), _slots(facts), facts.settings
-    usual = {name: SETTINGS[name].default for name in ("mode", "exchange")} | {"codec": Float32.__name__}
-    if not step_s or slots < 2 or any(settings.get(name) != value for name, value in usual.items()):
+    defaults = {name: SETTINGS[name].default for name in ("mode", "exchange")} | {"codec": Float32.__name__}
+    if not step_s or slots < 2 or any(settings.get(name) != value for name, value in defaults.items()):
         return
     steps = settings.get("worker_steps") or settings.get("worker_epochs", 1) * facts.steps_an_epoch / slots
     keeps = 0 if facts.optimizer is None or settings.get("optimizer_state") != "kept" else facts.optimizer.keeps

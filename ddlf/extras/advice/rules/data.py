@@ -64,25 +64,26 @@ def _not_finite(facts: AppFacts) -> Iterator[Finding]:
     Source: Zhang et al., UMLAUT: Debugging Deep Learning Programs, CHI 2021, doi:10.1145/3411764.3445538
     """
     for array in facts.arrays:
-        if array.bad:
+        if array.non_finite:
             size = math.prod(array.shape)
             changes: tuple[Change, ...] = ()
             x, y = f"x_{array.part}", f"y_{array.part}"
-            if array.name in (x, y) and array.bad < 0.1 * size and facts.array(x) and facts.array(y):
+            if array.name in (x, y) and array.non_finite < 0.1 * size and facts.array(x) and facts.array(y):
                 lines = (
                     f'finite = (abs(self.{array.name}) < float("inf")).reshape(len(self.{array.name}), -1).all(axis=1)',
                     f"self.{x}, self.{y} = self.{x}[finite], self.{y}[finite]",
                 )
                 changes = (Change("data", lines),)
             yield Finding(
-                f"{array.bad:,} of {size:,} values of {array.name} are NaN or infinite, in samples such as {_some(array.bad_rows)}",
+                f"{array.non_finite:,} of {size:,} values of {array.name} are NaN or infinite, "
+                f"in samples such as {_numbers_text(array.non_finite_rows)}",
                 ("data", array.name),
-                array.bad_rows,
+                array.non_finite_rows,
                 changes,
             )
 
 
-def _some(numbers: tuple[int, ...]) -> str:
+def _numbers_text(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers)) or "none of the examined ones"
 
 
@@ -104,7 +105,7 @@ def _goes_into_products(facts: AppFacts, array: ArrayFacts) -> bool:
     is_multiplied = (
         bool(facts.layers) and not facts.weights_scale and "own" not in {layer.kind for layer in facts.layers}
     )
-    return is_multiplied and array.has_numbers and not array.bad and not array.padded > 0.3
+    return is_multiplied and array.has_numbers and not array.non_finite and not array.padded > 0.3
 
 
 def _unusual_scale(array: ArrayFacts) -> str:
@@ -126,7 +127,7 @@ def _unscaled(facts: AppFacts) -> Iterator[Finding]:
     for array in facts.of("x", "train"):
         if not _goes_into_products(facts, array) or array.loudest <= UNSCALED or _has_unequal_scales(array):
             continue
-        are_bytes = array.low >= 0 and array.whole and array.high <= 255
+        are_bytes = array.low >= 0 and array.is_whole and array.high <= 255
         changes = _standardizing(facts, array)
         if are_bytes and changes:
             names = [x_array.name for x_array in facts.of("x") if "[" not in x_array.name]
@@ -165,11 +166,16 @@ def _other_scale(facts: AppFacts) -> Iterator[Finding]:
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
     for array in facts.of("x", "train"):
-        if not array.has_numbers or array.bad or array.shape[0] < ENOUGH_SAMPLES or _are_tokens(facts, array):
+        if not array.has_numbers or array.non_finite or array.shape[0] < ENOUGH_SAMPLES or _are_tokens(facts, array):
             continue
         for part in ("val", "test"):
             other = facts.array(array.name.replace("_train", f"_{part}", 1))
-            if other is None or other.bad or other.shape[0] < ENOUGH_SAMPLES or not min(other.loudest, array.loudest):
+            if (
+                other is None
+                or other.non_finite
+                or other.shape[0] < ENOUGH_SAMPLES
+                or not min(other.loudest, array.loudest)
+            ):
                 continue
             times = other.loudest / array.loudest
             if not 1 / OTHER < times < OTHER:
@@ -188,7 +194,7 @@ def _all_the_same(facts: AppFacts) -> Iterator[Finding]:
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
     for array in facts.of("x", "train"):
-        if array.has_numbers and array.shape[0] > 1 and not array.bad and array.low == array.high:
+        if array.has_numbers and array.shape[0] > 1 and not array.non_finite and array.low == array.high:
             yield Finding(f"all values of {array.name} are {array.low:g}", ("data", array.name))
 
 
@@ -331,7 +337,7 @@ def _channels_first(facts: AppFacts) -> Iterator[Finding]:
     if first is None or first.config.get("data_format") not in (None, "channels_last"):
         return
     for array in facts.of("x", "train"):
-        if len(array.sample) == 3 and array.sample == first.before:
+        if len(array.sample) == 3 and array.sample == first.input_shape:
             channels, height, width = array.sample
             if channels in (1, 3, 4) and height > 4 and width > 4 and height == width:
                 names = [x_array.name for x_array in facts.of("x") if "[" not in x_array.name]
@@ -345,7 +351,9 @@ def _channels_first(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _are_tokens(facts: AppFacts, array: ArrayFacts) -> bool:
-    return array.whole and any(layer.kind == "Embedding" and layer.before == array.sample for layer in facts.layers)
+    return array.is_whole and any(
+        layer.kind == "Embedding" and layer.input_shape == array.sample for layer in facts.layers
+    )
 
 
 @rule("D15", "I", "constant features")
@@ -373,7 +381,7 @@ def _many_features(facts: AppFacts) -> Iterator[Finding]:
     if any(layer.penalty for layer in facts.layers):
         return
     for array in facts.of("x", "train"):
-        reads = [layer for layer in facts.layers if layer.kind == "Dense" and layer.before == array.sample]
+        reads = [layer for layer in facts.layers if layer.kind == "Dense" and layer.input_shape == array.sample]
         if len(array.sample) == 1 and array.sample[0] > MANY_FEATURES and reads:
             yield Finding(
                 f"{array.name} has {array.sample[0]:,} features of {array.shape[0]:,} samples",
@@ -382,13 +390,13 @@ def _many_features(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _is_trivial(facts: AppFacts) -> bool:
-    return facts.rows.repeats_by_nature or facts.rows.looked < 20
+    return facts.rows.repeats_by_nature or facts.rows.examined < 20
 
 
 def _is_counted(facts: AppFacts) -> bool:
     """Return whether the inputs are whole numbers with few combinations, such as tokens and categories. Equal samples
     are then no mistake."""
-    return all(array.whole and len(array.sample) == 1 for array in facts.of("x", "train"))
+    return all(array.is_whole and len(array.sample) == 1 for array in facts.of("x", "train"))
 
 
 @rule("D05", "W", "training samples in the test")
@@ -400,15 +408,15 @@ def _shared(facts: AppFacts) -> Iterator[Finding]:
     """
     if _is_trivial(facts):
         return
-    own_share = 1 - facts.rows.distinct / facts.rows.looked
+    own_share = 1 - facts.rows.distinct / facts.rows.examined
     for shared in facts.rows.shared:
         share = shared.count / shared.of
         if not shared.count or (_is_counted(facts) and share < OFTENER * own_share):
             continue
         by_chance = 2 * own_share * shared.of  # training has about half as many pairs within itself
-        usual = by_chance + DEVIATIONS * math.sqrt(by_chance)
+        expected = by_chance + DEVIATIONS * math.sqrt(by_chance)
         is_much = (
-            share >= SHARED_SHARE and shared.count >= SHARED_COUNT and (share >= LARGE_SHARE or shared.count > usual)
+            share >= SHARED_SHARE and shared.count >= SHARED_COUNT and (share >= LARGE_SHARE or shared.count > expected)
         )
         is_most = share > 0.5
         x = f"x_{shared.part}"
@@ -437,9 +445,9 @@ def _doubled(facts: AppFacts) -> Iterator[Finding]:
     Source: measured: iris has one such row
     """
     rows = facts.rows
-    if facts.observations.get("taken") and rows.looked >= 20 and rows.repeats_by_nature:
+    if facts.observations.get("taken") and rows.examined >= 20 and rows.repeats_by_nature:
         yield Finding(
-            f"the training batches have {rows.distinct:,} different samples of {rows.looked:,}",
+            f"the training batches have {rows.distinct:,} different samples of {rows.examined:,}",
             ("data", "x_train"),
             severity="W",
             fix="check __getitem__: batch number i must contain the samples from i * batch_size on",
@@ -449,7 +457,7 @@ def _doubled(facts: AppFacts) -> Iterator[Finding]:
         return
     pairs = ", ".join(f"{a} = {b}" for a, b in rows.doubled)
     yield Finding(
-        f"{rows.looked - rows.distinct:,} of {rows.looked:,} training samples are duplicates ({pairs})",
+        f"{rows.examined - rows.distinct:,} of {rows.examined:,} training samples are duplicates ({pairs})",
         ("data", "x_train"),
         tuple(b for _, b in rows.doubled),
     )
@@ -467,7 +475,7 @@ def _contradicting(facts: AppFacts) -> Iterator[Finding]:
     labels = next((array.labels for array in facts.of("y", "train")), None)
     if labels is None or labels.kind not in ("numbers", "one_hot") or _is_trivial(facts):
         return
-    if rows.contradicting > max(1.0, CONTRADICTING * rows.looked):
+    if rows.contradicting > max(1.0, CONTRADICTING * rows.examined):
         pairs = ", ".join(f"{a} and {b}" for a, b in rows.pairs)
         yield Finding(
             f"{rows.contradicting:,} training samples equal a sample with another label ({pairs})",
@@ -485,10 +493,10 @@ def _leaks(facts: AppFacts) -> Iterator[Finding]:
     """
     for name, feature in facts.rows.leaks:
         yield Finding(f"feature {feature} of {name} is the label with other numbers or cut into ranges", ("data", name))
-    if facts.rows.follows is not None and any(head.loss in (*DISTANCES, "mape", "msle") for head in facts.heads):
-        name, feature, alike = facts.rows.follows
+    if facts.rows.linear_feature is not None and any(head.loss in (*DISTANCES, "mape", "msle") for head in facts.heads):
+        name, feature, correlation = facts.rows.linear_feature
         yield Finding(
-            f"feature {feature} of {name} alone follows the target (correlation {alike:.4f})",
+            f"feature {feature} of {name} alone follows the target (correlation {correlation:.4f})",
             ("data", name),
             severity="I",
             fix="check whether this feature is known when you use the model, or is computed from the target",
@@ -548,7 +556,7 @@ def _unrelated(facts: AppFacts) -> Iterator[Finding]:
     test, test_count = result.get("test", (math.inf, 0))
     sentence = "neighbours, frequencies and linear models predict {0} of {1} samples no better than permuted labels"
     if train < RELATED:
-        are_tokens = all(array.whole and array.dtype.startswith(("int", "uint")) for array in facts.of("x", "train"))
+        are_tokens = all(array.is_whole and array.dtype.startswith(("int", "uint")) for array in facts.of("x", "train"))
         yield Finding(
             sentence.format(train_labels, f"{train_count:,}"),
             ("data", train_labels),
@@ -598,9 +606,9 @@ def _missing(facts: AppFacts) -> Iterator[Finding]:
                     ("data", other.name),
                 )
             is_large = other.shape[0] >= 10 * len(train_classes)
-            if is_large and len(train_classes) <= 1000 and (lacking := sorted(train_classes - part_classes)):
+            if is_large and len(train_classes) <= 1000 and (missing := sorted(train_classes - part_classes)):
                 yield Finding(
-                    f"{other.name} lacks {plural(len(lacking), 'class')} of {len(train_classes)}: {first(lacking)}",
+                    f"{other.name} lacks {plural(len(missing), 'class')} of {len(train_classes)}: {first(missing)}",
                     ("data", other.name),
                 )
 

@@ -65,7 +65,7 @@ def targets(facts: AppFacts) -> Iterator[tuple[OutputFacts, ArrayFacts, LabelFac
     """Yield the outputs with a Keras loss, each with its array of labels."""
     for head in facts.heads:
         array = facts.array(head.target)
-        if array is not None and array.has_numbers and not array.bad and head.loss not in ("", "own"):
+        if array is not None and array.has_numbers and not array.non_finite and head.loss not in ("", "own"):
             yield head, array, array.labels or LabelFacts()
 
 
@@ -251,7 +251,7 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
     Source: measured: Keras 3.15 trains it without a word: labels of 0 and 255 reach a loss of -209,919
     """
     for head, array, labels in targets(facts):
-        if head.loss == "sce" and not array.whole and labels.kind == "real" and array.sample in ((), (1,)):
+        if head.loss == "sce" and not array.is_whole and labels.kind == "real" and array.sample in ((), (1,)):
             yield Finding(
                 f"{array.name} has fractions, from {array.low:g} to {array.high:g}, and the loss takes numbers of classes",
                 ("data", array.name),
@@ -296,7 +296,7 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
             yield Finding(
                 f"{array.name} has values down to {array.low:g}, and counts are never negative", ("data", array.name)
             )
-        elif head.loss == "hinge" and array.whole and not {array.low, array.high} <= {-1.0, 0.0, 1.0}:
+        elif head.loss == "hinge" and array.is_whole and not {array.low, array.high} <= {-1.0, 0.0, 1.0}:
             yield Finding(
                 f"{array.name} has values from {array.low:g} to {array.high:g}, and the loss takes -1 and 1",
                 ("data", array.name),

@@ -70,8 +70,8 @@ SPREAD = 1e4
 OFF = 3.0
 
 
-def _pair(value: Any, usual: int) -> int:
-    return usual if value is None else int(max(value) if isinstance(value, list | tuple) else value)
+def _pair(value: Any, default: int) -> int:
+    return default if value is None else int(max(value) if isinstance(value, list | tuple) else value)
 
 
 def _field(layer: LayerFacts, ins: list[Field]) -> Field:
@@ -83,12 +83,12 @@ def _field(layer: LayerFacts, ins: list[Field]) -> Field:
             return width, spacing, True
         size, stride = _pair(kernel, 1), layer.config.get("strides")
         step = _pair(stride, size if "Pooling" in layer.kind else 1)
-        wide = (size - 1) * _pair(layer.config.get("dilation_rate"), 1)
-        return width + wide * spacing, spacing * step, joined
+        extent = (size - 1) * _pair(layer.config.get("dilation_rate"), 1)
+        return width + extent * spacing, spacing * step, joined
     if layer.kind in GLOBAL:
         return width, spacing, True
-    has_places = len(layer.before) == 3
-    if layer.kind == "Flatten" and has_places and math.prod(size or 1 for size in layer.before[:2]) > 1:
+    has_places = len(layer.input_shape) == 3
+    if layer.kind == "Flatten" and has_places and math.prod(size or 1 for size in layer.input_shape[:2]) > 1:
         return WHOLE, spacing, True
     return (width, spacing, joined) if layer.kind in PASSING else (WHOLE, spacing, joined)
 
@@ -213,7 +213,7 @@ def _unknown_tokens(facts: AppFacts) -> Iterator[Finding]:
             if not facts.inputs or len(facts.inputs) == 1 or f"'{layer.reads[0] if layer.reads else ''}'" in array.name
         ]
         for array in named:
-            if isinstance(size, int) and array.whole and (array.high >= size or array.low < 0):
+            if isinstance(size, int) and array.is_whole and (array.high >= size or array.low < 0):
                 yield Finding(
                     f"{array.name} has numbers from {array.low:g} to {array.high:g}, and {layer.name!r} has rows 0 to {size - 1}",
                     ("layer", layer.name),
@@ -234,7 +234,7 @@ def _unmasked(facts: AppFacts) -> Iterator[Finding]:
     for layer in facts.layers:
         if layer.kind == "Embedding" and not layer.config.get("mask_zero"):
             readers = facts.readers(layer.name)
-            array = next((array for array in facts.of("x", "train") if array.sample == layer.before), None)
+            array = next((array for array in facts.of("x", "train") if array.sample == layer.input_shape), None)
             reads = any(reader.kind in ("LSTM", "GRU", "SimpleRNN", "Bidirectional") for reader in readers)
             if array is not None and array.padded > PADDED and reads:
                 yield Finding(
@@ -253,7 +253,7 @@ def _masked_words(facts: AppFacts) -> Iterator[Finding]:
     """
     for layer in facts.layers:
         if layer.kind == "Embedding" and layer.config.get("mask_zero"):
-            array = next((array for array in facts.of("x", "train") if array.sample == layer.before), None)
+            array = next((array for array in facts.of("x", "train") if array.sample == layer.input_shape), None)
             if array is not None and array.pierced > PIERCED:
                 yield Finding(
                     f"{array.pierced:.0%} of the rows of {array.name} have zeros between other tokens, and {layer.name!r} treats 0 as padding",
@@ -315,7 +315,7 @@ def _unknown_words(facts: AppFacts) -> Iterator[Finding]:
     Fix: Count the words of the training texts, and make the vocabulary large enough for nearly all of them.
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
-    embedded = {layer.before for layer in facts.layers if layer.kind == "Embedding"}
+    embedded = {layer.input_shape for layer in facts.layers if layer.kind == "Embedding"}
     for array in facts.of("x", "train"):
         if array.commonest is not None and array.sample in embedded and array.high > 2:
             token, share = array.commonest
@@ -356,10 +356,10 @@ def _punished(facts: AppFacts) -> Iterator[Finding]:
                 f"the penalty of {layer.name!r} has the factor {layer.penalty:g}; 0.01 to 0.00001 is usual",
                 ("layer", layer.name),
             )
-    whole, penalties = facts.observations.get("loss", 0.0), facts.observations.get("penalties", 0.0)
-    if not any(layer.penalty >= PENALTY for layer in facts.layers) and whole > 0 and penalties > PENALIZED * whole:
+    loss, penalties = facts.observations.get("loss", 0.0), facts.observations.get("penalties", 0.0)
+    if not any(layer.penalty >= PENALTY for layer in facts.layers) and loss > 0 and penalties > PENALIZED * loss:
         yield Finding(
-            f"weight penalties are {penalties:.4g} of the first loss of {whole:.4g}", ("method", "create_model")
+            f"weight penalties are {penalties:.4g} of the first loss of {loss:.4g}", ("method", "create_model")
         )
 
 
@@ -382,7 +382,7 @@ def _words_as_numbers(facts: AppFacts) -> Iterator[Finding]:
         readers = [
             layer
             for layer in facts.layers
-            if not layer_names & set(layer.reads) and layer.before in (array.sample, (*array.sample, 1))
+            if not layer_names & set(layer.reads) and layer.input_shape in (array.sample, (*array.sample, 1))
         ]
         while len(readers) == 1 and readers[0].kind in ("Reshape", "ExpandDims", "Cast"):
             readers = facts.readers(readers[0].name)
@@ -501,12 +501,12 @@ def _pairs(facts: AppFacts) -> Iterator[Finding]:
             or not layer.shape
         ):
             continue
-        width, ends = before.shape[-1] or 0, ((before.before or (0,))[-1] or 0, layer.shape[-1] or 0)
-        if width < max(ends) and width < min(
-            ends[0] or width + 1, 10 * width
+        width, outer_widths = before.shape[-1] or 0, ((before.input_shape or (0,))[-1] or 0, layer.shape[-1] or 0)
+        if width < max(outer_widths) and width < min(
+            outer_widths[0] or width + 1, 10 * width
         ):  # narrower than both neighbours: a factorization, or a code
             continue
-        if width < ends[1]:
+        if width < outer_widths[1]:
             continue
         yield Finding(
             f"between {before.name!r} and {layer.name!r} there is no activation, so both together are one {layer.kind}",
@@ -635,14 +635,14 @@ def _inner_softmax(facts: AppFacts) -> Iterator[Finding]:
         *(operation for operation in facts.layers if operation.kind in ("Softmax", "Activation")),
     ]:
         readers = facts.readers(layer.name)
-        straight = len(readers) == 1 and readers[0].kind in (
+        is_read_once = len(readers) == 1 and readers[0].kind in (
             "Dense",
             "Dropout",
             "BatchNormalization",
             "Conv2D",
             "Flatten",
         )
-        if layer.activation == "softmax" and straight and all(reader.reads == (layer.name,) for reader in readers):
+        if layer.activation == "softmax" and is_read_once and all(reader.reads == (layer.name,) for reader in readers):
             yield Finding(
                 f"{layer.name!r} is a softmax, and {readers[0].name!r} continues from it",
                 ("layer", layer.name),
@@ -690,9 +690,9 @@ def _bias_before_norm(facts: AppFacts) -> Iterator[Finding]:
             ):
                 names.append(before.name)
     if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        others_text = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield Finding(
-            f"{names[0]!r}{more} {'add' if more else 'adds'} a bias that the following normalization removes",
+            f"{names[0]!r}{others_text} {'add' if others_text else 'adds'} a bias that the following normalization removes",
             ("layer", names[0]),
             changes=tuple(Change("argument", False, name, "use_bias") for name in names),
         )
@@ -708,8 +708,8 @@ def _one_wide(facts: AppFacts) -> Iterator[Finding]:
     for layer in hidden(facts):
         readers = facts.readers(layer.name)
         units = [(reader.shape[-1:] or (0,))[0] or 0 for reader in readers if reader.kind == "Dense"]
-        straight = sum(units) if len(units) == len(readers) else 0
-        if layer.kind == "Dense" and layer.shape[-1:] == (1,) and layer.fan_in > 1 and straight > 1:
+        next_units = sum(units) if len(units) == len(readers) else 0
+        if layer.kind == "Dense" and layer.shape[-1:] == (1,) and layer.fan_in > 1 and next_units > 1:
             yield Finding(
                 f"all that {readers[0].name!r}, of {readers[0].shape[-1]} units"
                 + (f", and {len(readers) - 1} more learn" if len(readers) > 1 else ", learns")
@@ -729,10 +729,10 @@ def _one_pixel(facts: AppFacts) -> Iterator[Finding]:
         if layer.kind not in ("MaxPooling2D", "AveragePooling2D") or layer.shape[:2] != (1, 1):
             continue
         readers = facts.readers(layer.name)
-        wide = min((size or 0 for size in layer.before[:2]), default=0)
-        if wide >= WIDE and len(readers) == 1 and readers[0].kind == "Conv2D" and readers[0].trained:
+        side = min((size or 0 for size in layer.input_shape[:2]), default=0)
+        if side >= WIDE and len(readers) == 1 and readers[0].kind == "Conv2D" and readers[0].trained:
             yield Finding(
-                f"{layer.name!r} reduces {wide} x {wide} positions to one, and {readers[0].name!r} is a convolution over it",
+                f"{layer.name!r} reduces {side} x {side} positions to one, and {readers[0].name!r} is a convolution over it",
                 ("layer", layer.name),
             )
 
@@ -744,15 +744,15 @@ def _nan_in_first_batch(facts: AppFacts) -> Iterator[Finding]:
     Fix: Check the inputs of that layer. Typical causes are a logarithm or a root of 0, a division by 0, and float16.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
     """
-    if where := facts.observations.get("nan"):
-        at = ("layer", where) if facts.layer(where) else ("app", "")
-        yield Finding(f"the first batch gives NaN or infinity, starting in {where!r}", at)
+    if layer_name := facts.observations.get("nan"):
+        at = ("layer", layer_name) if facts.layer(layer_name) else ("app", "")
+        yield Finding(f"the first batch gives NaN or infinity, starting in {layer_name!r}", at)
         return
     norms = facts.observations.get("gradients") or {}
-    if bad := [name for name, norm in norms.items() if not math.isfinite(norm)]:
-        names = [layer.name for layer in facts.layers if bad[0].split("/")[-2:-1] == [layer.name]]
+    if non_finite := [name for name, norm in norms.items() if not math.isfinite(norm)]:
+        names = [layer.name for layer in facts.layers if non_finite[0].split("/")[-2:-1] == [layer.name]]
         yield Finding(
-            f"the first batch gives gradients that are NaN or infinite, such as that of {bad[0]}",
+            f"the first batch gives gradients that are NaN or infinite, such as that of {non_finite[0]}",
             ("layer", names[0]) if names else ("method", "create_model"),
         )
 
@@ -786,7 +786,7 @@ def _by_heart(facts: AppFacts) -> Iterator[Finding]:
     """
     if (
         _has_a_floor(facts)
-        or any(array.bad for array in facts.arrays if array.part == "train")
+        or any(array.non_finite for array in facts.arrays if array.part == "train")
         or facts.observations.get("nan")
     ):
         return
@@ -835,7 +835,7 @@ def _future(facts: AppFacts) -> Iterator[Finding]:
 
 
 @rule("M24", "E", "weights without a gradient", level="batch")
-def _still(facts: AppFacts) -> Iterator[Finding]:
+def _no_gradient(facts: AppFacts) -> Iterator[Finding]:
     """The loss does not depend on these weights, or a function between them and the loss has a gradient of 0. So these
     weights never change.
 
@@ -843,7 +843,7 @@ def _still(facts: AppFacts) -> Iterator[Finding]:
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; Karpathy, A Recipe for Training
     Neural Networks, 2019
     """
-    if any(array.bad for array in facts.arrays if array.part == "train") or facts.observations.get("nan"):
+    if any(array.non_finite for array in facts.arrays if array.part == "train") or facts.observations.get("nan"):
         return
     if unmoved := facts.observations.get("unmoved"):
         yield Finding(
@@ -859,14 +859,18 @@ def _still(facts: AppFacts) -> Iterator[Finding]:
             fix="look for comparisons, argmax, round, casts and NumPy in the loss: these operations have no gradient",
         )
         return
-    still = list(facts.observations.get("still", ()))
+    constant = list(facts.observations.get("still", ()))
     # A bias may cancel out alone, for example if two outputs of one encoder are subtracted.
-    still = [path for path in still if not path.endswith("/bias") or f"{path.removesuffix('bias')}kernel" in still]
-    if still and facts.observations.get("first", math.nan) > 0:
-        names = [layer.name for layer in facts.layers if any(path.split("/")[-2:-1] == [layer.name] for path in still)]
+    constant = [
+        path for path in constant if not path.endswith("/bias") or f"{path.removesuffix('bias')}kernel" in constant
+    ]
+    if constant and facts.observations.get("first", math.nan) > 0:
+        names = [
+            layer.name for layer in facts.layers if any(path.split("/")[-2:-1] == [layer.name] for path in constant)
+        ]
         yield Finding(
-            f"{plural(len(still), 'trained weight')} {'has' if len(still) == 1 else 'have'} a gradient of 0: {', '.join(still[:3])}"
-            + (", ..." if len(still) > 3 else ""),
+            f"{plural(len(constant), 'trained weight')} {'has' if len(constant) == 1 else 'have'} a gradient of 0: {', '.join(constant[:3])}"
+            + (", ..." if len(constant) > 3 else ""),
             ("layer", names[0]) if names else ("method", "create_model"),
         )
 

@@ -137,11 +137,11 @@ def _unscaled_float16(facts: AppFacts) -> Iterator[Finding]:
     Fix: Set precision='mixed_float16', so that Keras scales the loss, or use mixed_bfloat16.
     Source: Micikevicius et al., arXiv:1710.03740
     """
-    half = [layer for layer in facts.layers if layer.precision == "float16" and layer.trained]
-    if half and facts.optimizer is not None and not facts.optimizer.scales_loss:
+    half_precision = [layer for layer in facts.layers if layer.precision == "float16" and layer.trained]
+    if half_precision and facts.optimizer is not None and not facts.optimizer.scales_loss:
         yield Finding(
-            f"{half[0].name!r}"
-            + (f" and {len(half) - 1} more" if len(half) > 1 else "")
+            f"{half_precision[0].name!r}"
+            + (f" and {len(half_precision) - 1} more" if len(half_precision) > 1 else "")
             + " compute in float16, and the loss is not scaled",
             ("optimizer", ""),
         )
@@ -217,8 +217,8 @@ def _ends_early(facts: AppFacts) -> Iterator[Finding]:
     """
     if (optimizer := facts.optimizer) is None:
         return
-    ends = optimizer.steps if optimizer.schedule in ("CosineDecay", "PolynomialDecay") else None
-    for event, steps in (("ends", ends), ("is below a hundredth of its first rate", optimizer.fades)):
+    end = optimizer.steps if optimizer.schedule in ("CosineDecay", "PolynomialDecay") else None
+    for event, steps in (("ends", end), ("is below a hundredth of its first rate", optimizer.fades)):
         if steps is not None and steps * facts.slots * 4 < facts.steps:
             yield Finding(
                 f"{optimizer.schedule} {event} after {steps:,} steps, and a slot makes {facts.steps_of(facts.slots):,} in this run",
