@@ -838,14 +838,14 @@ class Daemon:
         if control is self._holder:
             await self._questions.give(id, piece, last)
 
-    def interfere(self, control: Control, doing: str, *, requester: str = "", force: bool = False) -> str:
+    def interfere(self, control: Control, doing: str, *, who: str = "", force: bool = False) -> str:
         """Check that a connection may stop or restart the work on this worker, and log it. A stop is also reported to
         the master that has the worker.
 
         Args:
             control: The connection that asked for it.
             doing: The action, for people: ``"stopped"`` or ``"restarted"``.
-            requester: Name of the other side, for people.
+            who: Name of the other side, for people.
             force: Whether to do it even if another master has the worker.
 
         Returns:
@@ -854,8 +854,8 @@ class Daemon:
         Raises:
             LeaseError: Another master has the worker, and ``force`` is false.
         """
-        requester = (
-            "".join(letter if letter.isprintable() else "?" for letter in str(requester)[:100])
+        who = (
+            "".join(letter if letter.isprintable() else "?" for letter in str(who)[:100])
             or control.master_name
             or "somebody"
         )
@@ -865,12 +865,12 @@ class Daemon:
                 since = self._lease.holder.since if self._lease.holder else ""
                 raise LeaseError(f"in use by {holder.master_name} since {since}", hint="--force ends that run")
             if doing == "stopped":  # a restarted executor reports its own end
-                holder.event("stopped_by", {"by": requester})
+                holder.event("stopped_by", {"by": who})
         self.log(
-            f"{doing} by {requester}"
+            f"{doing} by {who}"
             + (f", while {holder.master_name} had this worker" if holder not in (None, control) else "")
         )
-        return requester
+        return who
 
     async def preload(self, modules: list[str], *, replace: bool = False) -> dict[str, Any]:
         """Let the executors that start from now on have these modules imported already, and wait until this is

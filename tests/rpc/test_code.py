@@ -157,7 +157,7 @@ def test_the_memory_of_a_sender_has_the_limit_of_the_cache(monkeypatch):
     functions = [eval(f"lambda: {number}") for number in range(5)]
     for function in functions:
         cache.load(*sender.dump(function))
-    assert len(sender._held) == len(cache._loaded) == 3
+    assert len(sender._sent) == len(cache._loaded) == 3
     assert len(sender.dump(functions[4])[1]) == code.HASH_BYTES
     assert cache.load(*sender.dump(functions[0]))() == 0, "sent in full again"
 
