@@ -44,12 +44,12 @@ async def rpc() -> dict[str, float]:
     from benchmarks.network import computed_s
     from ddlf import Cluster
 
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     async with Cluster.local(1) as cluster:
         await cluster.add_method(echo)
         worker = cluster.workers[0]
 
-        async def measure(what: str, value: Any, calls: int, in_flight: int = 1) -> None:
+        async def measure(name: str, value: Any, calls: int, in_flight: int = 1) -> None:
             """Call three times. Return the shortest time, because disturbances only add time, and the total processor time."""
             measured, before = [], computed_s([os.getpid()])
             for _ in range(REPEATS):
@@ -57,8 +57,8 @@ async def rpc() -> dict[str, float]:
                 for _ in range(calls // in_flight):
                     await asyncio.gather(*(worker.run("echo", value=value) for _ in range(in_flight)))
                 measured.append((time.perf_counter() - begin) / calls)
-            found[what] = min(measured)
-            found[f"{what}{COMPUTED}"] = (computed_s([os.getpid()]) - before) / (REPEATS * calls)
+            seconds[name] = min(measured)
+            seconds[f"{name}{COMPUTED}"] = (computed_s([os.getpid()]) - before) / (REPEATS * calls)
 
         small = bytes(64)
         await measure("64 B, one at a time", small, 500)  # a call compiles, caches, allocates
@@ -66,14 +66,14 @@ async def rpc() -> dict[str, float]:
         await measure("64 B, 100 in flight", small, 10_000, 100)
         await measure("2.06 MB", np.ones(515_000, "f4"), 200)
         await measure("100 MB", np.ones(25_000_000, "f4"), 4)
-    return found
+    return seconds
 
 
-async def training(what: str = "round of training", **how: Any) -> dict[str, float]:
+async def training(measured: str = "round of training", **how: Any) -> dict[str, float]:
     """Seconds of a round, compiled before; or of an epoch of a slot, without rounds.
 
     Args:
-        what: Name of what is measured.
+        measured: Name of the measured time.
         how: Settings of the app.
     """
     from apps.mnist_cnn import MNISTCNN
@@ -98,7 +98,7 @@ async def training(what: str = "round of training", **how: Any) -> dict[str, flo
     first = len(ended) // (TRAINING_ROUNDS + 1) - 1  # the last record of the first epoch
     begin, end = ended[first], ended[-1]
     seconds, computed = ((after - before) / (len(ended) - first - 1) for before, after in zip(begin, end, strict=True))
-    return {what: seconds, f"{what}{COMPUTED}": computed}
+    return {measured: seconds, f"{measured}{COMPUTED}": computed}
 
 
 PARTS = {
@@ -145,15 +145,15 @@ def main() -> None:
                 pairs = []
                 for repeat in range(options.repeats):
                     trees = (ROOT, other) if repeat % 2 else (other, ROOT)
-                    found = {tree: run(tree, part) for tree in trees}
-                    pairs.append((found[ROOT], found[other]))
-                for what in pairs[0][0]:
-                    ratios = [ours[what] / theirs[what] for ours, theirs in pairs]
+                    trees_seconds = {tree: run(tree, part) for tree in trees}
+                    pairs.append((trees_seconds[ROOT], trees_seconds[other]))
+                for measurement in pairs[0][0]:
+                    ratios = [ours[measurement] / base[measurement] for ours, base in pairs]
                     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-                    best = min(ours[what] for ours, _ in pairs) / min(theirs[what] for _, theirs in pairs)
-                    seconds = statistics.median(ours[what] for ours, _ in pairs)
+                    best = min(ours[measurement] for ours, _ in pairs) / min(base[measurement] for _, base in pairs)
+                    seconds = statistics.median(ours[measurement] for ours, _ in pairs)
                     print(
-                        f"{what:<30} {1e3 * seconds:10.3f} ms  {middle:.3f} of {options.commit} "
+                        f"{measurement:<30} {1e3 * seconds:10.3f} ms  {middle:.3f} of {options.commit} "
                         f"({low:.3f}-{high:.3f}); the best of each {best:.3f}",
                         flush=True,
                     )

@@ -87,9 +87,9 @@ class Trainer:
         """Return the update of one local epoch, and its accuracy."""
         self.model.set_weights(weights)
         self._feed.set_order(order)
-        found = self.model.fit(self._feed.dataset, shuffle=False, verbose=0)
+        history = self.model.fit(self._feed.dataset, shuffle=False, verbose=0)
         pairs = zip(weights, self.model.get_weights(), strict=True)
-        return [before - after for before, after in pairs], found.history["accuracy"][-1]
+        return [before - after for before, after in pairs], history.history["accuracy"][-1]
 
     def test(self, weights: Weights) -> float:
         """Return the accuracy on the test samples."""
@@ -155,19 +155,19 @@ def reached(curve: Curve, target: float) -> float | None:
 
 def rows(runs: list[dict[str, Any]], target: float) -> Iterator[list[str]]:
     """Return a table: mean and deviation over seeds, and the ratio to the time of the first rule with the same seed."""
-    times = {(one["rule"], one["seed"]): reached(one["curve"], target) for one in runs}
-    names = list(dict.fromkeys(one["rule"] for one in runs))
+    times = {(run["rule"], run["seed"]): reached(run["curve"], target) for run in runs}
+    names = list(dict.fromkeys(run["rule"] for run in runs))
     yield ["rule", f"reached {target:.0%}", "time", f"of {names[0]}'s", "accuracy at the end %"]
     for name in names:
-        mine = [one for one in runs if one["rule"] == name]
-        there = {one["seed"]: time for one in mine if (time := times[name, one["seed"]]) is not None}
-        ratios = [time / first for seed, time in there.items() if (first := times[names[0], seed])]
+        own_runs = [run for run in runs if run["rule"] == name]
+        times_to_target = {run["seed"]: time for run in own_runs if (time := times[name, run["seed"]]) is not None}
+        ratios = [time / first for seed, time in times_to_target.items() if (first := times[names[0], seed])]
         yield [
             name,
-            f"{len(there)} of {len(mine)}",
-            mean_and_deviation(list(there.values())) if there else "-",
+            f"{len(times_to_target)} of {len(own_runs)}",
+            mean_and_deviation(list(times_to_target.values())) if times_to_target else "-",
             mean_and_deviation(ratios) if ratios else "-",
-            mean_and_deviation([100 * one["curve"][-1][1] for one in mine], ".1f"),
+            mean_and_deviation([100 * run["curve"][-1][1] for run in own_runs], ".1f"),
         ]
 
 
@@ -186,20 +186,20 @@ def main(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--data", choices=DATA, default="mnist")
-    made.add_argument("--rules", type=some_of(RULES), default=list(RULES), help=f"of {', '.join(RULES)}")
-    made.add_argument("--slots", type=int, default=4)
-    made.add_argument("--slow", type=float, default=1.0, help="how many times as long the last slot takes")
-    made.add_argument("--samples", type=int, default=4000, help="of training")
-    made.add_argument("--test", type=int, default=1000, help="samples of a test")
-    made.add_argument("--epochs", type=int, default=8, help="of each slot")
-    made.add_argument("--batch-size", type=int, default=64)
-    made.add_argument("--rate", type=float, default=None, help="of plain SGD; by default that of benchmarks.learning")
-    made.add_argument("--target", type=float, default=0.9, help="test accuracy")
-    made.add_argument("--seeds", type=int, default=5)
-    made.add_argument("--json", type=Path, default=None)
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=DATA, default="mnist")
+    parser.add_argument("--rules", type=some_of(RULES), default=list(RULES), help=f"of {', '.join(RULES)}")
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--slow", type=float, default=1.0, help="how many times as long the last slot takes")
+    parser.add_argument("--samples", type=int, default=4000, help="of training")
+    parser.add_argument("--test", type=int, default=1000, help="samples of a test")
+    parser.add_argument("--epochs", type=int, default=8, help="of each slot")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--rate", type=float, default=None, help="of plain SGD; by default that of benchmarks.learning")
+    parser.add_argument("--target", type=float, default=0.9, help="test accuracy")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=None)
+    return parser
 
 
 if __name__ == "__main__":

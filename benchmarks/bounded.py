@@ -89,8 +89,8 @@ class Highest(threading.Thread):
     def run(self) -> None:
         while not self.ended.wait(0.01):
             lines = Path("/proc/self/status").read_text().splitlines()
-            own = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
-            self.nbytes = max(self.nbytes, own)
+            resident = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+            self.nbytes = max(self.nbytes, resident)
 
 
 def trained(folder: str, cap_mib: int) -> dict[str, int]:
@@ -104,7 +104,7 @@ def trained(folder: str, cap_mib: int) -> dict[str, int]:
     watching = Highest()
     watching.start()
     app = BigImages()
-    app.place, app.data_memory = folder, f"{cap_mib}MiB"
+    app.location, app.data_memory = folder, f"{cap_mib}MiB"
     asyncio.run(app.load_dataset())
     asyncio.run(app.create_model())
     feed = FileFeed(app, "train", app.batch_size)
@@ -128,8 +128,8 @@ def growth(options: argparse.Namespace) -> list[list[str]]:
                 write(folder / "all", nbytes, cap * MIB // part)
                 write(folder / "one", BigImages.batch_size * PICTURE, cap * MIB)
                 least, most = (
-                    run_child("benchmarks.bounded", "trained", str(folder / which), str(cap), timeout_s=900)["nbytes"]
-                    for which in ("one", "all")
+                    run_child("benchmarks.bounded", "trained", str(folder / size), str(cap), timeout_s=900)["nbytes"]
+                    for size in ("one", "all")
                 )
                 shutil.rmtree(folder)
                 grown = (most - least) / MIB
@@ -167,7 +167,7 @@ class Group:
         lines = (self.folder / ("memory.oom_control" if self.old else "memory.events")).read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
-    def own(self) -> int:
+    def resident(self) -> int:
         """Return the bytes of processes, without the cache of files."""
         lines = (self.folder / "memory.stat").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(("rss ", "anon ")))
@@ -192,14 +192,14 @@ async def group(options: argparse.Namespace) -> None:
         write(Path(name, "data"), need, 64 * 10**6)
         print(f"written   {need / 2**30:.1f} GiB in {time.monotonic() - begin:.0f} s", flush=True)
         groups = [Group(f"ddlf-{os.getpid()}-{number}", options.limit_mib * MIB) for number in range(2)]
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-            ports = [one.getsockname()[1], other.getsockname()[1]]
+        with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+            ports = [first.getsockname()[1], second.getsockname()[1]]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
         workers = []
-        for port, each in zip(ports, groups, strict=True):
+        for port, control_group in zip(ports, groups, strict=True):
             command = [sys.executable, "-m", "ddlf.cli.worker", "--port", str(port), "--quiet"]
             command += ["--host", "127.0.0.1", "--state-dir", str(Path(name, str(port)))]
-            workers.append(each.start(command, environment))
+            workers.append(control_group.start(command, environment))
         try:
             lost: list[str] = []
             most = [0, 0]
@@ -207,7 +207,7 @@ async def group(options: argparse.Namespace) -> None:
                 listening(port)
             async with Cluster(["127.0.0.1", "127.0.0.1"], ports) as cluster:
                 app = BigImages(cluster)
-                app.place = str(Path(name, "data"))
+                app.location = str(Path(name, "data"))
                 app.subscribe(lambda event: lost.append(str(event)) if isinstance(event, WorkerLost) else None)
                 watching = asyncio.create_task(watch(groups, most))
                 begin = time.monotonic()
@@ -215,19 +215,19 @@ async def group(options: argparse.Namespace) -> None:
                 watching.cancel()
                 seconds = time.monotonic() - begin
                 samples, exact = app.train_data.manifest.samples, app.ledger.is_exact(1)
-            killed = [each.killed() for each in groups]
-            own = ", ".join(f"{nbytes / MIB:.0f} MiB" for nbytes in most)
+            killed = [control_group.killed() for control_group in groups]
+            memory = ", ".join(f"{nbytes / MIB:.0f} MiB" for nbytes in most)
             print(f"trained   {samples:,} pictures in {seconds:.0f} s, waited for samples {record.wait_data_s:.1f} s")
             print(
-                f"limit     {options.limit_mib} MiB a worker; processes had {own}; killed {sum(killed)}, lost {len(lost)}"
+                f"limit     {options.limit_mib} MiB a worker; processes had {memory}; killed {sum(killed)}, lost {len(lost)}"
             )
             print(f"ledger    {'exact' if exact else 'NOT EXACT'}")
         finally:
             for worker in workers:
                 worker.terminate()
                 worker.wait()
-            for each in groups:
-                each.close()
+            for control_group in groups:
+                control_group.close()
     if sum(killed) or lost or not exact:
         raise SystemExit(1)
 
@@ -244,7 +244,7 @@ def listening(port: int) -> None:
 async def watch(groups: list[Group], most: list[int]) -> None:
     """Record the peak memory of the processes of each group."""
     while True:
-        most[:] = [max(before, each.own()) for before, each in zip(most, groups, strict=True)]
+        most[:] = [max(before, group.resident()) for before, group in zip(most, groups, strict=True)]
         await asyncio.sleep(0.2)
 
 
@@ -252,14 +252,14 @@ def arguments() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    one = verbs.add_parser("growth")
-    one.add_argument("--caps", type=lambda text: list(map(int, text.split(","))), default=[32, 128, 512])
-    one.add_argument("--times", type=int, default=4, help="data, of the cap")
+    growth_parser = verbs.add_parser("growth")
+    growth_parser.add_argument("--caps", type=lambda text: list(map(int, text.split(","))), default=[32, 128, 512])
+    growth_parser.add_argument("--times", type=int, default=4, help="data, of the cap")
     two = verbs.add_parser("group")
     two.add_argument("--gib", type=float, default=15)
     two.add_argument("--limit-mib", type=int, default=1536)
-    for each in (one, two):
-        each.add_argument("--folder", help="where the data is meanwhile")
+    for verb in (growth_parser, two):
+        verb.add_argument("--folder", help="where the data is meanwhile")
     three = verbs.add_parser("trained")
     three.add_argument("place")
     three.add_argument("cap", type=int)
@@ -267,10 +267,10 @@ def arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    given = arguments().parse_args()
-    if given.verb == "trained":
-        print(json.dumps(trained(given.place, given.cap)))
-    elif given.verb == "growth":
-        growth(given)
+    options = arguments().parse_args()
+    if options.verb == "trained":
+        print(json.dumps(trained(options.place, options.cap)))
+    elif options.verb == "growth":
+        growth(options)
     else:
-        asyncio.run(group(given))
+        asyncio.run(group(options))

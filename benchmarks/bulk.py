@@ -70,28 +70,28 @@ async def measure(size: int) -> dict[str, float]:
     async with Cluster.local(1) as cluster:
         (before,) = await cluster.run_method(prepare)
         array = np.ones(size, np.uint8)
-        mine = reset_peak()
+        own_peak = reset_peak()
         begin = time.perf_counter()
-        (there,) = await cluster.run_method(receive, data=array)
+        (peak_of_receiver,) = await cluster.run_method(receive, data=array)
         there_s = time.perf_counter() - begin
-        there_sender = memory("VmHWM") - mine
+        there_sender = memory("VmHWM") - own_peak
         del array
-        (theirs,) = await cluster.run_method(make, size=size)
-        mine = reset_peak()
+        (peak_of_sender,) = await cluster.run_method(make, size=size)
+        own_peak = reset_peak()
         begin = time.perf_counter()
         (back,) = await cluster.run_method(give)
         back_s = time.perf_counter() - begin
-        back_receiver = memory("VmHWM") - mine
+        back_receiver = memory("VmHWM") - own_peak
         assert back.nbytes == size
         (sent,) = await cluster.run_method(peak)
     return {
         "bytes": size,
         "master_to_worker_s": there_s,
         "worker_to_master_s": back_s,
-        "receiving_worker": (there - before) / size,
+        "receiving_worker": (peak_of_receiver - before) / size,
         "sending_master": there_sender / size,
         "receiving_master": back_receiver / size,
-        "sending_worker": (sent - theirs) / size,
+        "sending_worker": (sent - peak_of_sender) / size,
     }
 
 
@@ -107,12 +107,12 @@ async def broadcast(size: int, workers: int) -> dict[str, float]:
     async with Cluster.local(workers) as cluster:
         array = np.ones(size, np.uint8)
         await cluster.run_method(give_back, data=0)
-        mine = reset_peak()
+        own_peak = reset_peak()
         await cluster.run_method(receive, data=array)
-        out = memory("VmHWM") - mine
-        mine = reset_peak()
+        out = memory("VmHWM") - own_peak
+        own_peak = reset_peak()
         updates = await cluster.run_method(give_back, data=array)
-        back = memory("VmHWM") - mine
+        back = memory("VmHWM") - own_peak
         assert all(update.nbytes == size for update in updates)
     return {
         "broadcast_bytes": size,
@@ -154,15 +154,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--no-large", action="store_true", help="leave out the array of 2 GiB + 1")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
-    found = asyncio.run(measure(options.megabytes * 10**6))
+    shares = asyncio.run(measure(options.megabytes * 10**6))
     for side in ("receiving_worker", "sending_master", "receiving_master", "sending_worker"):
-        print(f"{side.replace('_', ' '):<19} {found[side]:.3f} x the array ({found[side] * options.megabytes:+.0f} MB)")
-    found |= asyncio.run(broadcast(options.megabytes * 10**5, options.workers))
+        print(
+            f"{side.replace('_', ' '):<19} {shares[side]:.3f} x the array ({shares[side] * options.megabytes:+.0f} MB)"
+        )
+    shares |= asyncio.run(broadcast(options.megabytes * 10**5, options.workers))
     for side in ("broadcasting_master", "gathering_master"):
-        print(f"{side.replace('_', ' '):<19} {found[side]:.3f} x the array, {options.workers} workers")
+        print(f"{side.replace('_', ' '):<19} {shares[side]:.3f} x the array, {options.workers} workers")
     asyncio.run(odd(not options.no_large))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(shares, indent=2) + "\n")
 
 
 if __name__ == "__main__":

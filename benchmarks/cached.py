@@ -45,16 +45,16 @@ SERVE = "import sys; from ddlf.testing import FaultyStore; print(FaultyStore(sys
 class Counted(Store):
     """A store that counts its requests."""
 
-    asked = 0
+    requests = 0
 
     def read(self, name: str, nbytes: int) -> bytes:
         """See ``Store``."""
-        self.asked += name.endswith(".safetensors")
+        self.requests += name.endswith(".safetensors")
         return super().read(name, nbytes)
 
     def fetch(self, name: str, nbytes: int, target: Path) -> None:
         """See ``Store``."""
-        self.asked += 1
+        self.requests += 1
         super().fetch(name, nbytes, target)
 
 
@@ -69,21 +69,21 @@ class Oldest(Cache):
 def read(url: str, case: str, folder: Path, part: float, epochs: int) -> tuple[float, float, int, int]:
     """Read all epochs; returns CPU seconds, seconds, files that were fetched, and the most bytes that the cache held."""
     store = Counted(url)
-    place = RemoteFolder(url, store=store)
-    nbytes = place.manifest().nbytes
+    location = RemoteFolder(url, store=store)
+    nbytes = location.manifest().nbytes
     cap = 0 if case == "none" else int(nbytes * part)
-    place = RemoteFolder(url, (Oldest if case == "oldest" else Cache)(folder, cap), store)
+    location = RemoteFolder(url, (Oldest if case == "oldest" else Cache)(folder, cap), store)
     data = DataSet(url)
-    data._place, held = place, 0
-    place.manifest()
+    data._location, most_cached = location, 0
+    location.manifest()
     begin, used = time.perf_counter(), time.process_time()
     for epoch in range(epochs):
         (portion,) = portions(data.manifest.sizes, [data.manifest.samples], "window:1", seed=0, epoch=epoch)
         # Memory for the window of one file and little more: nothing stays in it from epoch to epoch.
         samples = sum(len(chunk["x"]) for chunk in SampleStream(data, portion, 64, 3 * data.manifest.files[0].nbytes))
         assert samples == data.manifest.samples
-        held = max(held, sum(file.stat().st_size for file in folder.glob("*") if file.is_file()))
-    return time.process_time() - used, time.perf_counter() - begin, store.asked, held
+        most_cached = max(most_cached, sum(file.stat().st_size for file in folder.glob("*") if file.is_file()))
+    return time.process_time() - used, time.perf_counter() - begin, store.requests, most_cached
 
 
 def main() -> None:
@@ -112,9 +112,9 @@ def main() -> None:
             server.communicate("")
     rows = [["cache", "CPU s", "s", "fetched", "most MB in it"]]
     for case, runs in results.items():
-        cpu, took, asked, held = zip(*runs, strict=True)
-        of = f"{Spread.of(asked).median:.0f} of {options.files * options.epochs}"
-        rows.append([case, Spread.of(cpu).text(), Spread.of(took).text(), of, f"{max(held) / 1e6:.1f}"])
+        cpu, took, requests, cached = zip(*runs, strict=True)
+        of = f"{Spread.of(requests).median:.0f} of {options.files * options.epochs}"
+        rows.append([case, Spread.of(cpu).text(), Spread.of(took).text(), of, f"{max(cached) / 1e6:.1f}"])
     print(table(rows))
 
 

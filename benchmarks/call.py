@@ -51,12 +51,12 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 async def processor_us(calls: int, repeats: int, run: Callable[[int], Awaitable[None]]) -> list[float]:
     """Return this process's processor time for a call in microseconds, for each repeat."""
-    found = []
+    times = []
     for _ in range(repeats):
         begin = time.process_time()
         await run(calls)
-        found.append((time.process_time() - begin) / calls * 1e6)
-    return found
+        times.append((time.process_time() - begin) / calls * 1e6)
+    return times
 
 
 async def measure_ddlf(calls: int, repeats: int) -> dict[str, list[float]]:
@@ -80,13 +80,13 @@ async def measure_ddlf(calls: int, repeats: int) -> dict[str, list[float]]:
         async def in_flight(calls: int) -> None:
             await asyncio.gather(*(one_at_a_time(calls // IN_FLIGHT) for _ in range(IN_FLIGHT)))
 
-        found = {
+        times = {
             "DDLF, one at a time": await processor_us(calls, repeats, one_at_a_time),
             f"DDLF, {IN_FLIGHT} in flight": await processor_us(calls // IN_FLIGHT * IN_FLIGHT, repeats, in_flight),
         }
         proxy._link.data.stream.close()
         await serving
-    return found
+    return times
 
 
 async def measure_streams(calls: int, repeats: int) -> dict[str, list[float]]:
@@ -108,11 +108,11 @@ async def measure_streams(calls: int, repeats: int) -> dict[str, list[float]]:
             await reader.readexactly(*LENGTH.unpack(await reader.readexactly(LENGTH.size)))
 
     serving = asyncio.create_task(serve())
-    found = {"asyncio's streams": await processor_us(calls, repeats, one_at_a_time)}
+    times = {"asyncio's streams": await processor_us(calls, repeats, one_at_a_time)}
     serving.cancel()
     writer.close()
     far_writer.close()
-    return found
+    return times
 
 
 async def measure(calls: int, repeats: int) -> dict[str, list[float]]:

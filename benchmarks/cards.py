@@ -253,8 +253,8 @@ class Bare:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                return found
+                result: dict[str, Any] = json.loads(line)
+                return result
         raise RuntimeError(f"bare fit ended with exit code {self._process.wait()}")
 
     def close(self) -> None:
@@ -297,8 +297,8 @@ def device() -> str:
     if keras.backend.backend() == "jax":
         import jax
 
-        found = jax.devices()[0]
-        return "CPU" if found.platform == "cpu" else str(found.device_kind)
+        card = jax.devices()[0]
+        return "CPU" if card.platform == "cpu" else str(card.device_kind)
     if keras.backend.backend() == "torch":
         import torch
 
@@ -326,7 +326,7 @@ class Turns:
 
     async def over(self, record: Any) -> None:
         """Note a round that is over, and train with bare ``fit``."""
-        found = dict(record.metrics) | {
+        facts = dict(record.metrics) | {
             "round": time.perf_counter() - self._begin,
             "told": record.seconds,
             "compute": record.compute_s,
@@ -335,8 +335,8 @@ class Turns:
         }
         if self._bare is not None:
             took = (await asyncio.to_thread(self._bare.ask, self._epochs))["took"]
-            found["bare"] = sum(took)
-        self.rounds.append(found)
+            facts["bare"] = sum(took)
+        self.rounds.append(facts)
         self._begin = time.perf_counter()
 
 
@@ -395,7 +395,7 @@ def weights(facts: dict[str, Any]) -> dict[str, Any]:
     values = Transfer().read(variables)
     size = sum(value.nbytes for value in values)
     pinned = pinned_copies(size // 4)
-    found: dict[str, list[float]] = {
+    seconds: dict[str, list[float]] = {
         name: [] for name in ("off", "on", "Keras off", "Keras on", "pinned off", "pinned on")
     }
     for _ in range(facts["rounds"] + 1):
@@ -404,15 +404,15 @@ def weights(facts: dict[str, Any]) -> dict[str, Any]:
             ("on", lambda: transfer().write(variables, values)),
             ("Keras off", lambda: Transfer().read(variables)),
             ("Keras on", lambda: Transfer().write(variables, values)),
-            *((name, one) for name, one in pinned.items()),
+            *((name, array) for name, array in pinned.items()),
         ):
             wait_for(variables)
             begin = time.perf_counter()
             work()
             wait_for(variables)
-            found[name].append(time.perf_counter() - begin)
-    took = {name: took[1:] for name, took in found.items()}  # the first one compiles and takes memory
-    first = {f"first {way}": found[way][0] for way in ("off", "on")}
+            seconds[name].append(time.perf_counter() - begin)
+    took = {name: took[1:] for name, took in seconds.items()}  # the first one compiles and takes memory
+    first = {f"first {way}": seconds[way][0] for way in ("off", "on")}
     return {"device": device(), "bytes": size, "arrays": len(values), **first, **took}
 
 
@@ -423,7 +423,7 @@ def wait_for(variables: Sequence[Any]) -> None:
     if keras.backend.backend() == "jax":
         import jax
 
-        jax.block_until_ready([one.value for one in variables])
+        jax.block_until_ready([variable.value for variable in variables])
     elif keras.backend.backend() == "torch":
         import torch
 
@@ -484,8 +484,8 @@ def be_child(facts: dict[str, Any]) -> None:
         cards.be_bare(facts)
         return
     work = {"share": cards.share, "several": cards.several, "weights": cards.weights}[facts["do"]]
-    found: Any = work(facts)
-    print(json.dumps(asyncio.run(found) if asyncio.iscoroutine(found) else found), flush=True)
+    result: Any = work(facts)
+    print(json.dumps(asyncio.run(result) if asyncio.iscoroutine(result) else result), flush=True)
 
 
 def measured(backend: str, facts: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -500,37 +500,37 @@ def measured(backend: str, facts: dict[str, Any], timeout_s: float) -> dict[str,
             os.environ["KERAS_BACKEND"] = before
 
 
-def show_share(name: str, found: dict[str, Any], facts: dict[str, Any]) -> None:
+def show_share(name: str, result: dict[str, Any], facts: dict[str, Any]) -> None:
     """Print the tables of one model with one backend."""
-    rounds = found["rounds"]
+    rounds = result["rounds"]
     shares = Spread.of([100 * round["bare"] / round["round"] for round in rounds])
     fixed = Spread.of([1e3 * (round["round"] - round["bare"]) for round in rounds])
-    rates = [facts["samples"] * found["epochs"] / round["round"] for round in rounds]
-    print(f"\n{name} on {found['device']}: {found['parameters']:,} parameters, {found['epochs']} epochs in a round")
+    rates = [facts["samples"] * result["epochs"] / round["round"] for round in rounds]
+    print(f"\n{name} on {result['device']}: {result['parameters']:,} parameters, {result['epochs']} epochs in a round")
     rows = [["", "median (range)"]]
     rows.append(["round of DDLF", Spread.of([round["round"] for round in rounds]).text(".3f") + " s"])
     rows.append(["bare fit", Spread.of([round["bare"] for round in rounds]).text(".3f") + " s"])
     rows.append([f"share of bare fit (bar {SHARE:.0%})", shares.text(".1f") + " %"])
     rows.append(["samples/s", Spread.of(rates).text(",.0f")])
-    rows.append(["first round, with compiling", f"{found['first']:.1f} s"])
+    rows.append(["first round, with compiling", f"{result['first']:.1f} s"])
     rows.append(["fixed cost of a round", fixed.text(".0f") + " ms"])
     parts = {part: Spread.of([1e3 * parts_of(round)[part] for round in rounds]) for part in parts_of(rounds[0])}
     rows += [[f"- {part}", f"{took.text('.1f')} ms"] for part, took in parts.items()]
     print(table(rows), flush=True)
 
 
-def show_weights(backend: str, found: dict[str, Any]) -> None:
+def show_weights(backend: str, result: dict[str, Any]) -> None:
     """Print the table of moving weights."""
-    print(f"\n{found['arrays']} arrays, {found['bytes'] / 1e6:,.0f} MB, with {backend} on {found['device']}")
+    print(f"\n{result['arrays']} arrays, {result['bytes'] / 1e6:,.0f} MB, with {backend} on {result['device']}")
     rows = [["direction", "DDLF", "Keras", "pinned copy", f"share of pinned (bar {PINNED:.0%})", "DDLF", "first time"]]
     for way in ("off", "on"):
         rates = [
-            Spread.of([found["bytes"] / took / 1e9 for took in found[name]]) if found.get(name) else None
+            Spread.of([result["bytes"] / took / 1e9 for took in result[name]]) if result.get(name) else None
             for name in (way, f"Keras {way}", f"pinned {way}")
         ]
         of_pinned = f"{100 * rates[0].median / rates[2].median:.0f} %" if rates[0] and rates[2] else "-"
-        took, first = Spread.of([1e3 * took for took in found[way]]), 1e3 * found[f"first {way}"]
-        speeds = [f"{one.text('.1f')} GB/s" if one else "-" for one in rates]
+        took, first = Spread.of([1e3 * took for took in result[way]]), 1e3 * result[f"first {way}"]
+        speeds = [f"{rate.text('.1f')} GB/s" if rate else "-" for rate in rates]
         rows.append([way, *speeds, of_pinned, f"{took.text('.1f')} ms", f"{first:.0f} ms"])
     print(table(rows), flush=True)
 
@@ -560,8 +560,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "weights" in options.only:
             large = {"side": 100, "parameters": 20_000} if options.quick else {"side": SIDE, "parameters": BIG}
             for more in ({"model": "", **large}, {"model": "transformer"}):
-                found = measured(backend, {"do": "weights", "rounds": options.rounds, **more}, options.timeout)
-                show_weights(backend, found)
+                result = measured(backend, {"do": "weights", "rounds": options.rounds, **more}, options.timeout)
+                show_weights(backend, result)
         for model in options.model:
             kind = KINDS[model]
             facts: dict[str, Any] = {
@@ -574,18 +574,21 @@ def main(argv: Sequence[str] | None = None) -> None:
             }
             epochs = options.epochs
             if "share" in options.only:
-                found = measured(backend, {"do": "share", **facts}, options.timeout)
-                epochs = found["epochs"]
-                show_share(f"{model} with {backend}", found, facts)
+                result = measured(backend, {"do": "share", **facts}, options.timeout)
+                epochs = result["epochs"]
+                show_share(f"{model} with {backend}", result, facts)
             if "several" in options.only:
-                rows, one = [["workers on one card", "samples/s in all", f"of one worker (bar {SUM:.0%})"]], 0.0
+                rows, of_one_worker = (
+                    [["workers on one card", "samples/s in all", f"of one worker (bar {SUM:.0%})"]],
+                    0.0,
+                )
                 for workers in map(int, options.workers.split(",")):
                     more = {"do": "several", "workers": workers, "epochs": epochs}
                     more["limit"] = options.limit
-                    found = measured(backend, {**facts, **more}, options.timeout)
-                    rates, device = Spread.of(found["rates"]), found["device"]
-                    one = one or rates.median
-                    rows.append([str(workers), rates.text(",.0f"), f"{100 * rates.median / one:.0f} %"])
+                    result = measured(backend, {**facts, **more}, options.timeout)
+                    rates, device = Spread.of(result["rates"]), result["device"]
+                    of_one_worker = of_one_worker or rates.median
+                    rows.append([str(workers), rates.text(",.0f"), f"{100 * rates.median / of_one_worker:.0f} %"])
                     print(
                         f"{workers} of {options.workers} workers: {rows[-1][1]} samples/s", file=sys.stderr, flush=True
                     )

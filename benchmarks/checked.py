@@ -72,7 +72,7 @@ class Paced(IApp):
         """Sleep as long as training takes, and return an update."""
         factor = self._slower if self.worker.id == DISTURBED else 1.0
         time.sleep(len(self.indices) * worker_epochs * SAMPLE_S * factor)
-        return [0.001 * one for one in weights]
+        return [0.001 * array for array in weights]
 
 
 async def master(facts: dict[str, Any]) -> None:
@@ -87,14 +87,14 @@ async def master(facts: dict[str, Any]) -> None:
             room = iter((True,) * SHORT)
             Budget.has_room = lambda budget, needed: next(room, False)  # type: ignore[method-assign]
             planning.LEAST_S = math.inf  # no memory
-        found = await plan(app, facts["budget"], say=lambda text: print(text, file=sys.stderr, flush=True))
-        kept = read(app)
-        assert kept is not None
-        print(json.dumps({"round": found.now.epoch.seconds}), flush=True)
+        result = await plan(app, facts["budget"], say=lambda text: print(text, file=sys.stderr, flush=True))
+        cached = read(app)
+        assert cached is not None
+        print(json.dumps({"round": result.now.epoch.seconds}), flush=True)
         for line in lines:
             slower, refined = json.loads(line)
             if not refined:
-                write(app, kept)
+                write(app, cached)
             run, events = Paced(cluster), list[tuple[float, Event]]()
             run._slower, run.master_epochs = slower, ROUNDS
             run.subscribe(lambda event, events=events: events.append((time.time(), event)))
@@ -136,17 +136,17 @@ def main(argv: Sequence[str] | None = None) -> dict[str, int]:
             def trained(case: str, *, refined: bool) -> dict[str, Any]:
                 network.limit(DISTURBED, options.slow if case == "link" else options.rate)
                 print(json.dumps([SLOWER if case == "worker" else 1.0, refined]), file=child.stdin, flush=True)
-                found: dict[str, Any] = json.loads(child.stdout.readline())
-                print(case, found["lines"], file=sys.stderr, flush=True)
-                return found
+                result: dict[str, Any] = json.loads(child.stdout.readline())
+                print(case, result["lines"], file=sys.stderr, flush=True)
+                return result
 
             print("planned", child.stdout.readline(), file=sys.stderr, flush=True)
             for repeat in range(options.repeats):
                 for case in options.cases:
-                    found = trained(case, refined=False)
-                    named[case] += (found["cause"], found["worker"]) == (CAUSES[case], DISTURBED)
-                    said = "; ".join(found["lines"][:2])
-                    rows.append([case, f"{repeat + 1}", found["cause"], f"{found['worker']}", said])
+                    result = trained(case, refined=False)
+                    named[case] += (result["cause"], result["worker"]) == (CAUSES[case], DISTURBED)
+                    sentences = "; ".join(result["lines"][:2])
+                    rows.append([case, f"{repeat + 1}", result["cause"], f"{result['worker']}", sentences])
             errors = {}
             for case in [] if options.short else options.cases:
                 runs = [trained(case, refined=number > 0) for number in range(LEARNT + 1)]

@@ -109,7 +109,7 @@ def drawn(seed: int) -> list[Situation]:
     """
     chance = random.Random(seed)
 
-    def one(model: str, rate: str, **machines: Any) -> Situation:
+    def situation(model: str, rate: str, **machines: Any) -> Situation:
         return Situation(
             model=model,
             rate=rate,
@@ -121,9 +121,9 @@ def drawn(seed: int) -> list[Situation]:
 
     links = [("mlp", "10mbit"), ("lstm", "10mbit")]
     links += [(model, rate) for rate in ("100mbit", "1gbit") for model in MODELS]
-    found = [one(model, rate) for model, rate in links]
-    found += [one(model, "1gbit", slow=chance.choice((1, 2))) for model in ("lstm", "cnn")]
-    return found + [one(model, "1gbit", one_core=True) for model in ("mlp", "cnn")]
+    situations = [situation(model, rate) for model, rate in links]
+    situations += [situation(model, "1gbit", slow=chance.choice((1, 2))) for model in ("lstm", "cnn")]
+    return situations + [situation(model, "1gbit", one_core=True) for model in ("mlp", "cnn")]
 
 
 def label(setting: Setting) -> str:
@@ -142,16 +142,16 @@ def grid(app: Any, length: Length, *, is_slow: bool) -> list[Setting]:
         length: How long a round is.
         is_slow: Whether parts by speed are a choice.
     """
-    own, found = own_ways(app)[0], list[Setting]()
+    own_way, settings = own_ways(app)[0], list[Setting]()
     for slots in range(1, WORKERS + 1):
         for way in ways_of(own_ways(app)):
-            if slots == 1 and replace(way, codec=own.codec) != own:
+            if slots == 1 and replace(way, codec=own_way.codec) != own_way:
                 continue
             batch = app.batch_size
-            found.append(Setting(way=way, slots=slots, batch=batch, steps=length.of(way, slots, batch)))
+            settings.append(Setting(way=way, slots=slots, batch=batch, steps=length.of(way, slots, batch)))
             if is_slow and can_balance(way, slots):
-                found.append(replace(found[-1], balanced=True))
-    return found
+                settings.append(replace(settings[-1], balanced=True))
+    return settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,9 +224,9 @@ class Outcome:
 
     def choices(self) -> list[list[str]]:
         """Return the cells of a table of all choices, the fastest first."""
-        known = {name: f"{seconds:.2f}" for name, seconds in self.predicted.items()}
+        predicted = {name: f"{seconds:.2f}" for name, seconds in self.predicted.items()}
         names = sorted(self.seconds, key=self.median)
-        return [[name, Spread.of(self.seconds[name]).text(), known.get(name, "-")] for name in names]
+        return [[name, Spread.of(self.seconds[name]).text(), predicted.get(name, "-")] for name in names]
 
 
 HEAD = ["model", "link", "machines", "batch", "steps", "exchange"]
@@ -235,20 +235,23 @@ FOUND = ["chosen", "s/epoch", "error", "best", "of best", "of one", "verdict", "
 
 def bars(outcomes: Sequence[Outcome]) -> list[tuple[str, bool]]:
     """Return what the plan must show, and whether these outcomes show it."""
-    near = sum(one.of_best <= WITHIN for one in outcomes)
-    slower = max(one.of_one for one in outcomes)
-    wrong = [one.situation.cells() for one in outcomes if one.is_wrong]
-    unclear = sum(one.verdict == "unclear" for one in outcomes)
-    of_one_core = [one.verdict for one in outcomes if one.situation.one_core]
-    said = [
-        (f"the choice is within 10 % of the best one in {near} of {len(outcomes)}", near >= 0.8 * len(outcomes)),
+    near_best = sum(outcome.of_best <= WITHIN for outcome in outcomes)
+    slower = max(outcome.of_one for outcome in outcomes)
+    wrong = [outcome.situation.cells() for outcome in outcomes if outcome.is_wrong]
+    unclear = sum(outcome.verdict == "unclear" for outcome in outcomes)
+    of_one_core = [outcome.verdict for outcome in outcomes if outcome.situation.one_core]
+    statements = [
+        (
+            f"the choice is within 10 % of the best one in {near_best} of {len(outcomes)}",
+            near_best >= 0.8 * len(outcomes),
+        ),
         (f"the choice takes at most {slower:.2f} times as long as one worker", slower <= SLOWEST),
         (f"{len(wrong)} verdicts are wrong: {wrong}", not wrong),
         (f"{unclear} verdicts are unclear", unclear <= MOST_UNCLEAR),
     ]
     if of_one_core:
-        said.append((f"with one core: {', '.join(of_one_core)}", {*of_one_core} == {"no gain"}))
-    return said
+        statements.append((f"with one core: {', '.join(of_one_core)}", {*of_one_core} == {"no gain"}))
+    return statements
 
 
 # -- on the master's machine ----------------------------------------------------------------------------------------------
@@ -268,30 +271,32 @@ async def master(facts: dict[str, Any]) -> None:
             room = iter((True,) * SHORT)
             Budget.has_room = lambda budget, needed: next(room, False)  # type: ignore[method-assign]
             probing.MEASURE_S = 0.01
-        found, planning.LEAST_S = None, math.inf  # so memory takes no time of the budget
+        result, planning.LEAST_S = None, math.inf  # so memory takes no time of the budget
         try:
-            found = await plan(app, facts["budget"], say=say, again=True)
+            result = await plan(app, facts["budget"], say=say, again=True)
         except ConfigError as error:
             say(f"no plan: {error}")
         probing.LEAST_ROUNDS, probing.MEASURE_S = LEAST_ROUNDS, min(MEASURE_S, probing.MEASURE_S)
         length = Length(samples=SAMPLES, steps=situation.steps)
-        settings = {label(one): one for one in grid(app, length, is_slow=situation.slow > 0)}
-        now = next(one for one in settings.values() if one.slots == WORKERS)
-        chosen = now if found is None else found.best.setting
+        settings = {label(choice): choice for choice in grid(app, length, is_slow=situation.slow > 0)}
+        now = next(choice for choice in settings.values() if choice.slots == WORKERS)
+        chosen = now if result is None else result.best.setting
         settings.setdefault(label(chosen), chosen)
         begin = time.perf_counter()
         seconds, fit = await measured(app, settings, label(chosen), facts["repeats"], fit_s)
         say(f"measured in {time.perf_counter() - begin:.1f} s")
-    predicted = {} if found is None else {label(one.setting): one.epoch.seconds for one in found.all}
+    predicted = (
+        {} if result is None else {label(prediction.setting): prediction.epoch.seconds for prediction in result.all}
+    )
     outcome = Outcome(
         situation=situation,
-        verdict="unclear" if found is None else found.verdict,
+        verdict="unclear" if result is None else result.verdict,
         chosen=label(chosen),
-        interval=None if found is None else (found.best.low, found.best.factor, found.best.high),
+        interval=None if result is None else (result.best.low, result.best.factor, result.best.high),
         predicted={name: predicted[name] for name in settings if name in predicted},
         seconds=seconds,
         fit=fit,
-        spent_s=0.0 if found is None else found.spent_s,
+        spent_s=0.0 if result is None else result.spent_s,
     )
     print(json.dumps(asdict(outcome)), flush=True)
 
@@ -322,7 +327,7 @@ async def measured(
         if name == "fit":
             fit.append(await fit_s())
             continue
-        setting, longest = settings[name], HOPELESS * min((one[0] for one in seconds.values()), default=0.0)
+        setting, longest = settings[name], HOPELESS * min((times[0] for times in seconds.values()), default=0.0)
         if repeat and seconds[name][0] > longest and name not in (chosen, next(iter(settings))):
             continue
         probe.app.balance = "speed" if setting.balanced else "equal"
@@ -336,9 +341,9 @@ async def measured(
 async def fit_beside(situation: Situation) -> AsyncIterator[Callable[[], Awaitable[float]]]:
     """Start a process with ``fit`` on a core; it computes only when asked for the seconds of an epoch."""
     words = ("taskset", "-c", "0", sys.executable, "-m", "benchmarks.choices")
-    told = json.dumps(asdict(situation))
+    situation_text = json.dumps(asdict(situation))
     pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-    child = await asyncio.create_subprocess_exec(*words, "--fit", told, **pipes)
+    child = await asyncio.create_subprocess_exec(*words, "--fit", situation_text, **pipes)
     assert child.stdin is not None
     assert child.stdout is not None
     stdin, stdout = child.stdin, child.stdout
@@ -418,9 +423,9 @@ def slowed(daemon: int) -> Iterator[None]:
     ended = threading.Event()
 
     def send(number: signal.Signals) -> None:
-        for one in with_children([daemon])[1:]:
+        for process in with_children([daemon])[1:]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(one, number)
+                os.kill(process, number)
 
     def duty_cycle() -> None:
         while not ended.is_set():
@@ -455,14 +460,18 @@ def outcome_of(situation: Situation, options: argparse.Namespace) -> Outcome:
                 line = child.stdout.readline()
     if not line:
         raise RuntimeError(f"the master of {situation} ended without an outcome")
-    found = json.loads(line)
-    return Outcome(**{**found, "situation": situation, "interval": found["interval"] and tuple(found["interval"])})
+    outcome = json.loads(line)
+    return Outcome(
+        **{**outcome, "situation": situation, "interval": outcome["interval"] and tuple(outcome["interval"])}
+    )
 
 
 def arguments() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=lambda text: [int(one) for one in text.split(",")], help="such as 3 or 3,4")
+    parser.add_argument(
+        "--only", type=lambda text: [int(number) for number in text.split(",")], help="such as 3 or 3,4"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of a plan, without memory")
@@ -488,25 +497,28 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
         options.only, options.repeats = options.only or [3], 1
     situations = drawn(options.seed)
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    print(table([["", *HEAD], *([str(number), *one.cells()] for number, one in enumerate(situations, 1))]), flush=True)
+    print(
+        table([["", *HEAD], *([str(number), *outcome.cells()] for number, outcome in enumerate(situations, 1))]),
+        flush=True,
+    )
     outcomes, failed = dict[int, Outcome](), 0
     for number in options.only or range(1, 1 + len(situations)):
         begin = time.perf_counter()
         try:
-            outcomes[number] = one = outcome_of(situations[number - 1], options)
+            outcomes[number] = outcome = outcome_of(situations[number - 1], options)
         except RuntimeError as error:  # the other situations are worth their time
             print(f"\n{number}: {error}", flush=True)
             failed += 1
             continue
-        print(f"\n{number}: {' '.join(one.situation.cells())}, {time.perf_counter() - begin:.0f} s")
-        print(f"fit {statistics.median(one.fit):.2f} s an epoch; measured and predicted seconds of the choices:")
-        print(table([["choice", "measured", "predicted"], *one.choices()]), flush=True)
+        print(f"\n{number}: {' '.join(outcome.situation.cells())}, {time.perf_counter() - begin:.0f} s")
+        print(f"fit {statistics.median(outcome.fit):.2f} s an epoch; measured and predicted seconds of the choices:")
+        print(table([["choice", "measured", "predicted"], *outcome.choices()]), flush=True)
         if options.json:
             with options.json.open("a") as file:
-                print(json.dumps(asdict(one)), file=file)
+                print(json.dumps(asdict(outcome)), file=file)
     print(f"\nmeasured in {(time.perf_counter() - begun) / 60:.1f} min")
     rows = [["", *HEAD[:5], *FOUND]]
-    rows += [[str(number), *one.situation.cells()[:5], *one.cells()] for number, one in outcomes.items()]
+    rows += [[str(number), *outcome.situation.cells()[:5], *outcome.cells()] for number, outcome in outcomes.items()]
     print("\n" + table(rows))
     for text, holds in bars(list(outcomes.values())) if outcomes else ():
         print(f"{'holds' if holds else 'DOES NOT HOLD'}: {text}")

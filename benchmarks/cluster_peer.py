@@ -88,9 +88,9 @@ class Server:
     def stop(self) -> Path:
         """End the training, and return the file of the last model."""
         _ddlf(self.folder, "peers", "stop", "--port", self.port).communicate()
-        found = Path(self._until(r"saved +(\S+)"))
+        path = Path(self._until(r"saved +(\S+)"))
         self._process.communicate()
-        return found
+        return path
 
 
 def _ddlf(folder: Path, *words: object) -> subprocess.Popen[str]:
@@ -159,8 +159,8 @@ async def with_peer(folder: Path, kind: str, seed: int, samples: int, epochs: in
     file = await asyncio.to_thread(server.stop)
     model = importlib.import_module("keras").saving.load_model(file, compile=False)
     with np.load(folder / "all.npz") as data:
-        found = np.argmax(model.predict(data["x_test"], verbose=0), axis=1)
-        return float(np.mean(found == data["y_test"]))
+        classes = np.argmax(model.predict(data["x_test"], verbose=0), axis=1)
+        return float(np.mean(classes == data["y_test"]))
 
 
 async def accuracy(options: argparse.Namespace) -> None:
@@ -199,7 +199,7 @@ async def cost(options: argparse.Namespace) -> None:
                     cpu, began = time.process_time(), time.perf_counter()
                     app = await trained(cluster, peer=peer, **how)
                     rounds = app.history[2:]  # the first rounds are slow
-                    times.append((statistics.fmean(one.seconds for one in rounds), time.process_time() - cpu))
+                    times.append((statistics.fmean(record.seconds for record in rounds), time.process_time() - cpu))
                     print(
                         f"{'with   ' if peer else 'without'} {1000 * times[-1][0]:7.2f} ms a round, {times[-1][1]:.2f} s of "
                         f"the master's processor, {time.perf_counter() - began:.1f} s in all, {len(app.history)} rounds",

@@ -34,7 +34,7 @@ Compressor = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 
 def compressors() -> dict[str, Compressor]:
     """Return the compressors by name, with the default level of their library. It leaves out missing libraries."""
-    found: dict[str, Compressor] = {
+    compressors: dict[str, Compressor] = {
         "none": (lambda data: data, lambda data: data),
         "bz2": (bz2.compress, bz2.decompress),
         "gzip": (gzip.compress, gzip.decompress),
@@ -47,8 +47,8 @@ def compressors() -> dict[str, Compressor]:
         except ImportError:
             print(f"{name} left out: {module.partition('.')[0]} is not installed")
             continue
-        found[name] = (library.compress, library.decompress)
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "none", item[0])))
+        compressors[name] = (library.compress, library.decompress)
+    return dict(sorted(compressors.items(), key=lambda item: (item[0] != "none", item[0])))
 
 
 def shuffled(data: bytes, width: int) -> bytes:
@@ -92,7 +92,10 @@ def measured(subject: str, data: bytes, width: int, repeats: int) -> Iterator[li
             out = (lambda d, c=decompress: unshuffled(c(d), width)) if shuffle else decompress
             packed = into(data)
             assert out(packed) == data
-            speeds = [len(data) / 1e6 / best_s(call, given, repeats) for call, given in ((into, data), (out, packed))]
+            speeds = [
+                len(data) / 1e6 / best_s(call, input_bytes, repeats)
+                for call, input_bytes in ((into, data), (out, packed))
+            ]
             yield [
                 subject,
                 f"{name} + shuffle" if shuffle else name,

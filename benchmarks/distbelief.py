@@ -176,36 +176,36 @@ def measured(rounds: int, child: subprocess.Popen[str], processes: Sequence[int]
         if not line:
             raise RuntimeError("it ended before its rounds were over")
         time.sleep(REST_S)
-        after = seen(processes)
+        after = usage(processes)
         if before:
-            found = {name: after[name] - before[name] for name in ("at", "busy", "computed", "grown")}
+            used = {name: after[name] - before[name] for name in ("at", "busy", "computed", "grown")}
             moved = [(s - a, r - b) for (s, r), (a, b) in zip(after["links"], before["links"], strict=True)]
-            yield {**found, "idle": idle, "seconds": float(line), "moved": moved, "most": after["most"]}
+            yield {**used, "idle": idle, "seconds": float(line), "moved": moved, "most": after["most"]}
         else:  # what goes over the links when nobody does anything
             time.sleep(IDLE_S)
-            rested = seen(processes)
+            rested = usage(processes)
             moved = [sum(s) - sum(a) for s, a in zip(rested["links"], after["links"], strict=True)]
             idle = moved[0] / (rested["at"] - after["at"])
-        before = seen(processes)
+        before = usage(processes)
         print(file=child.stdin, flush=True)
 
 
-def seen(processes: Sequence[int]) -> dict[str, Any]:
+def usage(processes: Sequence[int]) -> dict[str, Any]:
     """Return time, memory and bytes of all machines; the argument has the id of a process on each, the master's first."""
-    held = [resident(process) for process in processes]
+    memory = [resident(process) for process in processes]
     return {
         "at": time.monotonic(),
         "busy": busy_s() or 0.0,
         "computed": computed_s(processes[1:]),
         "links": counted(processes),
-        "most": max(most for _, most in held[1:]),
-        "grown": held[0][0],
+        "most": max(most for _, most in memory[1:]),
+        "grown": memory[0][0],
     }
 
 
-def row(way: str, parameters: int, rate: float, found: Sequence[dict[str, Any]], *, tls: bool) -> Row:
+def row(way: str, parameters: int, rate: float, rounds: Sequence[dict[str, Any]], *, tls: bool) -> Row:
     """Return the row of one way from its rounds. The first machine is the master's."""
-    workers = [one["moved"][1:] for one in found]
+    workers = [record["moved"][1:] for record in rounds]
     sent = [[out for out, _ in machines] for machines in workers]
     return Row(
         way=way,
@@ -213,15 +213,15 @@ def row(way: str, parameters: int, rate: float, found: Sequence[dict[str, Any]],
         workers=len(sent[0]),
         tls=tls,
         rate=rate,
-        seconds=[one["seconds"] for one in found],
+        seconds=[record["seconds"] for record in rounds],
         busiest=[float(max(map(max, machines))) for machines in workers],
         uneven=[max(of) / min(of) - 1 for of in sent],
-        master=[sum(one["moved"][0]) / len(sent[0]) for one in found],
-        cores=[one["busy"] / one["at"] for one in found],
-        computed=[one["computed"] for one in found],
-        idle=found[0]["idle"] / len(sent[0]),
-        intervals=[one["at"] for one in found],
-        memory=(max(one["most"] for one in found), sum(one["grown"] for one in found)),
+        master=[sum(record["moved"][0]) / len(sent[0]) for record in rounds],
+        cores=[record["busy"] / record["at"] for record in rounds],
+        computed=[record["computed"] for record in rounds],
+        idle=rounds[0]["idle"] / len(sent[0]),
+        intervals=[record["at"] for record in rounds],
+        memory=(max(record["most"] for record in rounds), sum(record["grown"] for record in rounds)),
     )
 
 
@@ -234,8 +234,8 @@ def exchanged(
     facts |= {"rounds": rounds + (way == "sharded"), "outer": options.outer, "codec": options.codec}
     command = network.on(0, sys.executable, "-m", "benchmarks.distbelief", "--master", json.dumps(facts))
     with started([command], more={"DDLF_TOKEN": options.token}) as (child,):
-        found = list(measured(rounds, child, [child.pid, *daemons]))
-    return row(way, parameters, rate_of(options.rate), found, tls=tls)
+        records = list(measured(rounds, child, [child.pid, *daemons]))
+    return row(way, parameters, rate_of(options.rate), records, tls=tls)
 
 
 def reduced(way: str, network: Network, options: argparse.Namespace, parameters: int) -> Row:
@@ -243,16 +243,16 @@ def reduced(way: str, network: Network, options: argparse.Namespace, parameters:
     world, first = len(network.addresses) - 1, network.addresses[1]
 
     def command(rank: int) -> list[str]:
-        said = (way, str(rank), str(world), first, str(parameters), str(options.rounds + 1))
-        return network.on(rank + 1, options.torch, str(GLOO), *said)
+        arguments = (way, str(rank), str(world), first, str(parameters), str(options.rounds + 1))
+        return network.on(rank + 1, options.torch, str(GLOO), *arguments)
 
     environment = {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}
     with (
         started([network.on(0, "cat")]) as (nobody,),
         started([command(rank) for rank in range(world)], more=environment) as ranks,
     ):
-        found = list(measured(options.rounds + 1, ranks[0], [nobody.pid, *(rank.pid for rank in ranks)]))
-    return row(way, parameters, rate_of(options.rate), found, tls=False)
+        records = list(measured(options.rounds + 1, ranks[0], [nobody.pid, *(rank.pid for rank in ranks)]))
+    return row(way, parameters, rate_of(options.rate), records, tls=False)
 
 
 # -- the master -----------------------------------------------------------------------------------------------------------
@@ -286,26 +286,26 @@ def report(rows: Sequence[Row]) -> str:
     """Return a table of all measurements."""
     head = ("way", "parameters", "TLS", "round", "bound", "x bound", "busiest link", "x least", "shards differ")
     lines = [[*head, "through the master, per worker", "without heartbeats", "cores busy", "computed", "memory"]]
-    for one in rows:
-        seconds, busiest = Spread.of(one.seconds), Spread.of(one.busiest).median
-        held, grown = (bytes / (4 * one.parameters) for bytes in one.memory)
-        busiest = busiest if one.way != "star" else max(one.master) * one.workers / 2
+    for row in rows:
+        seconds, busiest = Spread.of(row.seconds), Spread.of(row.busiest).median
+        resident_share, grown = (bytes / (4 * row.parameters) for bytes in row.memory)
+        busiest = busiest if row.way != "star" else max(row.master) * row.workers / 2
         lines.append(
             [
-                one.way,
-                f"{one.parameters / 1e6:g} M",
-                "yes" if one.tls else "no",
+                row.way,
+                f"{row.parameters / 1e6:g} M",
+                "yes" if row.tls else "no",
                 f"{seconds.text()} s",
-                f"{one.bound_s:.2f} s",
-                f"{seconds.median / one.bound_s:.2f}",
+                f"{row.bound_s:.2f} s",
+                f"{seconds.median / row.bound_s:.2f}",
                 size(busiest),
-                f"{busiest / (one.least / (2 if one.way == 'star' else 1)):.3f}",
-                "-" if one.way == "star" else f"{Spread.of(one.uneven).median:.1%}",
-                "-" if one.way in TORCH else size(Spread.of(one.master).median),
-                "-" if one.way in TORCH else size(one.exchanged),
-                f"{Spread.of(one.cores).median:.1f}",
-                f"{Spread.of(one.computed).median:.2f} s",
-                f"{held:.1f} x model, master +{grown:.1f}",
+                f"{busiest / (row.least / (2 if row.way == 'star' else 1)):.3f}",
+                "-" if row.way == "star" else f"{Spread.of(row.uneven).median:.1%}",
+                "-" if row.way in TORCH else size(Spread.of(row.master).median),
+                "-" if row.way in TORCH else size(row.exchanged),
+                f"{Spread.of(row.cores).median:.1f}",
+                f"{Spread.of(row.computed).median:.2f} s",
+                f"{resident_share:.1f} x model, master +{grown:.1f}",
             ]
         )
     return table(lines)
@@ -342,12 +342,12 @@ def main(argv: list[str] | None = None) -> list[Row]:
         return []
     if options.quick:
         options.parameters, options.star_most, options.rounds = "1e6,1e7", 1e6, 2
-    sizes, options.token, rows = [int(float(one)) for one in options.parameters.split(",")], new_token(), []
+    sizes, options.token, rows = [int(float(row)) for row in options.parameters.split(",")], new_token(), []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away
     with tempfile.TemporaryDirectory() as folder, Network(options.workers + 1, options.rate) as network:
-        for said in options.tls:
-            tls = said == "yes"
-            with workers_of(network, options.token, tls=tls, folder=Path(folder, said)) as daemons:
+        for tls_text in options.tls:
+            tls = tls_text == "yes"
+            with workers_of(network, options.token, tls=tls, folder=Path(folder, tls_text)) as daemons:
                 for parameters in sizes:
                     for way in options.ways:
                         if way == "sharded":
@@ -361,8 +361,8 @@ def main(argv: list[str] | None = None) -> list[Row]:
                         print(" ".join(report(rows[-1:]).splitlines()[-1].split()), file=sys.stderr, flush=True)
     print(report(rows))
     if options.json:
-        found = {"machine": machine(), "rate": options.rate, "rows": [asdict(one) for one in rows]}
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        result = {"machine": machine(), "rate": options.rate, "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
     return rows
 
 

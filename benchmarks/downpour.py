@@ -88,8 +88,8 @@ def train(
     for version, replica in enumerate(order):
         if version in (0, warm):
             began = weights.copy()
-        since, held = read.get(replica, (warm if version >= warm else 0, began))
-        rule.apply(weights, state, gradient(held, replica), factor(version - since), version)
+        since, fetched = read.get(replica, (warm if version >= warm else 0, began))
+        rule.apply(weights, state, gradient(fetched, replica), factor(version - since), version)
         read[replica] = version + 1, weights.copy()
 
 
@@ -129,11 +129,11 @@ class Xor:
     def gradient(self, row: Row, replica: int) -> Row:
         """Return the gradient of a replica's next example, for all seeds. After its last example, a replica starts again."""
         part, at = self.parts[replica], self.at[replica]
-        which = part[at % len(part)]
+        case = part[at % len(part)]
         self.at[replica] = at + 1
-        x = self.INPUTS[which]
+        x = self.INPUTS[case]
         units, y = self.forward(row, x)
-        delta = (y - self.TARGETS[which]) * y * (1 - y)
+        delta = (y - self.TARGETS[case]) * y * (1 - y)
         inner = delta[:, None] * self.layers(row)[1][:, 1:] * units * (1 - units)
         first = (inner[:, :, None] * x[:, None, :]).reshape(len(x), -1)
         return np.concatenate([first, delta[:, None], delta[:, None] * units], 1).reshape(-1)
@@ -143,8 +143,8 @@ class Xor:
         outputs = [
             self.forward(self.weights, np.broadcast_to(x, (len(self.weights) // self.count, 3)))[1] for x in self.INPUTS
         ]
-        found: npt.NDArray[np.bool_] = np.abs(np.stack(outputs, -1) - self.TARGETS).max(-1) < 0.1
-        return found
+        learned: npt.NDArray[np.bool_] = np.abs(np.stack(outputs, -1) - self.TARGETS).max(-1) < 0.1
+        return learned
 
 
 class Mnist:
@@ -180,13 +180,13 @@ class Mnist:
     def gradient(self, row: Row, replica: int) -> Row:
         """Return the gradient of a replica's next batch. After its last batch, a replica starts again."""
         part, at = self.parts[replica], self.at[replica]
-        which = np.take(part, range(at, at + self.BATCH), mode="wrap")
+        rows = np.take(part, range(at, at + self.BATCH), mode="wrap")
         self.at[replica] = at + self.BATCH
         first, b, second, c = self.layers(row)
-        x = self.x[which]
+        x = self.x[rows]
         units = np.maximum(x @ first + b, 0)
         delta = softmax(units @ second + c)
-        delta[np.arange(self.BATCH), self.y[which]] -= 1
+        delta[np.arange(self.BATCH), self.y[rows]] -= 1
         delta /= self.BATCH
         inner = (delta @ second.T) * (units > 0)
         gradients = [x.T @ inner, inner.sum(0), units.T @ delta, delta.sum(0)]
@@ -202,8 +202,8 @@ class Mnist:
 def softmax(logits: Row) -> Row:
     """Return the probabilities of each row."""
     e = np.exp(logits - logits.max(-1, keepdims=True))
-    found: Row = e / e.sum(-1, keepdims=True)
-    return found
+    probabilities: Row = e / e.sum(-1, keepdims=True)
+    return probabilities
 
 
 def mnist_data(samples: int) -> list[Any]:
@@ -224,7 +224,7 @@ def way(options: argparse.Namespace, name: str) -> tuple[Pushed, Staleness, int]
 
 def xor(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
     """Return for each rule and order which seeds learned, as ones and zeros."""
-    found: dict[tuple[str, str], list[float]] = {}
+    results: dict[tuple[str, str], list[float]] = {}
     for name in options.rules:
         rule, factor, warm = way(options, name)
         for kind in options.orders:
@@ -237,14 +237,14 @@ def xor(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
                 with np.errstate(over="ignore"):  # of exp, where a rate is too high: a sigmoid is 0 there
                     train(nets.weights, nets.gradient, rule, factor, order, warm)
                     learned += nets.learned().tolist()
-            found[name, kind] = learned
+            results[name, kind] = learned
             print(f"{name} {kind}: {int(sum(learned))} of {len(learned)} learned", flush=True)
-    return found
+    return results
 
 
 def mnist(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
     """Return for each rule and order the test accuracy of each seed, in percent."""
-    data, found = mnist_data(options.samples), dict[tuple[str, str], list[float]]()
+    data, results = mnist_data(options.samples), dict[tuple[str, str], list[float]]()
     for name in options.rules:
         rule, factor, warm = way(options, name)
         for kind in options.orders:
@@ -256,25 +256,25 @@ def mnist(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
                 )
                 train(net.weights, net.gradient, rule, factor, order, warm)
                 accuracies.append(net.accuracy())
-            found[name, kind] = accuracies
-            print(f"{name} {kind}: {' '.join(f'{one:.1f}' for one in accuracies)} %", flush=True)
-    return found
+            results[name, kind] = accuracies
+            print(f"{name} {kind}: {' '.join(f'{accuracy:.1f}' for accuracy in accuracies)} %", flush=True)
+    return results
 
 
 def main(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
     """Run a study and print a table. Return the result of each seed, by rule and order."""
-    found = (xor if options.study == "xor" else mnist)(options)
+    results = (xor if options.study == "xor" else mnist)(options)
     count = (
         f"{options.seeds} seeds, {options.replicas} replicas, {options.samples} samples, {options.hidden} hidden units"
     )
     print(f"\n{options.study}, {count}" + f", rate {options.rate}" * (options.rate is not None))
     share = 100 if options.study == "xor" else 1
     rows = [
-        [name, *(f"{share * statistics.mean(found[name, kind]):.1f}" for kind in options.orders)]
+        [name, *(f"{share * statistics.mean(results[name, kind]):.1f}" for kind in options.orders)]
         for name in options.rules
     ]
     print(table([["%", *options.orders], *rows]))
-    return found
+    return results
 
 
 def parser() -> argparse.ArgumentParser:

@@ -21,41 +21,37 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from apps.lstm import LSTM
 from apps.mlp import MLP
-from benchmarks.measure import Spread, machine, run_child, some_of, table, turns
+from benchmarks.elgato_results import (
+    WAYS,
+    WORKERS,
+    Predictions,
+    Run,
+    bars,
+    by_setting,
+    read,
+    rows,
+    write,
+)
+from benchmarks.measure import machine, run_child, some_of, table, turns
 from benchmarks.workload import SINGLE_THREADED, batches
 from ddlf import Cluster
 from ddlf.errors import ConfigError
 from ddlf.events import Committed, Event, TrainingBegan
 from ddlf.extras.planner.choice import alone, epoch
-from ddlf.extras.planner.model import Predicted, Setting, Way
+from ddlf.extras.planner.model import Predicted, Setting
 from ddlf.extras.planner.planning import plan
 from ddlf.extras.planner.result import Plan
 
-WORKERS = 2
 SAMPLES, BATCHES = 50_000, (100, 500, 1000, 2000)
-STAR, ASYNC, GRADIENT = (
-    Way("sync", "star", "float32"),
-    Way("async", "star", "float32"),
-    Way("sync", "gradient", "float32"),
-)
-WAYS: dict[str, tuple[Way, int]] = {
-    "fit": (STAR, 0),
-    "one worker": (STAR, 1),
-    "towers": (GRADIENT, WORKERS),
-    "two sync": (STAR, WORKERS),
-    "two async": (ASYNC, WORKERS),
-}
-"""Each way, and its number of workers; 0 is Keras alone."""
 
 
 def studied(base: type, samples: int, seed: int) -> type:
@@ -78,41 +74,6 @@ def studied(base: type, samples: int, seed: int) -> type:
 
 
 MODELS: dict[str, type] = {"mlp": MLP, "lstm": LSTM}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One training.
-
-    Args:
-        model: A name in ``MODELS``.
-        way: A name in ``WAYS``.
-        batch: S, the batch of each worker.
-        repeat: Number of the repeat, and seed.
-        seconds: Seconds of each epoch.
-        accuracy: Test accuracy after each epoch.
-        updates: Updates of the weights in an epoch, of one worker.
-        computing: Seconds of an epoch in which a worker trains, after the first epoch; None if unknown.
-    """
-
-    model: str
-    way: str
-    batch: int
-    repeat: int
-    seconds: list[float]
-    accuracy: list[float]
-    updates: int
-    computing: float | None
-
-    @property
-    def epoch_s(self) -> float:
-        """Seconds of an epoch, without the first one, in which Keras compiles."""
-        return statistics.median(self.seconds[1:])
-
-    @property
-    def share(self) -> float:
-        """The share of an epoch in which workers do not train."""
-        return 0.0 if self.computing is None else max(0.0, 1.0 - self.computing / statistics.fmean(self.seconds[1:]))
 
 
 def updates(samples: int, workers: int, batch: int) -> int:
@@ -170,10 +131,10 @@ async def train(
 
 def accuracies(app: Any, weights: Sequence[Any]) -> Iterator[float]:
     """Yield the test accuracy of an app's model with each of these weights."""
-    for one in weights:
-        app.model.set_weights(one)
-        found = app.model.evaluate(app.x_test, app.y_test, batch_size=1000, verbose=0, return_dict=True)
-        yield float(found["accuracy"])
+    for arrays in weights:
+        app.model.set_weights(arrays)
+        metrics = app.model.evaluate(app.x_test, app.y_test, batch_size=1000, verbose=0, return_dict=True)
+        yield float(metrics["accuracy"])
 
 
 def fit(model: str, batch: int, repeat: int, samples: int, epochs: int) -> None:
@@ -200,89 +161,13 @@ def fit(model: str, batch: int, repeat: int, samples: int, epochs: int) -> None:
     print(json.dumps({"seconds": seconds, "accuracy": list(accuracies(app, weights)), "computing": None}))
 
 
-def predicted(found: Plan, way: str, batch: int) -> Predicted:
+def predicted(result: Plan, way: str, batch: int) -> Predicted:
     """Return what a plan predicts for an epoch."""
     how, slots = WAYS[way]
     if not slots:
-        return alone(found.model, batch, found.samples, how)
-    steps = 1.0 if how.is_one_step else found.samples / (slots * batch)
-    return epoch(found.model, Setting(way=how, slots=slots, batch=batch, steps=steps), found.samples)
-
-
-# -- what it shows --------------------------------------------------------------------------------------------------------
-
-Runs = dict[tuple[str, int, str], list[Run]]
-"""The repeats of each model, batch and way."""
-Predictions = dict[tuple[str, int, str], Predicted]
-
-
-def by_setting(runs: Sequence[Run]) -> Runs:
-    """Return the repeats of each setting, in the order of the repeats."""
-    found: Runs = {}
-    for run in sorted(runs, key=lambda one: one.repeat):
-        found.setdefault((run.model, run.batch, run.way), []).append(run)
-    return found
-
-
-def speed_ups(found: Runs, model: str, batch: int, way: str, base: str) -> list[float]:
-    """Return how many times as fast a way is as another one, in each repeat that has both."""
-    others = {run.repeat: run.epoch_s for run in found.get((model, batch, base), ())}
-    return [others[run.repeat] / run.epoch_s for run in found.get((model, batch, way), ()) if run.repeat in others]
-
-
-def rows(found: Runs, predictions: Predictions) -> list[list[str]]:
-    """Return the table."""
-    head = ["model", "S", "way", "s/epoch", "predicted", "80 %", "error", "of one worker", "of fit", "not training"]
-    shown = [[*head, "updates", "accuracy %"]]
-    for (model, batch, way), runs in found.items():
-        seconds = Spread.of([run.epoch_s for run in runs])
-        prediction = predictions.get((model, batch, way))
-        cells = ["-", "-", "-"]
-        if prediction is not None:
-            error = prediction.seconds / seconds.median - 1.0
-            cells = [
-                f"{prediction.seconds:.2f}",
-                f"{prediction.low:.2f}-{prediction.high:.2f}",
-                f"{error:+.0%}",
-            ]
-        for base in ("one worker", "fit"):
-            ups = speed_ups(found, model, batch, way, base)
-            cells.append(Spread.of(ups).text() if ups else "-")
-        accuracy = 100 * statistics.median(run.accuracy[-1] for run in runs)
-        share = "-" if runs[0].computing is None else f"{100 * statistics.median(run.share for run in runs):.0f} %"
-        shown.append([model, str(batch), way, seconds.text(), *cells, share, str(runs[0].updates), f"{accuracy:.1f}"])
-    return shown
-
-
-def bars(found: Runs) -> list[tuple[str, bool]]:
-    """Return what the study says about towers, and whether these runs show it. Settings without runs are left out."""
-
-    def up(model: str, batch: int) -> float | None:
-        ups = speed_ups(found, model, batch, "towers", "one worker")
-        return statistics.median(ups) if ups else None
-
-    def share(model: str, batch: int) -> float | None:
-        runs = found.get((model, batch, "towers"))
-        return statistics.median(run.share for run in runs) if runs else None
-
-    said = list[tuple[str, bool]]()
-    for batch in sorted({batch for _, batch, _ in found}):
-        if (mlp := up("mlp", batch)) is not None:
-            said.append((f"MLP, S {batch}: towers are slower than one worker: {mlp:.2f}x", mlp < 1.0))
-        least = {100: 1.1, 500: 1.4}.get(batch)
-        if least is not None and (lstm := up("lstm", batch)) is not None:
-            said.append((f"LSTM, S {batch}: towers are {least} times as fast as one worker: {lstm:.2f}x", lstm > least))
-        shares = share("mlp", batch), share("lstm", batch)
-        if shares[0] is not None and shares[1] is not None:
-            text = f"S {batch}: communication takes a smaller share of the LSTM: {shares[1]:.0%} of {shares[0]:.0%}"
-            said.append((text, shares[1] < shares[0]))
-    for model in sorted({model for model, _, _ in found}):
-        of_batches = [one for batch in sorted({b for _, b, _ in found}) if (one := share(model, batch)) is not None]
-        if len(of_batches) > 1:
-            falls = all(later < before for before, later in pairwise(of_batches))
-            text = " ".join(f"{one:.0%}" for one in of_batches)
-            said.append((f"{model.upper()}: the share of communication falls with the batch: {text}", falls))
-    return said
+        return alone(result.model, batch, result.samples, how)
+    steps = 1.0 if how.is_one_step else result.samples / (slots * batch)
+    return epoch(result.model, Setting(way=how, slots=slots, batch=batch, steps=steps), result.samples)
 
 
 # -- the command ----------------------------------------------------------------------------------------------------------
@@ -292,31 +177,33 @@ async def plans_of(cluster: Cluster, model: str, options: argparse.Namespace) ->
     """Plan one model, and return the predictions for all its batches and ways; none if the measurements were too few."""
     app = studied(MODELS[model], options.samples, 0)(cluster)
     app.batch_size = options.batches[0]
-    others = options.batches[1:][-1:]  # the planner is to predict those between
+    further_batches = options.batches[1:][-1:]  # the planner is to predict those between
     try:
-        found = await plan(app, options.budget, others, lambda text: print(f"{model}: {text}", flush=True), again=True)
+        result = await plan(
+            app, options.budget, further_batches, lambda text: print(f"{model}: {text}", flush=True), again=True
+        )
     except ConfigError as error:  # a busy machine: the measurements are worth more than their predictions
         print(f"{model}: no predictions: {error}", flush=True)
         return {}
     return {
-        (model, batch, way): predicted(found, way, batch)
+        (model, batch, way): predicted(result, way, batch)
         for batch in options.batches
         for way in options.ways
-        if WAYS[way][0] in found.model.ways
+        if WAYS[way][0] in result.model.ways
     }
 
 
 async def run_of(cluster: Cluster, model: str, way: str, batch: int, repeat: int, options: argparse.Namespace) -> Run:
     """Train once."""
-    given = dict(model=model, batch=batch, repeat=repeat)
+    facts = dict(model=model, batch=batch, repeat=repeat)
     workers = WAYS[way][1]
     if workers:
-        found = await train(cluster, way=way, options=options, **given)
+        measured = await train(cluster, way=way, options=options, **facts)
     else:
-        words = json.dumps({**given, "samples": options.samples, "epochs": options.epochs})
-        found = await asyncio.to_thread(run_child, "benchmarks.elgato", "--fit", words, timeout_s=3600)
-        found.pop("others_cores")
-    return Run(way=way, updates=updates(options.samples, workers, batch), **given, **found)
+        words = json.dumps({**facts, "samples": options.samples, "epochs": options.epochs})
+        measured = await asyncio.to_thread(run_child, "benchmarks.elgato", "--fit", words, timeout_s=3600)
+        measured.pop("others_cores")
+    return Run(way=way, updates=updates(options.samples, workers, batch), **facts, **measured)
 
 
 async def study(options: argparse.Namespace) -> tuple[list[Run], Predictions]:
@@ -346,25 +233,6 @@ async def study(options: argparse.Namespace) -> tuple[list[Run], Predictions]:
     return runs, predictions
 
 
-def read(path: Path | None) -> tuple[list[Run], Predictions]:
-    """Return the runs and the predictions in a file; none without one."""
-    if path is None or not path.exists():
-        return [], {}
-    kept = json.loads(path.read_text())
-    runs = [Run(**one) for one in kept["runs"]]
-    return runs, {(model, batch, way): Predicted(**one) for model, batch, way, one in kept["plans"]}
-
-
-def write(path: Path | None, runs: Sequence[Run], predictions: Predictions) -> None:
-    """Write runs and predictions to a file, if there is one. It is complete at each moment."""
-    if path is None:
-        return
-    plans = [[*key, asdict(value)] for key, value in predictions.items()]
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps({"runs": [asdict(one) for one in runs], "plans": plans, "machine": machine()}))
-    new.replace(path)
-
-
 START_S = 6.0
 """Approximate time of a run without its epochs. In this time, Keras compiles and tests the weights."""
 
@@ -372,9 +240,9 @@ START_S = 6.0
 def estimate(options: argparse.Namespace, predictions: Predictions, done: set[tuple[str, int, str, int]]) -> float:
     """Return about how many seconds the runs take that are not done."""
     seconds = 0.0
-    for (model, batch, way), one in predictions.items():
+    for (model, batch, way), prediction in predictions.items():
         left = sum((model, batch, way, repeat) not in done for repeat in range(options.repeats))
-        seconds += left * (START_S + options.epochs * one.seconds)
+        seconds += left * (START_S + options.epochs * prediction.seconds)
     return seconds
 
 
@@ -384,7 +252,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--short", action="store_true", help="6,000 samples, 2 batch sizes, 2 epochs, 1 repeat")
     parser.add_argument("--models", type=some_of(MODELS), default=list(MODELS))
     parser.add_argument("--ways", type=some_of(WAYS), default=list(WAYS), help=argparse.SUPPRESS)
-    parser.add_argument("--batches", type=lambda text: [int(one) for one in text.split(",")])
+    parser.add_argument("--batches", type=lambda text: [int(number) for number in text.split(",")])
     parser.add_argument("--samples", type=int)
     parser.add_argument("--epochs", type=int, help="2 or more; the first one compiles (default: 3)")
     parser.add_argument("--repeats", type=int)
@@ -411,14 +279,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("--epochs must be 2 or more: the first epoch compiles, and does not count")
     print(", ".join(f"{name} {value}" for name, value in machine().items()), flush=True)
     runs, predictions = asyncio.run(study(options))
-    found = by_setting(runs)
-    print(table(rows(found, predictions)))
-    for text, holds in bars(found):
+    runs_of = by_setting(runs)
+    print(table(rows(runs_of, predictions)))
+    for text, holds in bars(runs_of):
         print(f"{'as the study' if holds else 'NOT as the study'}: {text}")
     if options.plots:
-        from benchmarks.elgato_plots import Panels
+        from benchmarks.elgato_plots import Panels  # needs matplotlib
 
-        for path in Panels(found, predictions, options.plots).write():
+        for path in Panels(runs_of, predictions, options.plots).write():
             print(f"wrote {path}")
 
 

@@ -87,10 +87,10 @@ class Slow(StandIn):
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """See ``Replica``."""
-        asked = Task.from_message(task)
-        computing = len(asked.indices) / BATCH * self._seconds
+        request = Task.from_message(task)
+        computing = len(request.indices) / BATCH * self._seconds
         await asyncio.sleep(computing)
-        reply: Reply = await self._worker.compute(self._carry, asked)
+        reply: Reply = await self._worker.compute(self._carry, request)
         return replace(reply, compute_s=computing).to_message()
 
 
@@ -115,9 +115,9 @@ async def rounds_of(cluster: Cluster, model: Model, steps: int) -> Measured:
     heard = Rounds(setting, run.stop_training)
     run.subscribe(heard.hear)
     await run.train_model()
-    found = heard.result()
-    assert found is not None
-    return found
+    measured = heard.result()
+    assert measured is not None
+    return measured
 
 
 async def measure(facts: dict[str, Any]) -> None:
@@ -125,8 +125,11 @@ async def measure(facts: dict[str, Any]) -> None:
     async with Cluster(facts["hosts"], 9000, insecure_plaintext=True, connect_timeout_s=60) as cluster:
         for name, way, workers in settings(facts["workers"]):
             some = cluster.options(workers=list(range(1, workers + 1)))
-            found = await rounds_of(some, MODELS[name], WAYS[way])
-            print(json.dumps({"seconds": found.seconds, "computing": found.computing, "sent": found.sent}), flush=True)
+            measured = await rounds_of(some, MODELS[name], WAYS[way])
+            print(
+                json.dumps({"seconds": measured.seconds, "computing": measured.computing, "sent": measured.sent}),
+                flush=True,
+            )
 
 
 def settings(workers: Sequence[int]) -> Iterator[tuple[str, str, int]]:
@@ -151,21 +154,23 @@ def rows(rate: str, workers: Sequence[int], measured: Sequence[Measured]) -> tup
         measured: The rounds, in the order of ``settings``.
     """
     lines, sentences = list[list[str]](), list[str]()
-    found = dict(zip(settings(workers), measured, strict=True))
+    measured_of = dict(zip(settings(workers), measured, strict=True))
     for name, model in MODELS.items():
-        probed = [one for (of, _, count), one in found.items() if of == name and count <= PROBED]
+        probed = [
+            measured_run for (of, _, count), measured_run in measured_of.items() if of == name and count <= PROBED
+        ]
         time = TimeModel(probed)
         for way in WAYS:
             epochs, expected = dict[int, float](), dict[int, float]()
             for count in workers:
-                one = found[name, way, count]
-                prediction = time.predict(one.setting)
-                epochs[count] = epoch_s(one.setting, one.median)
-                expected[count] = epoch_s(one.setting, prediction.seconds)
+                measured_run = measured_of[name, way, count]
+                prediction = time.predict(measured_run.setting)
+                epochs[count] = epoch_s(measured_run.setting, measured_run.median)
+                expected[count] = epoch_s(measured_run.setting, prediction.seconds)
                 error = expected[count] / epochs[count] - 1.0
                 lines.append(
                     [
-                        *(rate, name, way, str(count), f"{1e3 * one.median:.1f}", f"{epochs[count]:.1f}"),
+                        *(rate, name, way, str(count), f"{1e3 * measured_run.median:.1f}", f"{epochs[count]:.1f}"),
                         f"{model.alone_s / epochs[count]:.2f}",
                         f"{expected[count]:.1f}" if count > PROBED else "-",
                         f"{error:+.0%}" if count > PROBED else "-",
@@ -187,7 +192,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="100 Mbit/s; 1, 2 and 4 workers")
     parser.add_argument("--rates", type=lambda text: text.split(","))
-    parser.add_argument("--workers", type=lambda text: [int(one) for one in text.split(",")])
+    parser.add_argument("--workers", type=lambda text: [int(number) for number in text.split(",")])
     parser.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.master is not None:
@@ -198,9 +203,9 @@ def main(argv: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away
     lines, sentences = [HEAD], list[str]()
     for rate in rates:
-        more, said = rows(rate, workers, list(on_links(rate, workers)))
+        more, more_sentences = rows(rate, workers, list(on_links(rate, workers)))
         lines += more
-        sentences += said
+        sentences += more_sentences
     print(table(lines))
     print("\n".join(sentences))
 
@@ -209,18 +214,18 @@ def on_links(rate: str, workers: Sequence[int]) -> Iterator[Measured]:
     """Yield the rounds of each setting on links with a rate."""
     token = new_token()
     with tempfile.TemporaryDirectory() as folder, Network(max(workers) + 1, rate) as network:
-        told = json.dumps({"workers": workers, "hosts": network.addresses[1:]})
-        command = network.on(0, sys.executable, "-m", "benchmarks.elgato_links", "--master", told)
+        arguments = json.dumps({"workers": workers, "hosts": network.addresses[1:]})
+        command = network.on(0, sys.executable, "-m", "benchmarks.elgato_links", "--master", arguments)
         with (
             workers_of(network, token, tls=False, folder=Path(folder)),
             started([command], more={"DDLF_TOKEN": token}) as (master,),
         ):
             for (name, way, count), line in zip(settings(workers), master.stdout, strict=True):
-                found = json.loads(line)
+                facts = json.loads(line)
                 setting = Setting(way=STAR, slots=count, batch=BATCH, steps=WAYS[way])
-                one = Measured(setting=setting, **{key: tuple(found[key]) for key in ("seconds", "computing")})
-                print(f"{rate}, {name}, {way}, {count} workers: {1e3 * one.median:.1f} ms a round", flush=True)
-                yield replace(one, sent=found["sent"])
+                measured = Measured(setting=setting, **{key: tuple(facts[key]) for key in ("seconds", "computing")})
+                print(f"{rate}, {name}, {way}, {count} workers: {1e3 * measured.median:.1f} ms a round", flush=True)
+                yield replace(measured, sent=facts["sent"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib import pyplot
 
-from benchmarks.elgato import WAYS, Predictions, Runs, speed_ups
+from benchmarks.elgato_results import WAYS, Predictions, Runs, speed_ups
 
 STYLES = ("-", "--", ":", "-.")
 """Line styles of the batch sizes. Each way has a colour."""
@@ -21,41 +21,41 @@ class Panels:
     """The panels of a study.
 
     Args:
-        found: The repeats of each setting.
+        runs_of: The repeats of each setting.
         predictions: Predicted seconds of an epoch.
         folder: Made if it is not there.
     """
 
-    def __init__(self, found: Runs, predictions: Predictions, folder: Path) -> None:
-        self._found, self._predictions, self._folder = found, predictions, folder
+    def __init__(self, runs_of: Runs, predictions: Predictions, folder: Path) -> None:
+        self._runs_of, self._predictions, self._folder = runs_of, predictions, folder
 
     def write(self) -> list[Path]:
         """Write all panels, and return their paths."""
         matplotlib.use("agg")  # writes files, needs no screen
         matplotlib.rcParams["svg.fonttype"] = "none"  # text, not its outlines
         self._folder.mkdir(parents=True, exist_ok=True)
-        return [path for model in sorted({model for model, _, _ in self._found}) for path in self._write(model)]
+        return [path for model in sorted({model for model, _, _ in self._runs_of}) for path in self._write(model)]
 
     def _write(self, model: str) -> list[Path]:
-        found = self._found
-        sizes = sorted({batch for one, batch, _ in found if one == model})
-        ways = [way for way in WAYS if any((model, batch, way) in found for batch in sizes)]
+        runs_of = self._runs_of
+        sizes = sorted({batch for name, batch, _ in runs_of if name == model})
+        ways = [way for way in WAYS if any((model, batch, way) in runs_of for batch in sizes)]
         several = [way for way in ways if way not in ("fit", "one worker")]
 
         def seconds(batch: int, way: str) -> float | None:
-            runs = found.get((model, batch, way))
+            runs = runs_of.get((model, batch, way))
             return statistics.median(run.epoch_s for run in runs) if runs else None
 
         def predicted(batch: int, way: str) -> float | None:
-            one = self._predictions.get((model, batch, way))
-            return one and one.seconds
+            prediction = self._predictions.get((model, batch, way))
+            return prediction and prediction.seconds
 
         def faster(batch: int, way: str) -> float | None:
-            ups = speed_ups(found, model, batch, way, "one worker")
+            ups = speed_ups(runs_of, model, batch, way, "one worker")
             return statistics.median(ups) if ups else None
 
         def share(batch: int, way: str) -> float | None:
-            runs = found.get((model, batch, way))
+            runs = runs_of.get((model, batch, way))
             return 100 * statistics.median(run.share for run in runs) if runs else None
 
         paths = []
@@ -82,9 +82,9 @@ class Panels:
     def _learning(self, axes: Any, model: str, sizes: Sequence[int], ways: Sequence[str], *, by_update: bool) -> None:
         for way in ways:
             for style, batch in zip(STYLES, sizes, strict=False):
-                for run in self._found.get((model, batch, way), ())[:1]:
+                for run in self._runs_of.get((model, batch, way), ())[:1]:
                     x = [(run.updates if by_update else 1) * (number + 1) for number in range(len(run.accuracy))]
-                    y = [100 * one for one in run.accuracy]
+                    y = [100 * accuracy for accuracy in run.accuracy]
                     axes.plot(x, y, style, marker=".", color=_color(way), label=f"{way}, S {batch}")
 
     def _save(self, figure: Any, axes: Any, name: str) -> Path:
@@ -111,6 +111,6 @@ def _lines(
 ) -> None:
     """Draw a value over the batch sizes, for each way."""
     for way in ways:
-        points = [(batch, found) for batch in sizes if (found := value(batch, way)) is not None]
+        points = [(batch, y) for batch in sizes if (y := value(batch, way)) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), style, color=_color(way), label=way if named else None)

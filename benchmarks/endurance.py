@@ -39,11 +39,11 @@ async def main(options: argparse.Namespace) -> None:
         app = Watched(cluster)
         app.samples = options.samples
         await app.train_sync(master_epochs=options.rounds)
-        for number, seen in enumerate(await cluster.run_code("self.data['seen']"), 1):
-            early, late = seen[4][0], seen[-1][0]
+        for number, sizes in enumerate(await cluster.run_code("self.data['seen']"), 1):
+            early, late = sizes[4][0], sizes[-1][0]
             print(
-                f"worker {number}: {early / 1e6:.1f} MB after round 5, {late / 1e6:.1f} MB after round {len(seen)}"
-                f" ({100 * (late / early - 1):+.2f} %); traces {seen[0][1]} after round 1, {seen[-1][1]} at the end"
+                f"worker {number}: {early / 1e6:.1f} MB after round 5, {late / 1e6:.1f} MB after round {len(sizes)}"
+                f" ({100 * (late / early - 1):+.2f} %); traces {sizes[0][1]} after round 1, {sizes[-1][1]} at the end"
             )
 
 

@@ -67,7 +67,9 @@ def holds(measured: Sequence[float], predicted: Sequence[float]) -> bool:
     order = sorted(range(len(measured)), key=measured.__getitem__) == sorted(
         range(len(measured)), key=predicted.__getitem__
     )
-    return order and all(1 / WITHIN <= one / other <= WITHIN for one, other in zip(measured, predicted, strict=True))
+    return order and all(
+        1 / WITHIN <= actual / expected <= WITHIN for actual, expected in zip(measured, predicted, strict=True)
+    )
 
 
 class Trainer:
@@ -85,8 +87,8 @@ class Trainer:
 
         self._tf, self._app = tf, MODELS[name]()
         asyncio.run(self._app.load_dataset())
-        self._x, self._y = (tf.constant(one[:samples]) for one in (self._app.x_train, self._app.y_train))
-        self._x_test, self._y_test = (tf.constant(one[:tested]) for one in (self._app.x_test, self._app.y_test))
+        self._x, self._y = (tf.constant(array[:samples]) for array in (self._app.x_train, self._app.y_train))
+        self._x_test, self._y_test = (tf.constant(array[:tested]) for array in (self._app.x_test, self._app.y_test))
         asyncio.run(self._app.create_model())
         self.model, self.samples = self._app.model, len(self._x)
         signature = tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([], tf.float32)
@@ -115,8 +117,8 @@ class Trainer:
         return tape.gradient(loss, self.model.trainable_variables)
 
     def _some_steps(self, chosen: Any, rate: Any) -> None:
-        for one in chosen:  # TensorFlow makes a loop of it, because calls from Python take longer than small steps
-            gradients = self._gradients(self._tf.gather(self._x, one), self._tf.gather(self._y, one))
+        for indices in chosen:  # TensorFlow makes a loop of it, because calls from Python take longer than small steps
+            gradients = self._gradients(self._tf.gather(self._x, indices), self._tf.gather(self._y, indices))
             for variable, gradient in zip(self.model.trainable_variables, gradients, strict=True):
                 variable.assign_sub(rate * gradient)
 
@@ -160,13 +162,13 @@ class Trainer:
 
 def best(trainer: Trainer, batch: int, options: argparse.Namespace) -> tuple[float, list[float]]:
     """Return the rate of a batch size with the least median of samples to the target, and the samples of each seed."""
-    found: dict[float, list[float]] = {}
+    samples_of: dict[float, list[float]] = {}
     most = options.most * trainer.samples
     for rate in RATES:
-        found[rate] = [trainer.to_target(seed, batch, rate, options.target, most) for seed in range(options.seeds)]
-        most = min(most, WORSE * statistics.median(found[rate]))
-    rate = min(found, key=lambda one: statistics.median(found[one]))
-    return rate, found[rate]
+        samples_of[rate] = [trainer.to_target(seed, batch, rate, options.target, most) for seed in range(options.seeds)]
+        most = min(most, WORSE * statistics.median(samples_of[rate]))
+    rate = min(samples_of, key=lambda candidate: statistics.median(samples_of[candidate]))
+    return rate, samples_of[rate]
 
 
 def study(name: str, options: argparse.Namespace) -> bool:
@@ -179,18 +181,18 @@ def study(name: str, options: argparse.Namespace) -> bool:
     print(f"{name}: B_noise at the first weights {Spread.of(first).text(',.0f')}", flush=True)
     rates, samples = list[float](), list[list[float]]()
     for batch in options.batches:
-        rate, found = best(trainer, batch, options)
-        print(f"{name}: batch {batch}: rate {rate:g}, samples {Spread.of(found).text(',.0f')}", flush=True)
+        rate, samples_needed = best(trainer, batch, options)
+        print(f"{name}: batch {batch}: rate {rate:g}, samples {Spread.of(samples_needed).text(',.0f')}", flush=True)
         rates.append(rate)
-        samples.append(found)
-    middle = [statistics.median(one) for one in samples]
+        samples.append(samples_needed)
+    middle = [statistics.median(values) for values in samples]
     later = []
     for seed in range(options.seeds):
         trainer.begin(seed)
         if math.isfinite(middle[0]):
             trainer.train(options.batches[0], rates[0], int(AFTER * middle[0]))
         later.append(trainer.noise())
-    measured = [one / middle[0] for one in middle]
+    measured = [values / middle[0] for values in middle]
     scales = {"first": statistics.median(first), "later": statistics.median(later)}
     theory = {when: factors(options.batches, scale) for when, scale in scales.items()}
     rows = [["batch", "best rate", f"samples to {options.target:.0%}", "factor", "by noise, first", "by noise, later"]]
@@ -210,15 +212,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=some_of(MODELS), default=list(MODELS))
     parser.add_argument(
-        "--batches", type=lambda text: [int(one) for one in text.split(",")], default=[16, 64, 256, 1024]
+        "--batches", type=lambda text: [int(size) for size in text.split(",")], default=[16, 64, 256, 1024]
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--target", type=float, default=0.95)
     parser.add_argument("--samples", type=int, help="number of training samples; default all")
     parser.add_argument("--most", type=float, default=60.0, help="maximum number of epochs for a rate")
     options = parser.parse_args(argv)
-    held = [study(name, options) for name in options.models]
-    print("the bar is met" if all(held) else "the bar is missed")
+    is_met = [study(name, options) for name in options.models]
+    print("the bar is met" if all(is_met) else "the bar is missed")
 
 
 if __name__ == "__main__":

@@ -62,13 +62,13 @@ def model(width: int) -> Any:
     import keras
 
     layers = [keras.layers.Dense(width, activation="relu"), keras.layers.Dense(10)]
-    made = keras.Sequential([keras.Input((width,)), *layers])
+    model = keras.Sequential([keras.Input((width,)), *layers])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    made.compile(keras.optimizers.SGD(0.01), loss)
-    return made
+    model.compile(keras.optimizers.SGD(0.01), loss)
+    return model
 
 
-def own(pid: int | str = "self") -> tuple[int, int]:
+def memory_of(pid: int | str = "self") -> tuple[int, int]:
     """Return the current bytes of a process, and its peak since ``begin``."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     facts = dict(line.split(":", 1) for line in lines)
@@ -79,7 +79,7 @@ def own(pid: int | str = "self") -> tuple[int, int]:
 def begin(pid: int | str = "self") -> int:
     """Restart the kernel's count of peak memory, and return the current bytes of the process."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
-    return own(pid)[0]
+    return memory_of(pid)[0]
 
 
 def fitted(width: int) -> dict[str, float]:
@@ -91,7 +91,7 @@ def fitted(width: int) -> dict[str, float]:
         x, y = chance.normal(size=(BATCH, wide)).astype("float32"), chance.integers(0, 10, BATCH)
         network = model(wide)
         network.fit(x, y, batch_size=BATCH, epochs=ROUNDS, verbose=0)
-    return {"worker": own()[1] - before}
+    return {"worker": memory_of()[1] - before}
 
 
 async def trained(width: int, workers: int, way: str) -> dict[str, float]:
@@ -106,11 +106,11 @@ async def trained(width: int, workers: int, way: str) -> dict[str, float]:
 
         def look(event: Any) -> None:
             if isinstance(event, Committed) and event.record.round == ROUNDS - 1:
-                later.append(own()[1])
+                later.append(memory_of()[1])
 
         app.subscribe(look)
         await app.train_model()
-        most = {pid: own(pid)[1] - had for pid, had in before.items()}
+        most = {pid: memory_of(pid)[1] - had for pid, had in before.items()}
     master = most.pop(os.getpid())
     return {"worker": max(most.values()), "master": master, "until the end": later[0] - before[os.getpid()]}
 
@@ -126,19 +126,20 @@ def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
     width = round(options.parameters**0.5)
     if options.one is not None:
         way = options.one
-        found = fitted(width) if way == "fit" else asyncio.run(trained(width, options.workers, way))
-        print(json.dumps(found))
+        results_of_way = fitted(width) if way == "fit" else asyncio.run(trained(width, options.workers, way))
+        print(json.dumps(results_of_way))
         return {}
     size, results = 4 * width * (width + 11), dict[str, dict[str, float]]()
-    given = ("--parameters", str(options.parameters), "--workers", str(options.workers))
+    arguments = ("--parameters", str(options.parameters), "--workers", str(options.workers))
     for way in options.ways:
-        found = run_child(MODULE, *given, "--one", way, timeout_s=3600)
-        results[way] = {name: value / size for name, value in found.items()}
+        results_of_way = run_child(MODULE, *arguments, "--one", way, timeout_s=3600)
+        results[way] = {name: value / size for name, value in results_of_way.items()}
         print(way, results[way], file=sys.stderr, flush=True)
     names = ("worker", "master", "until the end")
     rows = [["way", "a worker", "the master", "the master, before the last round's end"]]
     rows += [
-        [way, *(f"{found[name]:.1f}" if name in found else "-" for name in names)] for way, found in results.items()
+        [way, *(f"{results_of_way[name]:.1f}" if name in results_of_way else "-" for name in names)]
+        for way, results_of_way in results.items()
     ]
     print(table(rows))
     return results

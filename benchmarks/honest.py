@@ -69,21 +69,21 @@ def figures(updates: Round) -> Iterator[tuple[float, float, float, float]]:
     samples = np.array([n for _, n in updates.values()])
     cosine = cosines([update for update, _ in updates.values()])
     for slot in range(len(updates)):
-        others = np.delete(np.arange(len(updates)), slot)
-        share = samples[slot] / np.median(samples[others])
-        high, low = statistics.median_high(norms[others]), statistics.median_low(norms[others])
-        between = cosine[np.ix_(others, others)][np.triu_indices(len(others), 1)]
+        other_slots = np.delete(np.arange(len(updates)), slot)
+        share = samples[slot] / np.median(samples[other_slots])
+        high, low = statistics.median_high(norms[other_slots]), statistics.median_low(norms[other_slots])
+        between = cosine[np.ix_(other_slots, other_slots)][np.triu_indices(len(other_slots), 1)]
         yield (
             norms[slot] / high / max(1, share),
             norms[slot] / low / min(1, share),
-            float(np.median(cosine[slot, others])),
+            float(np.median(cosine[slot, other_slots])),
             float(np.median(between)),
         )
 
 
 def main(options: argparse.Namespace) -> list[tuple[float, float]]:
     """Measure and print a line for each setting; returns the longest and shortest of each."""
-    found = []
+    extremes = []
     print(
         f"{'setting':<13}{'updates':>8}{'longest':>9}{'shortest':>10}{'cosine':>8}{'anywhere':>10}{'flips found':>13}  rejected"
     )
@@ -101,8 +101,8 @@ def main(options: argparse.Namespace) -> list[tuple[float, float]]:
             f"{np.mean(agreed & (cosine > limit)):>13.0%}  {rejected}",
             flush=True,
         )
-        found.append((float(longest.max()), float(shortest.min())))
-    return found
+        extremes.append((float(longest.max()), float(shortest.min())))
+    return extremes
 
 
 def arguments() -> argparse.ArgumentParser:

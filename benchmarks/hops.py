@@ -58,9 +58,9 @@ def trace(inside: str = "") -> Any:
     import sys
     import threading
 
-    found = getattr(sys, "_ddlf_calls", None)
-    if found is None:
-        found = sys._ddlf_calls = Counter()  # type: ignore[attr-defined]
+    calls = getattr(sys, "_ddlf_calls", None)
+    if calls is None:
+        calls = sys._ddlf_calls = Counter()  # type: ignore[attr-defined]
     depth = [0]
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -74,7 +74,7 @@ def trace(inside: str = "") -> Any:
         if inside and code.co_name == inside:
             depth[0] += 1 if event == "call" else -1
         if event == "call" and (not inside or depth[0] > 0):
-            found[name[at:], code.co_qualname] += 1
+            calls[name[at:], code.co_qualname] += 1
 
     if not inside:
         threading.setprofile(note)
@@ -96,9 +96,9 @@ def collect() -> list[tuple[str, str, int]]:
     """Return file, name and count of the calls in this process since the last collection."""
     import sys
 
-    found: Counter[tuple[str, str]] = getattr(sys, "_ddlf_calls", Counter())
-    result = [(*call, count) for call, count in sorted(found.items())]
-    found.clear()
+    calls: Counter[tuple[str, str]] = getattr(sys, "_ddlf_calls", Counter())
+    result = [(*call, count) for call, count in sorted(calls.items())]
+    calls.clear()
     return result
 
 
@@ -115,7 +115,7 @@ async def own_calls(worker: Any) -> Counter[tuple[str, str]]:
 
 async def round_of(cluster: Any) -> dict[str, list[tuple[str, str]]]:
     """Return the calls of the third of four rounds."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    calls_of: dict[str, list[tuple[str, str]]] = {}
     calls: Counter[tuple[str, str]] = Counter()
     app = Plain(cluster)
     app.master_epochs = 4
@@ -128,13 +128,13 @@ async def round_of(cluster: Any) -> dict[str, list[tuple[str, str]]]:
             await worker.run_method(collect_there)
             collect()
         if record.version == 3:
-            found["master"] = [call[:2] for call in collect()]
+            calls_of["master"] = [call[:2] for call in collect()]
             calls.update(await collected(worker))
 
     app.on_round = on_round  # type: ignore[method-assign]
     await app.train_sync()
-    found["worker"] = sorted(calls - await own_calls(worker))
-    return found
+    calls_of["worker"] = sorted(calls - await own_calls(worker))
+    return calls_of
 
 
 async def push_of(cluster: Any, inside: str) -> dict[str, list[tuple[str, str]]]:
@@ -160,10 +160,10 @@ async def push_of(cluster: Any, inside: str) -> dict[str, list[tuple[str, str]]]
     return {name: sorted(call for call, count in calls[name].items() if count >= pushes) for name in calls}
 
 
-def show(what: str, traced: dict[str, list[tuple[str, str]]], *, as_list: bool) -> None:
+def show(title: str, traced: dict[str, list[tuple[str, str]]], *, as_list: bool) -> None:
     """Print the number of files and functions of each side and of both, or all of them."""
     files = {side: {name for name, _ in calls} for side, calls in traced.items()}
-    print(f"{what}: {len(set().union(*files.values()))} files")
+    print(f"{title}: {len(set().union(*files.values()))} files")
     for side, calls in traced.items():
         print(f"  {side}: {len(files[side])} files, {len(calls)} functions")
         for name in sorted(files[side]) if as_list else ():

@@ -66,8 +66,8 @@ class Language(IApp):
 
         text = keras.Input((LENGTH,), dtype="int32")
         # Made from the input: of a constant the layer would be none of the model's, and its weights would never be trained.
-        places = layers.Embedding(LENGTH, self.width)(keras.ops.cumsum(keras.ops.ones_like(text), axis=1) - 1)
-        x = layers.Embedding(VOCABULARY, self.width)(text) + places
+        positions = layers.Embedding(LENGTH, self.width)(keras.ops.cumsum(keras.ops.ones_like(text), axis=1) - 1)
+        x = layers.Embedding(VOCABULARY, self.width)(text) + positions
         for _ in range(self.blocks):
             y = layers.LayerNormalization()(x)
             x = x + layers.MultiHeadAttention(4, self.width // 4)(y, y, use_causal_mask=True)
@@ -113,22 +113,22 @@ async def main(options: argparse.Namespace) -> dict[str, Result]:
         "streaming, int4": fragments | INT4,
         "average of 10 steps, int4": {"worker_steps": 10, **INT4},
     }
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     async with Cluster.local(1) as cluster:
         app = await _app(cluster, options)
         steps = app.steps_in_all
         for name, settings in ways.items():
             if options.only and name not in options.only:
                 continue
-            one = await _app(cluster, options)
-            vars(one).update(
+            trained_app = await _app(cluster, options)
+            vars(trained_app).update(
                 {"worker_steps": options.steps, "master_epochs": options.epochs, "seed": options.seed, **settings}
             )
-            records = await one.train_model()
+            records = await trained_app.train_model()
             moved = [record.bytes_out + record.bytes_back for record in records]
-            loss = (await one.evaluate_model())["loss"]
-            found[name] = Result(loss=loss, bytes=sum(moved), peak=max(moved[1:-1], default=0))
-            whole = 2 * SLOTS * sum(weight.nbytes for weight in one.model.get_weights())
+            loss = (await trained_app.evaluate_model())["loss"]
+            results[name] = Result(loss=loss, bytes=sum(moved), peak=max(moved[1:-1], default=0))
+            whole = 2 * SLOTS * sum(weight.nbytes for weight in trained_app.model.get_weights())
     import keras
 
     keras.utils.set_random_seed(options.seed)
@@ -136,10 +136,10 @@ async def main(options: argparse.Namespace) -> dict[str, Result]:
     await app.create_model()
     app.model.fit(app.x_train, app.y_train, SLOTS * app.batch_size, options.epochs, verbose=0)
     loss = app.model.evaluate(app.x_test, app.y_test, SLOTS * app.batch_size, verbose=0, return_dict=True)["loss"]
-    found = {"averaged in each step": Result(loss=loss, bytes=steps * whole, peak=whole), **found}
+    results = {"averaged in each step": Result(loss=loss, bytes=steps * whole, peak=whole), **results}
     rows = [["", "loss", "beside it", "bytes", "1/", "peak bytes", "1/"]]
-    first = found["averaged in each step"]
-    for name, result in found.items():
+    first = results["averaged in each step"]
+    for name, result in results.items():
         less, lower = first.bytes / result.bytes, first.peak / result.peak if result.peak else math.nan
         change = f"{result.loss / first.loss - 1:+.1%}"
         rows.append(
@@ -158,7 +158,7 @@ async def main(options: argparse.Namespace) -> dict[str, Result]:
     )
     print(f"{counts}, an exchange after {options.steps}")
     print(table(rows))
-    return found
+    return results
 
 
 async def _app(cluster: Cluster, options: argparse.Namespace) -> Language:

@@ -102,10 +102,10 @@ async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespac
 
         def on_round(self, record: Any) -> None:
             done = sum(entry.samples * entry.epochs for entry in self.history)
-            if done >= (len(kept) + 1) * options.epochs * len(self.x_train) / options.looks:
-                kept.append((len(self.history), done, self.model.get_weights()))
+            if done >= (len(snapshots) + 1) * options.epochs * len(self.x_train) / options.looks:
+                snapshots.append((len(self.history), done, self.model.get_weights()))
 
-    kept: list[tuple[int, int, Any]] = []
+    snapshots: list[tuple[int, int, Any]] = []
     app = App(cluster)
     for name, value in {**RULES[rule], "seed": seed, "batch_size": options.batch_size}.items():
         setattr(app, name, value)
@@ -114,9 +114,9 @@ async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespac
     seconds = [record.seconds for record in records]
     seconds[0] = statistics.median(seconds)
     if app.mode == "async":  # rounds of slots overlap
-        seconds = [one / app.cluster.N for one in seconds]
+        seconds = [value / app.cluster.N for value in seconds]
     curve = []
-    for rounds, samples, weights in kept:
+    for rounds, samples, weights in snapshots:
         app.model.set_weights(weights)
         accuracy = (await app.evaluate_model())["accuracy"]
         moved = sum(record.bytes_out + record.bytes_back for record in records[:rounds])
@@ -128,7 +128,7 @@ async def run(cluster: Cluster, rule: str, seed: int, options: argparse.Namespac
 def finish(runs: list[dict[str, Any]], first: str, options: argparse.Namespace) -> None:
     """Add to each point of the curves its seconds on the link, and to each run its first point that reached the target, or None."""
     quiet = json.loads(options.quiet.read_text())["runs"] if options.quiet else []
-    cost = statistics.median(one for done in quiet or runs if done["rule"] == first for one in done["sample_s"])
+    cost = statistics.median(seconds for done in quiet or runs if done["rule"] == first for seconds in done["sample_s"])
     paces: dict[str, list[float]] = {}
     for done in quiet:
         paces.setdefault(done["rule"], []).append(done["curve"][-1]["seconds"] / done["curve"][-1]["samples"])
@@ -147,21 +147,23 @@ def finish(runs: list[dict[str, Any]], first: str, options: argparse.Namespace) 
 def rows(runs: list[dict[str, Any]], names: list[str], options: argparse.Namespace) -> list[list[str]]:
     """Return a table: mean and deviation over the seeds that reached the target, and the ratio of seconds to the first way."""
     link = f"seconds at {options.link:g} Mbit/s"
-    found = [["way", f"reached {options.target:.0%}", "seconds", "of the first's", link, "samples", "MB", "best %"]]
-    first = {one["seed"]: one["reached"] for one in runs if one["rule"] == names[0]}
+    cells = [["way", f"reached {options.target:.0%}", "seconds", "of the first's", link, "samples", "MB", "best %"]]
+    first = {run["seed"]: run["reached"] for run in runs if run["rule"] == names[0]}
     for name in names:
-        mine = [one for one in runs if one["rule"] == name]
-        there = [one for one in mine if one["reached"]]
-        ratios = [one["reached"]["seconds"] / first[one["seed"]]["seconds"] for one in there if first.get(one["seed"])]
+        own_runs = [run for run in runs if run["rule"] == name]
+        reached_runs = [run for run in own_runs if run["reached"]]
+        ratios = [
+            run["reached"]["seconds"] / first[run["seed"]]["seconds"] for run in reached_runs if first.get(run["seed"])
+        ]
 
-        def cell(of: str, unit: float = 1.0, form: str = ".1f", there: list[Any] = there) -> str:
-            return mean_and_deviation([one["reached"][of] / unit for one in there], form) if there else "-"
+        def cell(of: str, unit: float = 1.0, form: str = ".1f", runs: list[Any] = reached_runs) -> str:
+            return mean_and_deviation([run["reached"][of] / unit for run in runs], form) if runs else "-"
 
-        best = [100 * max(point["accuracy"] for point in one["curve"]) for one in mine if one["curve"]]
-        found.append(
+        best = [100 * max(point["accuracy"] for point in run["curve"]) for run in own_runs if run["curve"]]
+        cells.append(
             [
                 name,
-                f"{len(there)} of {len(mine)}",
+                f"{len(reached_runs)} of {len(own_runs)}",
                 cell("seconds"),
                 mean_and_deviation(ratios) if ratios else "-",
                 cell("on the link"),
@@ -170,7 +172,7 @@ def rows(runs: list[dict[str, Any]], names: list[str], options: argparse.Namespa
                 mean_and_deviation(best, ".1f") if best else "-",
             ]
         )
-    return found
+    return cells
 
 
 def plot(runs: list[dict[str, Any]], path: Path) -> None:
@@ -182,10 +184,10 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 3, figsize=(15, 5), layout="constrained", sharey=True)
-    names = list(dict.fromkeys(one["rule"] for one in runs))
+    names = list(dict.fromkeys(run["rule"] for run in runs))
     for axis, unit in zip(axes, ("samples", "bytes", "on the link"), strict=True):
         for number, name in enumerate(names):
-            curves = [one["curve"] for one in runs if one["rule"] == name and one["curve"]]
+            curves = [run["curve"] for run in runs if run["rule"] == name and run["curve"]]
             looks = min(map(len, curves), default=0)
             means = {
                 key: [statistics.mean(curve[look][key] for curve in curves) for look in range(looks)]
@@ -204,27 +206,34 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
 async def main(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure in turns what the file does not have, print the table, and return the runs."""
     names, same = options.rules, {name: getattr(options, name) for name in SAME}
-    kept = {"of": same, "runs": []}
+    stored = {"of": same, "runs": []}
     if options.json and options.json.exists():
-        kept = json.loads(options.json.read_text())
-        if kept["of"] != same:
-            raise SystemExit(f"{options.json} has runs of {kept['of']}, not of {same}: name another file")
-    there = {(one["seed"], one["rule"]): one for one in kept["runs"]}
-    wanted = list(turns(names, options.seeds))
-    if missing := [turn for turn in wanted if turn not in there]:
+        stored = json.loads(options.json.read_text())
+        if stored["of"] != same:
+            raise SystemExit(f"{options.json} has runs of {stored['of']}, not of {same}: name another file")
+    runs_of = {(done["seed"], done["rule"]): done for done in stored["runs"]}
+    all_turns = list(turns(names, options.seeds))
+    if missing := [turn for turn in all_turns if turn not in runs_of]:
         async with Cluster.local(options.workers) as cluster:
             for seed, rule in missing:
                 try:
-                    one = await run(cluster, rule, seed, options)
+                    result = await run(cluster, rule, seed, options)
                 except DDLFError as error:  # such as an update that is not finite: measure the other rules
-                    one = {"rule": rule, "seed": seed, "rounds": 0, "sample_s": [], "curve": [], "failed": str(error)}
-                there[seed, rule] = one
-                print(json.dumps({**one, "sample_s": None, "curve": one["curve"][-1:]}), flush=True)
+                    result = {
+                        "rule": rule,
+                        "seed": seed,
+                        "rounds": 0,
+                        "sample_s": [],
+                        "curve": [],
+                        "failed": str(error),
+                    }
+                runs_of[seed, rule] = result
+                print(json.dumps({**result, "sample_s": None, "curve": result["curve"][-1:]}), flush=True)
                 if options.json:
                     new = options.json.with_suffix(".new")
-                    new.write_text(json.dumps({"of": same, "runs": list(there.values())}))
+                    new.write_text(json.dumps({"of": same, "runs": list(runs_of.values())}))
                     new.replace(options.json)
-    runs = [there[turn] for turn in wanted]
+    runs = [runs_of[turn] for turn in all_turns]
     finish(runs, names[0], options)
     print(table(rows(runs, names, options)))
     if options.plot:
@@ -234,26 +243,26 @@ async def main(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--data", choices=DATA, default="mnist")
-    made.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=DATA, default="mnist")
+    parser.add_argument(
         "--rules", type=some_of(RULES), default="average,average-10,gradient", help=f"of {', '.join(RULES)}"
     )
-    made.add_argument("--target", type=float, default=0.95, help="test accuracy")
-    made.add_argument("--epochs", type=int, default=4)
-    made.add_argument("--samples", type=int, default=None, help="of training; all by default")
-    made.add_argument("--batch-size", type=int, default=64, help="of each worker")
-    made.add_argument("--workers", type=int, default=2)
-    made.add_argument("--seeds", type=int, default=3)
-    made.add_argument("--test", type=int, default=None, help="samples of a test; all by default")
-    made.add_argument(
+    parser.add_argument("--target", type=float, default=0.95, help="test accuracy")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=None, help="of training; all by default")
+    parser.add_argument("--batch-size", type=int, default=64, help="of each worker")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--test", type=int, default=None, help="samples of a test; all by default")
+    parser.add_argument(
         "--link", type=float, default=100.0, help="Mbit/s of the master's link whose seconds are computed"
     )
-    made.add_argument("--looks", type=int, default=20, help="how often the weights of a run are tested")
-    made.add_argument("--plot", type=Path, default=None, help="an SVG or PNG; needs matplotlib")
-    made.add_argument("--json", type=Path, default=None, help="file for all curves; an existing file is continued")
-    made.add_argument("--quiet", type=Path, default=None, help="file of --json from a quiet machine, for the seconds")
-    return made
+    parser.add_argument("--looks", type=int, default=20, help="how often the weights of a run are tested")
+    parser.add_argument("--plot", type=Path, default=None, help="an SVG or PNG; needs matplotlib")
+    parser.add_argument("--json", type=Path, default=None, help="file for all curves; an existing file is continued")
+    parser.add_argument("--quiet", type=Path, default=None, help="file of --json from a quiet machine, for the seconds")
+    return parser
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def trained(weights: Sequence[Array], x: Array, y: Array, chance: np.random.Gene
         y: One-hot labels, shape (n, 10).
         chance: Shuffles the samples.
     """
-    weights = [one.copy() for one in weights]
+    weights = [weight.copy() for weight in weights]
     order = chance.permutation(len(x))
     for begin in range(0, len(x), BATCH):
         rows = order[begin : begin + BATCH]
@@ -46,7 +46,7 @@ def trained(weights: Sequence[Array], x: Array, y: Array, chance: np.random.Gene
         error = (scores / scores.sum(1, keepdims=True) - y[rows]) / len(rows)
         back = (error @ weights[2].T) * (hidden > 0)
         gradients = [x[rows].T @ back, back.sum(0), hidden.T @ error, error.sum(0)]
-        weights = [one - RATE * gradient for one, gradient in zip(weights, gradients, strict=True)]
+        weights = [weight - RATE * gradient for weight, gradient in zip(weights, gradients, strict=True)]
     return weights
 
 
@@ -60,19 +60,19 @@ def guesses(workers: int, samples: int, other_labels: bool, rounds: int, seed: i
     parts = [(x[part].reshape(len(part), -1), y[part]) for part in np.array_split(order, workers)]
     sizes = ((784, HIDDEN), (HIDDEN,), (HIDDEN, 10), (10,))
     weights = [chance.normal(0, 0.05, size).astype(np.float32) * (len(size) == 2) for size in sizes]
-    found, before = dict[int, tuple[float, float]](), np.zeros(0)
+    cosines_of, before = dict[int, tuple[float, float]](), np.zeros(0)
     for number in range(1, rounds + 1):
         updates = [
             [new - old for new, old in zip(trained(weights, *part, chance), weights, strict=True)] for part in parts
         ]
-        now = np.stack([np.concatenate([one.ravel() for one in update]) for update in updates])
+        now = np.stack([np.concatenate([array.ravel() for array in update]) for update in updates])
         if number in SHOWN:
             guess = before.sum(0) - now[1:].sum(0)
             cosines = before @ guess / np.linalg.norm(before, axis=1) / np.linalg.norm(guess)
-            found[number] = float(cosines[0]), float(cosines[1:].max())
+            cosines_of[number] = float(cosines[0]), float(cosines[1:].max())
         before = now
-        weights = [weight + sum(update[place] for update in updates) / workers for place, weight in enumerate(weights)]
-    return found
+        weights = [weight + sum(update[index] for update in updates) / workers for index, weight in enumerate(weights)]
+    return cosines_of
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for workers, samples, other_labels in SETTINGS:
         runs = [guesses(workers, samples, other_labels, options.rounds, seed) for seed in range(options.seeds)]
         for number in runs[0]:
-            own, others = (Spread.of([run[number][place] for run in runs]).text(".2f") for place in (0, 1))
-            rows.append([f"{workers}", "other ones" if other_labels else "all", f"{number}", own, others])
+            own_cosine, other_cosine = (Spread.of([run[number][index] for run in runs]).text(".2f") for index in (0, 1))
+            rows.append([f"{workers}", "other ones" if other_labels else "all", f"{number}", own_cosine, other_cosine])
     print(table(rows), flush=True)
 
 

@@ -95,7 +95,7 @@ async def training(cluster: Cluster, seconds: float, *, workload: Workload) -> A
 
 async def measure(seconds: float, workload: Workload) -> dict[str, dict[str, float]]:
     """Return the median, the 99th percentile and the maximum in milliseconds, for each load and request."""
-    found = {}
+    results = {}
     async with Cluster.local(os.cpu_count() or 1) as cluster:
         worker = cluster.workers[0]
         loads = {"nothing": nothing, "computing": computing, "streaming": streaming}
@@ -111,13 +111,13 @@ async def measure(seconds: float, workload: Workload) -> dict[str, dict[str, flo
                         await asyncio.sleep(EVERY_S)
             for name, values in times.items():
                 p50, p99 = np.percentile(values, [50, 99])
-                found[f"{name}, {kind}"] = {
+                results[f"{name}, {kind}"] = {
                     "p50_ms": p50,
                     "p99_ms": p99,
                     "max_ms": max(values),
                     "n": len(values),
                 }
-    return found
+    return results
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -128,13 +128,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--data", choices=APPS, default="mnist", help="what is trained")
     parser.add_argument("--samples", type=int, default=6000, help="of each round, for all workers")
     options = parser.parse_args(argv)
-    found = asyncio.run(measure(options.seconds, Workload(data=options.data, samples=options.samples)))
-    for name, f in found.items():
+    results = asyncio.run(measure(options.seconds, Workload(data=options.data, samples=options.samples)))
+    for name, f in results.items():
         print(
             f"{name:<18} p50 {f['p50_ms']:7.2f} ms  p99 {f['p99_ms']:7.2f} ms  max {f['max_ms']:7.2f} ms  of {f['n']}"
         )
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -92,17 +92,17 @@ def drawn(count: int, seed: int, most: int = 16) -> list[Case]:
         seed: The seed.
         most: The most workers.
     """
-    chance, found = random.Random(seed), list[Case]()
-    while len(found) < count:
-        one = Case(
+    chance, cases = random.Random(seed), list[Case]()
+    while len(cases) < count:
+        candidate = Case(
             parameters=chance.choice(PARAMETERS),
             codec=chance.choice(("float32", "int8")),
             rate=chance.choice(RATES),
             seconds=chance.choice(SECONDS),
         )
-        if one not in found and 2 * 4 * one.parameters * most / rate_of(one.rate) <= LONGEST_S:
-            found.append(one)
-    return found
+        if candidate not in cases and 2 * 4 * candidate.parameters * most / rate_of(candidate.rate) <= LONGEST_S:
+            cases.append(candidate)
+    return cases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +158,8 @@ def outcome_of(case: Case, probed: Sequence[Measured], rounds: Sequence[Measured
         rounds: The rounds of each number of workers, in each repeat.
     """
     model, seconds = TimeModel(probed), dict[int, list[float]]()
-    for one in rounds:
-        seconds.setdefault(one.setting.slots, []).append(one.median)
+    for measured in rounds:
+        seconds.setdefault(measured.setting.slots, []).append(measured.median)
     return Outcome(
         case=case,
         predicted={workers: model.predict(case.setting(workers)).seconds for workers in seconds},
@@ -169,12 +169,12 @@ def outcome_of(case: Case, probed: Sequence[Measured], rounds: Sequence[Measured
 
 def bars(outcomes: Sequence[Outcome]) -> list[tuple[str, bool]]:
     """Return what the predictions must show, and whether these outcomes show it."""
-    errors = [abs(error) for one in outcomes for error in one.errors.values()]
-    mean, near = statistics.fmean(errors), sum(error <= WITHIN for error in errors)
-    slowest = max(one.slower for one in outcomes)
+    errors = [abs(error) for outcome in outcomes for error in outcome.errors.values()]
+    mean, close = statistics.fmean(errors), sum(error <= WITHIN for error in errors)
+    slowest = max(outcome.slower for outcome in outcomes)
     return [
         (
-            f"mean error {mean:.0%}; {near} of {len(errors)} within 15 %, the largest is {max(errors):.0%}",
+            f"mean error {mean:.0%}; {close} of {len(errors)} within 15 %, the largest is {max(errors):.0%}",
             mean <= WITHIN,
         ),
         (f"the chosen number of workers takes at most {slowest:.2f} times as long as the best one", slowest <= SLOWER),
@@ -193,9 +193,9 @@ async def rounds_of(cluster: Cluster, case: Case, setting: Setting) -> Measured:
     heard = Rounds(setting, run.stop_training)
     run.subscribe(heard.hear)
     await run.train_model()
-    found = heard.result()
-    assert found is not None
-    return found
+    measured = heard.result()
+    assert measured is not None
+    return measured
 
 
 async def master(facts: dict[str, Any]) -> None:
@@ -208,11 +208,12 @@ async def master(facts: dict[str, Any]) -> None:
             probed = [await rounds_of(cluster, case, setting) for setting in case.probes()]
             probing.LEAST_ROUNDS, probing.MEASURE_S = LEAST_ROUNDS, MEASURE_S
             rounds = []
-            for _, workers in turns([str(one) for one in facts["workers"]], facts["repeats"]):
+            for _, workers in turns([str(count) for count in facts["workers"]], facts["repeats"]):
                 rounds.append(await rounds_of(cluster, case, case.setting(int(workers))))
-            found = outcome_of(case, probed, rounds)
+            outcome = outcome_of(case, probed, rounds)
             print(
-                json.dumps([[one, found.predicted[one], found.measured[one]] for one in facts["workers"]]), flush=True
+                json.dumps([[count, outcome.predicted[count], outcome.measured[count]] for count in facts["workers"]]),
+                flush=True,
             )
 
 
@@ -222,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
     parser.add_argument("--cases", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--workers", type=lambda text: [int(one) for one in text.split(",")], default=[2, 4, 8, 16])
+    parser.add_argument("--workers", type=lambda text: [int(count) for count in text.split(",")], default=[2, 4, 8, 16])
     parser.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.master is not None:
@@ -232,7 +233,8 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
     cases, workers = drawn(options.cases, options.seed), sorted({1, *options.workers})
     head, outcomes = ["parameters", "codec", "link", "computing (s)"], list[Outcome]()
     print(
-        table([head, *([f"{one.parameters:,}", one.codec, one.rate, f"{one.seconds:g}"] for one in cases)]), flush=True
+        table([head, *([f"{case.parameters:,}", case.codec, case.rate, f"{case.seconds:g}"] for case in cases)]),
+        flush=True,
     )
     token = new_token()
     with (
@@ -247,12 +249,12 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
                 for number in range(max(workers) + 1):
                     network.limit(number, case.rate)
                 print(json.dumps(asdict(case)), file=child.stdin, flush=True)
-                found = json.loads(child.stdout.readline())
-                predicted, measured = ({one[0]: one[place] for one in found} for place in (1, 2))
+                rows = json.loads(child.stdout.readline())
+                predicted, measured = ({row[0]: row[column] for row in rows} for column in (1, 2))
                 outcomes.append(Outcome(case=case, predicted=predicted, measured=measured))
                 print(" ".join(outcomes[-1].cells()), file=sys.stderr, flush=True)
-    counts = [f"{one} (ms)" for one in workers]
-    print("\n" + table([[*head, *counts, "chosen", "best", "times best"], *(one.cells() for one in outcomes)]))
+    counts = [f"{count} (ms)" for count in workers]
+    print("\n" + table([[*head, *counts, "chosen", "best", "times best"], *(outcome.cells() for outcome in outcomes)]))
     for text, holds in bars(outcomes):
         print(f"{'holds' if holds else 'DOES NOT HOLD'}: {text}")
     return outcomes

@@ -213,7 +213,7 @@ def report(seconds: dict[str, list[float]], ideal_s: float) -> str:
     rows = [("contender", "seconds", "% of the ideal", "DDLF / it")]
     for name, values in seconds.items():
         share = Spread.of([100 * ideal_s / value for value in values])
-        ratio = Spread.of([mine / other for mine, other in zip(first, values, strict=True)])
+        ratio = Spread.of([base / other for base, other in zip(first, values, strict=True)])
         rows.append((name, Spread.of(values).text(), share.text(".1f"), ratio.text()))
     return table(rows)
 
@@ -245,10 +245,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for case, items in cases.items():
         print(f"{len(items)} items of {case} on {workers} workers, ideal {ideal_s[case]:.2f} s")
         print(report(seconds[case], ideal_s[case]))
-    found = {"machine": machine(), "ideal_s": ideal_s, "seconds": seconds}
+    result = {"machine": machine(), "ideal_s": ideal_s, "seconds": seconds}
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
-    return found
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return result
 
 
 if __name__ == "__main__":

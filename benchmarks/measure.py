@@ -34,11 +34,11 @@ def turns(names: Sequence[str], repeats: int) -> Iterator[tuple[int, str]]:
 
 def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
     """Return a type for argparse: a list of these names, with commas between them."""
-    known = list(names)
+    known_names = list(names)
 
     def read(text: str) -> list[str]:
-        if unknown := [name for name in text.split(",") if name not in known]:
-            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; choose of {', '.join(known)}")
+        if unknown := [name for name in text.split(",") if name not in known_names]:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; choose of {', '.join(known_names)}")
         return text.split(",")
 
     return read
@@ -86,8 +86,8 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        first, *others = zip(row, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+        first, *further_cells = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in further_cells)]
         lines.append(f"| {' | '.join(cells)} |")
     lines.insert(1, "|" + "|".join("-" * (width + 1) + (":" if i else "-") for i, width in enumerate(widths)) + "|")
     return "\n".join(lines)
@@ -108,7 +108,7 @@ def run_child(module: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # importing TensorFlow takes three times as long without bytecode
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     command = [sys.executable, "-m", module, *arguments]
-    begin, busy, own = time.monotonic(), busy_s(), _own_s()
+    begin, busy, own_s = time.monotonic(), busy_s(), _own_s()
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=timeout_s, cwd=ROOT, env=environment
@@ -120,8 +120,8 @@ def run_child(module: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
         end = "\n".join([*lines, *done.stderr.splitlines()][-30:])
         raise RuntimeError(f"{module} {arguments[0]} ended with exit code {done.returncode}:\n{end}")
     result: dict[str, Any] = json.loads(lines[-1])
-    others = None if busy is None else (busy_s() or 0.0) - busy - (_own_s() - own)
-    return {**result, "others_cores": others and max(0.0, others) / (time.monotonic() - begin)}
+    others_s = None if busy is None else (busy_s() or 0.0) - busy - (_own_s() - own_s)
+    return {**result, "others_cores": others_s and max(0.0, others_s) / (time.monotonic() - begin)}
 
 
 def busy_s() -> float | None:

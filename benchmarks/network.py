@@ -102,9 +102,9 @@ class Network:
 
     def _shape(self, how: str, machine: int, rate: str) -> None:
         ends = (self._names[machine], "cable", OWN_LATENCY), (self._switch, f"port{machine}", LATENCY)
-        for there, device, latency in ends:
+        for namespace, device, latency in ends:
             shape = ("root", "tbf", "rate", rate, "burst", BURST, "latency", latency)
-            run("tc", "-n", there, "qdisc", how, "dev", device, *shape)
+            run("tc", "-n", namespace, "qdisc", how, "dev", device, *shape)
 
     def on(self, machine: int, *command: str) -> list[str]:
         """Return the command line that runs a command on a machine, counted from 0."""
@@ -117,12 +117,12 @@ def counted(processes: Sequence[int]) -> list[tuple[int, int]]:
     Args:
         processes: Number of a process that runs on each.
     """
-    found = []
+    counts = []
     for process in processes:
         lines = Path(f"/proc/{process}/net/dev").read_text().splitlines()
         (cable,) = (line.partition(":")[2].split() for line in lines if line.strip().startswith("cable:"))
-        found.append((int(cable[8]), int(cable[0])))
-    return found
+        counts.append((int(cable[8]), int(cable[0])))
+    return counts
 
 
 def computed_s(processes: Sequence[int]) -> float:
@@ -132,28 +132,28 @@ def computed_s(processes: Sequence[int]) -> float:
         processes: Their numbers.
     """
     used = 0
-    for one in with_children(processes):
+    for child in with_children(processes):
         with contextlib.suppress(OSError):  # it has ended
-            used += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:13]))
+            used += sum(map(int, Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:13]))
     return used / os.sysconf("SC_CLK_TCK")
 
 
 def resident(process: int) -> tuple[int, int]:
     """Return the current bytes in memory of a process, or of its largest descendant, and the peak."""
-    found = []
-    for one in with_children([process]):
+    sizes = []
+    for child in with_children([process]):
         with contextlib.suppress(OSError):
-            lines = dict(line.split(":", 1) for line in Path(f"/proc/{one}/status").read_text().splitlines())
-            found.append(tuple(1024 * int(lines.get(name, "0 kB").split()[0]) for name in ("VmRSS", "VmHWM")))
-    return max(now for now, _ in found), max(most for _, most in found)
+            lines = dict(line.split(":", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines())
+            sizes.append(tuple(1024 * int(lines.get(name, "0 kB").split()[0]) for name in ("VmRSS", "VmHWM")))
+    return max(now for now, _ in sizes), max(most for _, most in sizes)
 
 
 def with_children(processes: Sequence[int]) -> list[int]:
     """Return the ids of processes and their descendants."""
-    found, waiting = [], list(processes)
+    family, waiting = [], list(processes)
     while waiting:
-        found.append(one := waiting.pop())
+        family.append(pid := waiting.pop())
         with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
+            for task in Path(f"/proc/{pid}/task").iterdir():
                 waiting += map(int, (task / "children").read_text().split())
-    return found
+    return family

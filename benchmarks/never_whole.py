@@ -48,9 +48,9 @@ def model(width: int) -> Any:
     import keras
 
     layers = [keras.layers.Dense(width, activation="relu") for _ in range(LAYERS)]
-    made = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(10)])
-    made.compile(keras.optimizers.Adam(1e-4), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return made
+    model = keras.Sequential([keras.Input((width,)), *layers, keras.layers.Dense(10)])
+    model.compile(keras.optimizers.Adam(1e-4), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
 
 
 def limit(nbytes: int) -> None:
@@ -122,13 +122,13 @@ async def in_parts(width: int, workers: int, most: int, out: str) -> dict[str, A
         app.subscribe(look)
         await app.train_model()
         pids = [(await worker.status())["executor_pid"] for worker in cluster.workers]
-        found = {"workers": [peak(pid) for pid in pids], "master": later[0] - before, "end": peak() - before}
+        peaks = {"workers": [peak(pid) for pid in pids], "master": later[0] - before, "end": peak() - before}
         await app.save_model(out)
         x, _ = data(width)
         whole = app.model.predict(x[:8], verbose=0)
     plain = keras.models.load_model(out)
     return {
-        **found,
+        **peaks,
         "same": bool(np.array_equal(plain.predict(x[:8], verbose=0), whole)),
         "exact": app.ledger.is_exact(ROUNDS),
     }
@@ -152,29 +152,29 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(asyncio.run(in_parts(width, options.workers, options.most, f"{folder}/whole.keras"))))
         return {}
-    given = ("--parameters", str(parameters), "--workers", str(options.workers))
-    fit = run_child(MODULE, *given, "--one", "fit", timeout_s=3600)["peak"]
+    arguments = ("--parameters", str(parameters), "--workers", str(options.workers))
+    fit = run_child(MODULE, *arguments, "--one", "fit", timeout_s=3600)["peak"]
     most = int(SHARE * fit) if not options.quick else 1 << 40
     dies = None
     if not options.quick:
-        again = [sys.executable, "-m", MODULE, *given, "--one", "fit", "--most", str(most)]
+        again = [sys.executable, "-m", MODULE, *arguments, "--one", "fit", "--most", str(most)]
         dies = subprocess.run(again, cwd=ROOT, env=os.environ, capture_output=True, check=False).returncode != 0
-    found = run_child(MODULE, *given, "--one", "parts", "--most", str(most), timeout_s=3600)
+    result = run_child(MODULE, *arguments, "--one", "parts", "--most", str(most), timeout_s=3600)
     size = 4 * width * (LAYERS * (width + 1) + 10)
-    shares = [one / fit for one in found["workers"]]
+    shares = [peak / fit for peak in result["workers"]]
     rows = [
         ["what", "measured"],
         ["the model", f"{size / 1e9:.2f} GB"],
         ["peak of fit", f"{fit / 1e9:.2f} GB"],
         ["fit dies with the limit", "not tried" if dies is None else "yes" if dies else "no"],
-        ["peak of each worker, of that of fit", ", ".join(f"{one:.0%}" for one in shares)],
-        ["the master in addition before the end, in models", f"{found['master'] / size:.2f}"],
-        ["the master in addition in all, in models", f"{found['end'] / size:.2f}"],
-        ["the saved model predicts the same", "yes" if found["same"] else "no"],
-        ["each sample once an epoch", "yes" if found["exact"] else "no"],
+        ["peak of each worker, of that of fit", ", ".join(f"{peak:.0%}" for peak in shares)],
+        ["the master in addition before the end, in models", f"{result['master'] / size:.2f}"],
+        ["the master in addition in all, in models", f"{result['end'] / size:.2f}"],
+        ["the saved model predicts the same", "yes" if result["same"] else "no"],
+        ["each sample once an epoch", "yes" if result["exact"] else "no"],
     ]
     print(table(rows))
-    return {**found, "dies": dies, "shares": shares}
+    return {**result, "dies": dies, "shares": shares}
 
 
 if __name__ == "__main__":

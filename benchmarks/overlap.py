@@ -57,20 +57,20 @@ class Paced(PushingStandIn):
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """See ``Replica``. The loss is the duration of a cycle, in seconds."""
-        asked = Task.from_message(task)
-        steps = shares(batches_of(asked), len(asked.weights["replicas"]))
-        (one,) = replicas = await replicas_of(self._servers.owners, asked, steps, Cadence())
+        request = Task.from_message(task)
+        steps = shares(batches_of(request), len(request.weights["replicas"]))
+        (replica,) = replicas = await replicas_of(self._servers.owners, request, steps, Cadence())
         ended = []
-        while one.done < one.left:
-            _, rest = await one.take(None, 0.0)
+        while replica.done < replica.left:
+            _, rest = await replica.take(None, 0.0)
             await asyncio.sleep(self._seconds)
-            one.done += 1
-            await one.push(self._gradient, rest)
+            replica.done += 1
+            await replica.push(self._gradient, rest)
             ended.append(time.monotonic())
-        await one.pushed()
+        await replica.pushed()
         inner = ended[LEFT_OUT : len(ended) - LEFT_OUT]
         loss = {"loss": (inner[-1] - inner[0]) / (len(inner) - 1)}
-        return nothing(asked, metrics=loss, pushed={**record(replicas), "refused": 0}).to_message()
+        return nothing(request, metrics=loss, pushed={**record(replicas), "refused": 0}).to_message()
 
 
 class PacedRun(StandInRun):
@@ -111,8 +111,8 @@ async def train(facts: dict[str, Any]) -> None:
             transfer = statistics.mean(await cycles(cluster, parameters, steps, [0.0] * cluster.N))
             both = statistics.mean(await cycles(cluster, parameters, steps, [transfer] * cluster.N))
             some = [transfer] * (cluster.N - 1)
-            others = statistics.mean((await cycles(cluster, parameters, steps, [*some, SLOWER * transfer]))[:-1])
-            print(json.dumps([transfer, both, others]), flush=True)
+            at_once_s = statistics.mean((await cycles(cluster, parameters, steps, [*some, SLOWER * transfer]))[:-1])
+            print(json.dumps([transfer, both, at_once_s]), flush=True)
 
 
 def main(argv: list[str] | None = None) -> list[list[float]]:
@@ -138,15 +138,21 @@ def main(argv: list[str] | None = None) -> list[list[float]]:
             workers_of(network, token, tls=False, folder=Path(folder)),
             started([command], more={"DDLF_TOKEN": token}) as (master,),
         ):
-            found = [json.loads(line) for line in master.stdout]
+            results = [json.loads(line) for line in master.stdout]
     rows = [["transfer", "both", "of transfer", "one slow", "of both"]]
-    for transfer, both, others in found:
+    for transfer, both, at_once_s in results:
         rows.append(
-            [f"{transfer:.2f} s", f"{both:.2f} s", f"{both / transfer:.2f}", f"{others:.2f} s", f"{others / both:.2f}"]
+            [
+                f"{transfer:.2f} s",
+                f"{both:.2f} s",
+                f"{both / transfer:.2f}",
+                f"{at_once_s:.2f} s",
+                f"{at_once_s / both:.2f}",
+            ]
         )
     print(f"{options.workers} workers, {options.parameters:,} parameters, {options.rate}")
     print(table(rows))
-    return found
+    return results
 
 
 if __name__ == "__main__":

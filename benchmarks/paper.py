@@ -26,11 +26,17 @@ SYSTEMS = "spark,sync,async"
 
 def results_table(runs: dict[int, list[Run]], systems: Sequence[str]) -> str:
     """One row for each number of epochs: of every system the time (median and range) and the accuracy (mean and deviation)."""
-    rows = [["epochs", *(f"{system} {what}" for what in ("time s", "accuracy %") for system in systems)]]
+    rows = [["epochs", *(f"{system} {quantity}" for quantity in ("time s", "accuracy %") for system in systems)]]
     for epochs, measured in runs.items():
         by_system = [[run for run in measured if run["name"] == system] for system in systems]
-        times = [Spread.of([run["seconds"] for run in own]).text(".1f") if own else "failed" for own in by_system]
-        reached = [mean_and_deviation([100 * run["accuracy"] for run in own]) if own else "-" for own in by_system]
+        times = [
+            Spread.of([run["seconds"] for run in own_runs]).text(".1f") if own_runs else "failed"
+            for own_runs in by_system
+        ]
+        reached = [
+            mean_and_deviation([100 * run["accuracy"] for run in own_runs]) if own_runs else "-"
+            for own_runs in by_system
+        ]
         rows.append([str(epochs), *times, *reached])
     return table(rows)
 

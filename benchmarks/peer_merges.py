@@ -86,9 +86,9 @@ async def run(cluster: Cluster, name: str, seed: int, options: argparse.Namespac
     with contextlib.suppress(BadUpdate):  # NaN: it has diverged
         await app.train_model()
     records = app.history
-    rounds = {slot: [one.seconds for one in records if one.slot == slot] for slot in range(1, peers + 1)}
+    rounds = {slot: [entry.seconds for entry in records if entry.slot == slot] for slot in range(1, peers + 1)}
     usual = {slot: statistics.median(seconds) for slot, seconds in rounds.items() if seconds}
-    first = {slot: next(one for one in records if one.slot == slot) for slot in usual}
+    first = {slot: next(entry for entry in records if entry.slot == slot) for slot in usual}
     seconds, tests, reached = 0.0, [], {}
     for record in records:
         seconds += (usual[record.slot] if record is first[record.slot] else record.seconds) / peers
@@ -102,7 +102,7 @@ async def run(cluster: Cluster, name: str, seed: int, options: argparse.Namespac
 
 def rows(runs: list[dict[str, Any]], names: list[str], options: argparse.Namespace) -> list[list[str]]:
     """Return a table: mean and deviation over the repeats that reached the target, and the ratio of seconds to one peer."""
-    found = [
+    cells_of_rows = [
         [
             "rule",
             f"reached {options.target:.0%}",
@@ -114,24 +114,26 @@ def rows(runs: list[dict[str, Any]], names: list[str], options: argparse.Namespa
             "best",
         ]
     ]
-    alone = {one["seed"]: one["seconds"] for one in runs if one["rule"] == ONE and "seconds" in one}
+    alone = {run["seed"]: run["seconds"] for run in runs if run["rule"] == ONE and "seconds" in run}
     for name in names:
-        mine = [one for one in runs if one["rule"] == name]
-        there = [one for one in mine if "updates" in one]
-        ratios = [one["seconds"] / alone[one["seed"]] for one in there if one["seed"] in alone]
+        own_runs = [run for run in runs if run["rule"] == name]
+        reached_runs = [run for run in own_runs if "updates" in run]
+        ratios = [run["seconds"] / alone[run["seed"]] for run in reached_runs if run["seed"] in alone]
         cells = ["-"] * 4
-        if there:
-            each = statistics.fmean(one["updates"] for one in there) / (1 if name == ONE else options.slots)
+        if reached_runs:
+            updates_of_peer = statistics.fmean(run["updates"] for run in reached_runs) / (
+                1 if name == ONE else options.slots
+            )
             cells = [
-                mean_and_deviation([one["updates"] for one in there], ".0f"),
-                f"{each:.0f}",
-                mean_and_deviation([one["seconds"] for one in there], ".1f"),
+                mean_and_deviation([run["updates"] for run in reached_runs], ".0f"),
+                f"{updates_of_peer:.0f}",
+                mean_and_deviation([run["seconds"] for run in reached_runs], ".1f"),
                 mean_and_deviation(ratios) if ratios else "-",
             ]
-        staleness = f"{statistics.fmean(one['staleness'] for one in mine):.1f}"
-        best = mean_and_deviation([one["best"] for one in mine], ".3f")
-        found.append([name, f"{len(there)} of {len(mine)}", *cells, staleness, best])
-    return found
+        staleness = f"{statistics.fmean(run['staleness'] for run in own_runs):.1f}"
+        best = mean_and_deviation([run["best"] for run in own_runs], ".3f")
+        cells_of_rows.append([name, f"{len(reached_runs)} of {len(own_runs)}", *cells, staleness, best])
+    return cells_of_rows
 
 
 async def main(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -147,16 +149,18 @@ async def main(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--rules", type=lambda text: text.split(","), default=list(RULES), help=f"of {', '.join(RULES)}")
-    made.add_argument("--target", type=float, default=0.97, help="test accuracy to reach, as the mean of the last 5")
-    made.add_argument("--slots", type=int, default=4, help="peers, each with its own worker")
-    made.add_argument("--repeats", type=int, default=4, help="number of runs with different seeds")
-    made.add_argument("--steps", type=int, default=5, help="batches between two meetings")
-    made.add_argument("--looks", type=int, default=10, help="updates between two validations")
-    made.add_argument("--epochs", type=int, default=3, help="maximum number of epochs to reach the target")
-    made.add_argument("--samples", type=int, default=None, help="number of training samples; all by default")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--rules", type=lambda text: text.split(","), default=list(RULES), help=f"of {', '.join(RULES)}"
+    )
+    parser.add_argument("--target", type=float, default=0.97, help="test accuracy to reach, as the mean of the last 5")
+    parser.add_argument("--slots", type=int, default=4, help="peers, each with its own worker")
+    parser.add_argument("--repeats", type=int, default=4, help="number of runs with different seeds")
+    parser.add_argument("--steps", type=int, default=5, help="batches between two meetings")
+    parser.add_argument("--looks", type=int, default=10, help="updates between two validations")
+    parser.add_argument("--epochs", type=int, default=3, help="maximum number of epochs to reach the target")
+    parser.add_argument("--samples", type=int, default=None, help="number of training samples; all by default")
+    return parser
 
 
 if __name__ == "__main__":

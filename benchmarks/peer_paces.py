@@ -95,11 +95,11 @@ class Counting(SwapLedger):
         self._count_of, self._samples_of = count, samples
 
     def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
-        made = super()._posted(entry, member)
+        instructions = super()._posted(entry, member)
         more = self.counted(entry) - (entry.updates > 0)
         member.trainings += more
         self.sets[entry.set].trainings += more
-        return made
+        return instructions
 
     def counted(self, entry: Posted) -> int:
         """Return what a post counts."""
@@ -175,7 +175,7 @@ def train(
 ) -> tuple[list[float], list[float]]:
     """Train one pair of peers, and return the accuracies on both halves: of the mean at the end, and of waiting sets."""
     (x, y), (x_test, y_test) = datasets.with_classes("digits")
-    x, x_test = (one.reshape(len(one), -1).astype(np.float32) for one in (x, x_test))
+    x, x_test = (array.reshape(len(array), -1).astype(np.float32) for array in (x, x_test))
     halves = [(x_test[of], y_test[of]) for of in (y_test < 5, y_test >= 5)]
     common: Any = {"updates": options.updates, "seconds": options.post_s, "validate_s": 0.0, "quorum": 2}
     ledger: WeightLedger
@@ -202,24 +202,24 @@ def train(
         heapq.heappush(queue, (at, turn, peer, reply))
 
     def part(number: int) -> Part:
-        held = ledger.sets[number]
-        return Part(read=partial(sets.__getitem__, number), trainings=held.trainings, samples=held.samples)
+        stored = ledger.sets[number]
+        return Part(read=partial(sets.__getitem__, number), trainings=stored.trainings, samples=stored.samples)
 
     def take(entry: Entry, now: float) -> None:
-        for made in ledger.apply(entry):
-            match made:
+        for instruction in ledger.apply(entry):
+            match instruction:
                 case Reply():
-                    push(now + options.answer_s, made.peer, made)
+                    push(now + options.answer_s, instruction.peer, instruction)
                 case Mean():
-                    parts = [part(one) for one in made.of]
+                    parts = [part(number) for number in instruction.of]
                     number = ledger.next_set
-                    if made.base == NO_SET:
+                    if instruction.base == NO_SET:
                         sets[number] = mean_of_swaps(parts)
                     else:
                         sets[number] = next_base(
-                            plan, sets[made.base], sets[made.base], dict(enumerate(parts)), [], [True] * 4
+                            plan, sets[instruction.base], sets[instruction.base], dict(enumerate(parts)), [], [True] * 4
                         )[0]
-                    take(Merged(at=now, set=number, of=made.of), now)
+                    take(Merged(at=now, set=number, of=instruction.of), now)
 
     for number, learner in peers.items():
         push(1 / learner.kind.pace, number, None)
@@ -235,9 +235,9 @@ def train(
         if reply is not None:
             learner.waits = False
             if reply.answer == "merge":
-                mine = WeightSet(weights=learner.weights, trainings=learner.trainings)
-                theirs = WeightSet(weights=sets[reply.set], trainings=ledger.sets[reply.set].trainings)
-                merged = SET_MERGE.read(rule).merge(mine, theirs)
+                own_set = WeightSet(weights=learner.weights, trainings=learner.trainings)
+                peer_set = WeightSet(weights=sets[reply.set], trainings=ledger.sets[reply.set].trainings)
+                merged = SET_MERGE.read(rule).merge(own_set, peer_set)
                 learner.weights, learner.trainings, learner.contains = merged.weights, merged.trainings, reply.set
             elif reply.answer == "replace":  # a new round
                 learner.weights, learner.base = sets[reply.set], reply.set
@@ -262,38 +262,38 @@ def train(
             take(entry, now)
         if not (learner.waits and rule == ROUNDS):
             push(now + 1 / learner.kind.pace, number, None)
-    final = mean_of_swaps([part(one) for one in ledger.all_sets()])
+    final = mean_of_swaps([part(array) for array in ledger.all_sets()])
     return [right(final, *half) for half in halves], list(np.mean(waiting, axis=0))
 
 
 def main(options: argparse.Namespace) -> None:
     """Print the table."""
-    found = [["peers", "rule", "count", "0-4, at the end", "5-9", "worst seed", "0-4, while it trains", "5-9"]]
+    table_rows = [["peers", "rule", "count", "0-4, at the end", "5-9", "worst seed", "0-4, while it trains", "5-9"]]
     for name, pair in PAIRS.items():
         for rule in options.rules:
             for count in options.count if rule in COUNTED else options.count[:1]:
                 runs = [train(pair, rule, count, seed, options) for seed in range(options.seeds)]
                 ends, during = zip(*runs, strict=True)
-                cells = [f"{statistics.fmean(one[half] for one in ends):.1%}" for half in (0, 1)]
-                cells.append(f"{min(min(one) for one in ends):.1%}")
-                cells += [f"{statistics.fmean(one[half] for one in during):.1%}" for half in (0, 1)]
-                found.append([name, rule, count if rule in COUNTED else "", *cells])
-    print(table(found))
+                cells = [f"{statistics.fmean(accuracies[half] for accuracies in ends):.1%}" for half in (0, 1)]
+                cells.append(f"{min(min(accuracies) for accuracies in ends):.1%}")
+                cells += [f"{statistics.fmean(accuracies[half] for accuracies in during):.1%}" for half in (0, 1)]
+                table_rows.append([name, rule, count if rule in COUNTED else "", *cells])
+    print(table(table_rows))
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
         "--rules", type=lambda text: text.split(","), default=["average", "weighted", "elastic:0.25", ROUNDS]
     )
-    made.add_argument("--count", type=lambda text: text.split(","), default=list(COUNTS))
-    made.add_argument("--seconds", type=float, default=60.0, help="virtual seconds")
-    made.add_argument("--seeds", type=int, default=5)
-    made.add_argument("--updates", type=int, default=20, help="updates between two posts")
-    made.add_argument("--post-s", type=float, default=0.0, help="most seconds between two posts; 0 for no limit")
-    made.add_argument("--answer-s", type=float, default=0.01, help="seconds until a post is answered")
-    return made
+    parser.add_argument("--count", type=lambda text: text.split(","), default=list(COUNTS))
+    parser.add_argument("--seconds", type=float, default=60.0, help="virtual seconds")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=20, help="updates between two posts")
+    parser.add_argument("--post-s", type=float, default=0.0, help="most seconds between two posts; 0 for no limit")
+    parser.add_argument("--answer-s", type=float, default=0.01, help="seconds until a post is answered")
+    return parser
 
 
 if __name__ == "__main__":

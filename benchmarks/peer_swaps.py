@@ -100,8 +100,8 @@ async def get(port: int, path: str, headers: dict[str, str]) -> dict[str, object
     writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{lines}\r\n".encode())
     answer = (await reader.read()).partition(b"\r\n\r\n")[2]
     writer.close()
-    found: dict[str, object] = json.loads(answer)
-    return found
+    content: dict[str, object] = json.loads(answer)
+    return content
 
 
 class Bare:
@@ -140,19 +140,19 @@ class Ours(Bare):
         await self.socket.send(frame(1, {"name": "", "samples": 100}))
         welcome = await self.socket.recv()
         assert isinstance(welcome, bytes)
-        self.given = 0
+        self.contained = 0
 
     async def swap(self) -> None:
         self.number += 1
         data = self.sets[self.number % len(self.sets)]
-        await self.socket.send(frame(3, {"number": self.number, "contains": self.given, "updates": 1}, data))
+        await self.socket.send(frame(3, {"number": self.number, "contains": self.contained, "updates": 1}, data))
         answer = await self.socket.recv()
         assert isinstance(answer, bytes)
         assert answer[5] == 4, answer[:300]
         [length] = struct.unpack_from("<I", answer, 8)
         content = json.loads(answer[16 : 16 + length])
         assert content["answer"] != "rejected", content
-        self.given = content["set_number"] or self.given
+        self.contained = content["set_number"] or self.given
 
 
 def sets_of(size: int, codec: str) -> list[bytes]:
@@ -179,11 +179,11 @@ async def measure(kind: type[Bare], options: argparse.Namespace) -> dict[str, fl
             peers = [kind(port, sets) for _ in range(options.peers)]
             codes: list[str] = [""] * options.peers
             if kind is Ours:
-                asked = [
+                requests = [
                     get(port, "/control/invite?count=100", {"Authorization": "Bearer secret"})
                     for _ in range(0, options.peers, 100)
                 ]
-                codes = [code for one in await asyncio.gather(*asked) for code in one["codes"]]  # type: ignore[attr-defined]
+                codes = [code for answer in await asyncio.gather(*requests) for code in answer["codes"]]  # type: ignore[attr-defined]
             for peer, code in zip(peers, codes, strict=False):
                 await peer.open(code)
             server, times, count = psutil.Process(process.pid), [], 0
@@ -227,13 +227,13 @@ async def measure(kind: type[Bare], options: argparse.Namespace) -> dict[str, fl
 
 async def main(options: argparse.Namespace) -> None:
     """Measure both in turns, and print medians."""
-    found: dict[str, list[dict[str, float]]] = {"bare": [], "peers": []}
+    figures: dict[str, list[dict[str, float]]] = {"bare": [], "peers": []}
     for _ in range(options.repeats):
         for name, kind in (("bare", Bare), ("peers", Ours)):
-            found[name].append(await measure(kind, options))
-    for name, rows in found.items():
+            figures[name].append(await measure(kind, options))
+    for name, rows in figures.items():
         print(name, ", ".join(f"{key} {statistics.median(row[key] for row in rows):.4g}" for key in rows[0]))
-    ratios = [ours["swaps/s"] / bare["swaps/s"] for ours, bare in zip(found["peers"], found["bare"], strict=True)]
+    ratios = [ours["swaps/s"] / bare["swaps/s"] for ours, bare in zip(figures["peers"], figures["bare"], strict=True)]
     print(f"ratio of swaps/s: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, files in {options.folder or tempfile.gettempdir()}")
 

@@ -124,13 +124,16 @@ def files_in(folder: Path) -> set[str]:
 
 def more_memory(planned: Cost, alone: Cost) -> float:
     """Return by which share the memory of a worker differs most from that without a plan."""
-    return max((one / other - 1.0 for one, other in zip(planned.memory, alone.memory, strict=True)), key=abs)
+    return max(
+        (with_plan / without_plan - 1.0 for with_plan, without_plan in zip(planned.memory, alone.memory, strict=True)),
+        key=abs,
+    )
 
 
 def leaves_nothing(planned: Cost, alone: Cost) -> bool:
     """Return whether plans changed neither the weights nor the memory, and left only the file of measurements."""
-    own = [Path(one).match(OWN_FILE) for one in planned.files]
-    return planned.sha256 == alone.sha256 and abs(more_memory(planned, alone)) <= MORE_MEMORY and own == [True]
+    matches = [Path(name).match(OWN_FILE) for name in planned.files]
+    return planned.sha256 == alone.sha256 and abs(more_memory(planned, alone)) <= MORE_MEMORY and matches == [True]
 
 
 def main(argv: Sequence[str] | None = None) -> bool:
@@ -138,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> bool:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=some_of(MODELS), default=list(MODELS))
     parser.add_argument(
-        "--budgets", type=lambda text: [float(one) for one in text.split(",")], default=[10.0, 30.0, 60.0]
+        "--budgets", type=lambda text: [float(budget) for budget in text.split(",")], default=[10.0, 30.0, 60.0]
     )
     options = parser.parse_args(argv)
     rows: list[list[Any]] = [["model", "budget (s)", "plan (s)", "second plan (s)", "same weights", "memory", "files"]]

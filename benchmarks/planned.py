@@ -57,15 +57,15 @@ MODELS = {"mlp": fewer(MLP), "lstm": fewer(LSTM), "cnn": fewer(MNISTCNN)}
 
 def drawn(count: int, models: Sequence[str], seed: int) -> list[tuple[str, Setting]]:
     """Return settings of all models in turn, drawn by a seed."""
-    chance, found = random.Random(seed), list[tuple[str, Setting]]()
-    while len(found) < count:
+    chance, drawn_settings = random.Random(seed), list[tuple[str, Setting]]()
+    while len(drawn_settings) < count:
         way, batch, slots = chance.choice(WAYS), chance.choice(BATCHES), chance.randint(1, WORKERS)
         longest = SAMPLES // (slots * batch)
         steps = 1 if way.is_one_step else chance.choice((min(longest, chance.randint(2, 10)), longest))
-        one = models[len(found) % len(models)], Setting(way=way, slots=slots, batch=batch, steps=steps)
-        if longest >= 1 and one not in found:
-            found.append(one)
-    return found
+        candidate = models[len(drawn_settings) % len(models)], Setting(way=way, slots=slots, batch=batch, steps=steps)
+        if longest >= 1 and candidate not in drawn_settings:
+            drawn_settings.append(candidate)
+    return drawn_settings
 
 
 async def measure(
@@ -74,16 +74,16 @@ async def measure(
     """Return the prediction and the truth of each setting of one model."""
     async with Cluster.local(WORKERS) as cluster:
         app = MODELS[name](cluster)
-        found = await plan(app, budget_s, SECOND, lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True))
-        print(f"{name}: planned in {found.spent_s:.1f} s", file=sys.stderr, flush=True)
+        result = await plan(app, budget_s, SECOND, lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True))
+        print(f"{name}: planned in {result.spent_s:.1f} s", file=sys.stderr, flush=True)
         probe, truth = Probe(copied(app)), dict[Setting, list[float]]()
         probe.samples = SAMPLES
-        for _, number in turns([str(place) for place in range(len(settings))], repeats):
+        for _, number in turns([str(index) for index in range(len(settings))], repeats):
             setting = settings[int(number)]
             measured = await probe.rounds(setting)
             assert measured is not None
             truth.setdefault(setting, []).append(measured.median)
-    return [(found.model.predict(setting), statistics.median(truth[setting])) for setting in settings]
+    return [(result.model.predict(setting), statistics.median(truth[setting])) for setting in settings]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

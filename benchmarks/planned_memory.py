@@ -110,9 +110,9 @@ async def measured(name: str, batch: int, limit: int | None = None) -> Memory:
         app = MODELS[name](cluster)
         app.batch_size = batch
         await app.connect()
-        found = await memory_of(copied(app), [batch], "star", SECONDS, limit=limit)
-    assert found.peaks is not None, found.why
-    return found
+        result = await memory_of(copied(app), [batch], "star", SECONDS, limit=limit)
+    assert result.peaks is not None, result.why
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -125,12 +125,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     chance, settings = random.Random(options.seed), list[tuple[str, int]]()
     while len(settings) < options.settings:
-        one = options.models[len(settings) % len(options.models)], chance.choice(BATCHES)
-        if one not in settings:
-            settings.append(one)
+        candidate = options.models[len(settings) % len(options.models)], chance.choice(BATCHES)
+        if candidate not in settings:
+            settings.append(candidate)
     limits = [(*chance.choice(settings), chance.choice(FACTORS)) for _ in range(options.limits)]
     print("settings", settings, "limits", limits, file=sys.stderr, flush=True)
-    models = {name: MemoryModel(found.peaks) for name in options.models if (found := _run(measured(name, 64))).peaks}
+    models = {name: MemoryModel(result.peaks) for name in options.models if (result := _run(measured(name, 64))).peaks}
     rows, errors = [["model", "batch", "predicted (MB)", "80 %", "measured", "error"]], list[float]()
     for name, batch in settings:
         predicted, truth = models[name].predict(batch), _run(trained(name, batch))
@@ -153,12 +153,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows, good = [["model", "limit (MB)", "largest", "confirmed", "failed", "trained"]], 0
     for name in options.models:
         limit = int(1.5 * models[name].predict(min(BATCHES)).count)
-        found = _run(measured(name, 64, limit)).largest
-        assert found is not None
-        trains = found.batch > 0 and _run(trained(name, found.batch, limit)) > 0
+        result = _run(measured(name, 64, limit)).largest
+        assert result is not None
+        trains = result.batch > 0 and _run(trained(name, result.batch, limit)) > 0
         good += trains
         rows.append(
-            [name, f"{limit / 1e6:.0f}", f"{found.batch}", f"{found.confirmed}", f"{found.failed}", f"{trains}"]
+            [name, f"{limit / 1e6:.0f}", f"{result.batch}", f"{result.confirmed}", f"{result.failed}", f"{trains}"]
         )
     print(table(rows))
     inside = sum(abs(error) <= 0.2 for error in errors)

@@ -54,10 +54,12 @@ def time_to_accuracy(runs: Sequence[dict[str, Any]], path: Path) -> Path:
 
 def speed_up(runs: Sequence[dict[str, Any]], path: Path, ours: str, single: str, workers: int) -> Path:
     """Draw the median time of one worker with one thread, divided by the time of several workers, and the ideal speed-up."""
-    one, many = (statistics.median(run["seconds"] for run in runs if run["name"] == name) for name in (single, ours))
+    single_s, ours_s = (
+        statistics.median(run["seconds"] for run in runs if run["name"] == name) for name in (single, ours)
+    )
     figure, axes = pyplot.subplots(figsize=(5, 4), layout="constrained")
     axes.plot([1, workers], [1, workers], "--", color="grey", label="ideal")
-    axes.plot([1, workers], [1, one / many], "o-", label=f"DDLF: {one / many:.2f} with {workers} workers")
+    axes.plot([1, workers], [1, single_s / ours_s], "o-", label=f"DDLF: {single_s / ours_s:.2f} with {workers} workers")
     axes.set(xlabel="workers, one thread each", ylabel="speed-up", xticks=range(1, workers + 1), ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()

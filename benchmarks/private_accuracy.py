@@ -116,11 +116,11 @@ class Samples:
         x, y = x[order].reshape(len(order), -1), y[order]
         wrong = np.arange(len(order)) % of.samples < of.canaries
         y = np.where(wrong, (y + random.integers(1, 10, len(y))) % 10, y).astype(y.dtype)
-        known = np.arange(len(order)) < of.samples
+        is_member = np.arange(len(order)) < of.samples
         self.width = x.shape[1]
-        self.train: Rows = x[known], y[known]
+        self.train: Rows = x[is_member], y[is_member]
         self.test: Rows = x_test.reshape(len(x_test), -1), y_test
-        self._others: Rows = x[~known], y[~known]
+        self._other_rows: Rows = x[~is_member], y[~is_member]
         self._canaries = of.canaries
 
     def write(self, folder: Path, members: int) -> None:
@@ -132,7 +132,7 @@ class Samples:
     def judged(self, model: Any, epsilon: float | None) -> Result:
         """Return accuracy and right guesses of a final model."""
         (inside, _), (outside, _), (_, right) = (
-            self._predicted(model, *one) for one in (self.train, self._others, self.test)
+            self._predicted(model, *rows) for rows in (self.train, self._other_rows, self.test)
         )
         few = self._canaries
         return Result(
@@ -170,8 +170,8 @@ class Owned(ddlf.IApp):
 
     async def load_dataset(self) -> None:
         """Read the file of this worker."""
-        with np.load(f"{self.folder}/{self.worker.id}.npz") as found:
-            self.x_train, self.y_train = found["x_train"], found["y_train"]
+        with np.load(f"{self.folder}/{self.worker.id}.npz") as arrays:
+            self.x_train, self.y_train = arrays["x_train"], arrays["y_train"]
 
     async def create_model(self) -> None:
         """Two dense layers."""
@@ -218,7 +218,7 @@ def _with_peers(of: Setting, samples: Samples, folder: Path) -> Result:
     peers = [f"{link}={folder / f'{number}.npz'}" for number, link in enumerate(server.links, 1)]
     words = [sys.executable, "-m", "benchmarks.private_peers", "--updates", str(updates * of.rounds)]
     running = [subprocess.Popen([*words, *peers[part::PROCESSES]], cwd=ROOT) for part in range(PROCESSES)]
-    codes = [one.wait() for one in running]
+    codes = [process.wait() for process in running]
     if any(codes):
         raise RuntimeError("peers have failed")
     file = server.stop()
@@ -287,17 +287,17 @@ KINDS = {
 }
 
 
-def settings(who: str, options: argparse.Namespace) -> list[Setting]:
+def settings(members_kind: str, options: argparse.Namespace) -> list[Setting]:
     """Return the runs of one curve, seed by seed."""
-    kind = KINDS[who]
-    members = options.workers if who == "workers" else options.peers
-    made = []
+    kind = KINDS[members_kind]
+    members = options.workers if members_kind == "workers" else options.peers
+    settings = []
     for seed in range(options.seeds):
         for noise in (*options.plain * (None,), *(kind.noises if options.noises is None else options.noises)):
             way = kind.plain if noise is None else kind.noised
-            made.append(
+            settings.append(
                 Setting(
-                    who=who,
+                    who=members_kind,
                     noise=noise,
                     seed=seed,
                     data=options.data,
@@ -311,7 +311,7 @@ def settings(who: str, options: argparse.Namespace) -> list[Setting]:
                     hidden=options.hidden,
                 )
             )
-    return made
+    return settings
 
 
 def read(file: Path | None) -> dict[Setting, Result]:
@@ -330,36 +330,36 @@ async def run(of: Setting) -> Result:
         return await KINDS[of.who].train(of, samples, folder)
 
 
-def points(found: dict[Setting, Result]) -> list[tuple[str, float | None, list[Result]]]:
+def points(results_of: dict[Setting, Result]) -> list[tuple[str, float | None, list[Result]]]:
     """Return the results of all seeds for each curve and noise, in the order of the runs."""
     grouped: dict[tuple[str, float | None], list[Result]] = {}
-    for of, result in found.items():
+    for of, result in results_of.items():
         grouped.setdefault((of.who, of.noise), []).append(result)
-    return [(who, noise, results) for (who, noise), results in grouped.items()]
+    return [(kind, noise, results) for (kind, noise), results in grouped.items()]
 
 
-def rows(found: dict[Setting, Result]) -> list[list[str]]:
+def rows(results_of: dict[Setting, Result]) -> list[list[str]]:
     """Return the rows of a table: means and deviations over the seeds."""
-    made = [["run", "z", "epsilon", "accuracy, %", "members, % right", "canaries, % right", "seeds"]]
-    for who, noise, results in points(found):
-        epsilons = [one.epsilon for one in results if one.epsilon is not None]
+    table_rows = [["run", "z", "epsilon", "accuracy, %", "members, % right", "canaries, % right", "seeds"]]
+    for kind, noise, results in points(results_of):
+        epsilons = [result.epsilon for result in results if result.epsilon is not None]
         shares = [
-            mean_and_deviation([100 * getattr(one, name) for one in results], ".1f")
+            mean_and_deviation([100 * getattr(result, name) for result in results], ".1f")
             for name in ("accuracy", "members", "canaries")
         ]
-        made.append(
+        table_rows.append(
             [
-                KINDS[who].title,
+                KINDS[kind].title,
                 "none" if noise is None else f"{noise:g}",
                 f"{statistics.fmean(epsilons):.2f}" if epsilons else "-",
                 *shares,
                 str(len(results)),
             ]
         )
-    return made
+    return table_rows
 
 
-def plot(found: dict[Setting, Result], path: Path) -> None:
+def plot(results_of: dict[Setting, Result], path: Path) -> None:
     """Draw accuracy and right guesses over epsilon: the mean and the range of the seeds."""
     import matplotlib
 
@@ -374,21 +374,23 @@ def plot(found: dict[Setting, Result], path: Path) -> None:
         "members": "other samples: right guesses, %",
     }
     for axis, (name, label) in zip(axes, labels.items(), strict=True):
-        for number, who in enumerate(KINDS):
-            mine = [(noise, results) for one, noise, results in points(found) if one == who]
+        for number, kind in enumerate(KINDS):
+            own_points = [(noise, results) for curve_kind, noise, results in points(results_of) if curve_kind == kind]
             curve = sorted(
-                (results[0].epsilon, [100 * getattr(one, name) for one in results]) for noise, results in mine if noise
+                (results[0].epsilon, [100 * getattr(result, name) for result in results])
+                for noise, results in own_points
+                if noise
             )
             if curve:
                 epsilons, values = zip(*curve, strict=True)
-                means = [statistics.fmean(one) for one in values]
-                spread = [[mean - min(one) for mean, one in zip(means, values, strict=True)]]
-                spread += [[max(one) - mean for mean, one in zip(means, values, strict=True)]]
-                axis.errorbar(epsilons, means, spread, fmt="o-", capsize=3, color=f"C{number}", label=KINDS[who].title)
-            for plain in (results for noise, results in mine if noise is None):
-                level = statistics.fmean(100 * getattr(one, name) for one in plain)
+                means = [statistics.fmean(column) for column in values]
+                spread = [[mean - min(column) for mean, column in zip(means, values, strict=True)]]
+                spread += [[max(column) - mean for mean, column in zip(means, values, strict=True)]]
+                axis.errorbar(epsilons, means, spread, fmt="o-", capsize=3, color=f"C{number}", label=KINDS[kind].title)
+            for plain in (results for noise, results in own_points if noise is None):
+                level = statistics.fmean(100 * getattr(result, name) for result in plain)
                 axis.axhline(
-                    level, ls="--", color=f"C{number}", label=f"{KINDS[who].title.partition(',')[0]}, no noise"
+                    level, ls="--", color=f"C{number}", label=f"{KINDS[kind].title.partition(',')[0]}, no noise"
                 )
         if name != "accuracy":
             axis.axhline(50, color="grey", lw=0.8)
@@ -400,40 +402,40 @@ def plot(found: dict[Setting, Result], path: Path) -> None:
 
 async def main(options: argparse.Namespace) -> None:
     """Make the runs that the file lacks, and print the table."""
-    known = read(options.file)
-    found: dict[Setting, Result] = {}
-    for of in (of for who in options.who for of in settings(who, options)):
-        if of in known:
-            found[of] = known[of]
+    earlier = read(options.file)
+    results_of: dict[Setting, Result] = {}
+    for of in (of for kind in options.who for of in settings(kind, options)):
+        if of in earlier:
+            results_of[of] = earlier[of]
             continue
-        found[of] = await run(of)
-        line = json.dumps({"of": asdict(of), "found": asdict(found[of])})
+        results_of[of] = await run(of)
+        line = json.dumps({"of": asdict(of), "found": asdict(results_of[of])})
         print(line, flush=True)
         if options.file is not None:
             with options.file.open("a") as file:
                 file.write(f"{line}\n")
-    print(table(rows(found)))
+    print(table(rows(results_of)))
     if options.plot is not None:
-        plot(found, options.plot)
+        plot(results_of, options.plot)
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the options."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--who", type=some_of(KINDS), default=",".join(KINDS), help="curves")
-    made.add_argument("--data", default="mnist", help="data set: mnist or digits")
-    made.add_argument("--samples", type=int, default=4_000, help="training samples of all together")
-    made.add_argument("--workers", type=int, default=4)
-    made.add_argument("--peers", type=int, default=50)
-    made.add_argument("--rounds", type=int, help="rounds of each run (default: of each curve)")
-    made.add_argument("--epochs", type=int, help="local epochs in a round (default: of each curve)")
-    made.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="also train without noise")
-    made.add_argument("--hidden", type=int, default=32, help="units of the hidden layer")
-    made.add_argument("--noises", type=_numbers, help="noise multipliers, with commas (default: five of each curve)")
-    made.add_argument("--seeds", type=int, default=3)
-    made.add_argument("--file", type=Path, help="a file with a line of JSON for each run")
-    made.add_argument("--plot", type=Path, help="an SVG or PNG; needs matplotlib")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--who", type=some_of(KINDS), default=",".join(KINDS), help="curves")
+    parser.add_argument("--data", default="mnist", help="data set: mnist or digits")
+    parser.add_argument("--samples", type=int, default=4_000, help="training samples of all together")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--peers", type=int, default=50)
+    parser.add_argument("--rounds", type=int, help="rounds of each run (default: of each curve)")
+    parser.add_argument("--epochs", type=int, help="local epochs in a round (default: of each curve)")
+    parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help="also train without noise")
+    parser.add_argument("--hidden", type=int, default=32, help="units of the hidden layer")
+    parser.add_argument("--noises", type=_numbers, help="noise multipliers, with commas (default: five of each curve)")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--file", type=Path, help="a file with a line of JSON for each run")
+    parser.add_argument("--plot", type=Path, help="an SVG or PNG; needs matplotlib")
+    return parser
 
 
 def _numbers(text: str) -> tuple[float, ...]:

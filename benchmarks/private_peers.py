@@ -38,28 +38,28 @@ class Turns(Trained):
 
     def __init__(self, model: Any, data: Mapping[str, Any], seed: int) -> None:
         super().__init__(model, data, seed)
-        self._mine = super().weights()
+        self._own_weights = super().weights()
 
     def batch(self, size: int) -> None:
         """Train one batch with the weights of this peer."""
         with TURN:
-            super().assign(self._mine)
+            super().assign(self._own_weights)
             super().batch(size)
-            self._mine = super().weights()
+            self._own_weights = super().weights()
 
     def weights(self) -> Weights:
         """Return the weights of this peer."""
-        return list(self._mine)
+        return list(self._own_weights)
 
     def assign(self, weights: Weights) -> None:
         """Replace the weights of this peer."""
-        self._mine = [np.array(one) for one in weights]
+        self._own_weights = [np.array(array) for array in weights]
 
 
 def peer_of(link: str, file: str, seed: int) -> Peer:
     """Return a peer that trains the server's model on the samples of a file."""
-    with np.load(file) as found:
-        arrays = dict(found)
+    with np.load(file) as archive:
+        arrays = dict(archive)
 
     def make(offer: Offer) -> Trained:
         with TURN:
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    peers = [peer_of(*one.rsplit("=", 1), options.seed + number) for number, one in enumerate(options.peers)]
+    peers = [peer_of(*text.rsplit("=", 1), options.seed + number) for number, text in enumerate(options.peers)]
     with ThreadPoolExecutor(len(peers)) as threads:
         for left in [threads.submit(peer.run, most_updates=options.updates) for peer in peers]:
             left.result()

@@ -98,8 +98,8 @@ def torch(network: Network, options: argparse.Namespace, folder: Path) -> float:
     world, first = len(network.addresses), network.addresses[0]
 
     def command(rank: int) -> list[str]:
-        said = (str(rank), str(world), first, str(options.parameters), str(options.pushes))
-        return network.on(rank, options.torch, str(BASELINES / "torch_server.py"), *said)
+        arguments = (str(rank), str(world), first, str(options.parameters), str(options.pushes))
+        return network.on(rank, options.torch, str(BASELINES / "torch_server.py"), *arguments)
 
     environment = {"GLOO_SOCKET_IFNAME": "cable", "TP_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}
     with started([command(rank) for rank in range(world)], more=environment) as (server, *_):
@@ -108,11 +108,11 @@ def torch(network: Network, options: argparse.Namespace, folder: Path) -> float:
 
 def ray(network: Network, options: argparse.Namespace, folder: Path) -> float:
     """Return the pushes per second of Ray."""
-    first, *others = network.addresses
+    first, *worker_addresses = network.addresses
     program = str(Path(options.ray).parent / "ray")
     how = "--num-cpus 1 --object-store-memory 600000000 --disable-usage-stats --block"
-    place = f"--temp-dir {folder / 'ray'}"
-    head = f"start --head --node-ip-address {first} --port 6379 --include-dashboard false {place} {how}"
+    temporary_folder = f"--temp-dir {folder / 'ray'}"
+    head = f"start --head --node-ip-address {first} --port 6379 --include-dashboard false {temporary_folder} {how}"
     nodes = [
         network.on(
             number,
@@ -122,28 +122,34 @@ def ray(network: Network, options: argparse.Namespace, folder: Path) -> float:
             program,
             *f"start --address {first}:6379 --node-ip-address {address} {how}".split(),
         )
-        for number, address in enumerate(others, 1)
+        for number, address in enumerate(worker_addresses, 1)
     ]
-    said, secret = folder / "said", {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    with running([network.on(0, program, *head.split())], said, secret):
+    output, secret = folder / "said", {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with running([network.on(0, program, *head.split())], output, secret):
         subprocess.run(network.on(0, sys.executable, "-c", ANSWERS, first), check=True, timeout=START_S)
-        with running(nodes, said, secret):
-            told = (f"{first}:6379", first, str(len(others)), str(options.parameters), str(options.pushes))
-            driver = network.on(0, options.ray, str(BASELINES / "ray_server.py"), *told)
+        with running(nodes, output, secret):
+            arguments = (
+                f"{first}:6379",
+                first,
+                str(len(worker_addresses)),
+                str(options.parameters),
+                str(options.pushes),
+            )
+            driver = network.on(0, options.ray, str(BASELINES / "ray_server.py"), *arguments)
             environment = {**os.environ, **secret}
             done = subprocess.run(driver, capture_output=True, text=True, timeout=options.timeout, env=environment)
     if done.returncode:
         raise RuntimeError(
-            f"Ray's driver failed: {done.stderr.strip()[-2000:]}\nIts nodes said: {said.read_text(errors='replace')[-2000:]}"
+            f"Ray's driver failed: {done.stderr.strip()[-2000:]}\nIts nodes said: {output.read_text(errors='replace')[-2000:]}"
         )
     return 1 / statistics.mean(map(float, done.stdout.splitlines()[-1].split()))
 
 
 @contextlib.contextmanager
-def running(commands: Sequence[Sequence[str]], said: Path, more: Mapping[str, str]) -> Iterator[None]:
+def running(commands: Sequence[Sequence[str]], output: Path, more: Mapping[str, str]) -> Iterator[None]:
     """Start processes with additional environment variables that write to a file. At the end, kill them and their descendants."""
     environment = {**os.environ, **more}
-    with said.open("a") as file:
+    with output.open("a") as file:
         processes = [
             subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
             for command in commands
@@ -181,21 +187,21 @@ def main(argv: list[str] | None = None) -> dict[str, list[float]]:
         return {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away
     measure = {"downpour": downpour, "torch": torch, "ray": ray}
-    found: dict[str, list[float]] = {way: [] for way in options.ways}
+    rates_of: dict[str, list[float]] = {way: [] for way in options.ways}
     for _ in range(options.repeats):
         for way in options.ways:
             with tempfile.TemporaryDirectory() as folder, Network(options.workers + 1, options.rate) as network:
-                found[way].append(measure[way](network, options, Path(folder)))
-            print(f"{way}: {found[way][-1]:.2f} pushes a second", file=sys.stderr, flush=True)
+                rates_of[way].append(measure[way](network, options, Path(folder)))
+            print(f"{way}: {rates_of[way][-1]:.2f} pushes a second", file=sys.stderr, flush=True)
     rows = [["way", "pushes a second", "bound", "Downpour is"]]
-    for way, rates in found.items():
+    for way, rates in rates_of.items():
         most = bound(way, options.workers, options.parameters, rate_of(options.rate))
-        times = statistics.median(found["downpour"]) / statistics.median(rates) if "downpour" in found else 0.0
+        times = statistics.median(rates_of["downpour"]) / statistics.median(rates) if "downpour" in rates_of else 0.0
         rows.append([way, f"{statistics.median(rates):.2f}", f"{most:.2f}", f"{times:.1f}x" if times else "-"])
     print(table(rows))
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "pushes": found}, indent=2) + "\n")
-    return found
+        options.json.write_text(json.dumps({"machine": machine(), "pushes": rates_of}, indent=2) + "\n")
+    return rates_of
 
 
 if __name__ == "__main__":

@@ -52,13 +52,13 @@ def pictures(count: int, path: Path) -> None:
     """Write JPEG pictures: soft noise, some 2 kB each."""
     from PIL import Image
 
-    chance, found = np.random.default_rng(0), []
+    chance, images = np.random.default_rng(0), []
     for coarse in chance.integers(0, 256, (count, 8, 8, 3), np.uint8):
         buffer = io.BytesIO()
         Image.fromarray(coarse).resize((64, 64), Image.Resampling.BICUBIC).save(buffer, "jpeg", quality=90)
-        found.append(buffer.getvalue())
-    ends = np.cumsum([len(one) for one in found])
-    np.savez(path, x=np.frombuffer(b"".join(found), np.uint8), ends=ends, y=np.arange(count) % 10)
+        images.append(buffer.getvalue())
+    ends = np.cumsum([len(image) for image in images])
+    np.savez(path, x=np.frombuffer(b"".join(images), np.uint8), ends=ends, y=np.arange(count) % 10)
 
 
 def write(source: Path, folder: Path, decoding: bool) -> None:
@@ -154,17 +154,17 @@ def child(python: str, script: list[str], *arguments: str) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
-def python_of(name: str, others: str) -> tuple[str, list[str]]:
+def python_of(name: str, other_python: str) -> tuple[str, list[str]]:
     """Return the command line of a reader."""
     if name in OURS:
         return sys.executable, ["-m", "benchmarks.reading", "--child"]
     script = str(ROOT / "benchmarks" / "baselines" / "readers.py")
-    return (sys.executable if name.startswith("tf.data") else others), [script]
+    return (sys.executable if name.startswith("tf.data") else other_python), [script]
 
 
 def compare(source: Path, folder: Path, names: list[str], options: argparse.Namespace) -> Found:
     """Write the data in the format of each reader, then read in turns."""
-    found: Found = {name: [] for name in names}
+    rates_of: Found = {name: [] for name in names}
     for name in OURS[::2]:
         if name in names:
             write(source, folder / name, name == OURS[2])
@@ -175,11 +175,14 @@ def compare(source: Path, folder: Path, names: list[str], options: argparse.Name
         where = folder / ({OURS[1]: OURS[0]}.get(name, name) if name in OURS else str(names.index(name)))
         lines = child(*python_of(name, options.others), name, "read", str(where), str(options.batch), str(PASSES))
         rates = [(count / clock, count / used) for clock, used, count in lines[1:]]
-        found[name].append((statistics.median(rate for rate, _ in rates), statistics.median(rate for _, rate in rates)))
-        print(
-            f"{source.stem:<9} {name:<21} {found[name][-1][0]:12,.0f} /s {found[name][-1][1]:12,.0f} /CPU s", flush=True
+        rates_of[name].append(
+            (statistics.median(rate for rate, _ in rates), statistics.median(rate for _, rate in rates))
         )
-    return found
+        print(
+            f"{source.stem:<9} {name:<21} {rates_of[name][-1][0]:12,.0f} /s {rates_of[name][-1][1]:12,.0f} /CPU s",
+            flush=True,
+        )
+    return rates_of
 
 
 def run(options: argparse.Namespace) -> dict[str, Found]:
@@ -193,11 +196,11 @@ def run(options: argparse.Namespace) -> dict[str, Found]:
                 make(count, source)
                 those = names if make is pictures else [name for name in names if name != OURS[2]]
                 results[make.__name__] = compare(source, Path(folder, f"{make.__name__}-files"), those, options)
-    for kind, found in results.items():
+    for kind, rates_of in results.items():
         rows = [[kind, "samples/s", "samples/CPU s", "of the first"]]
-        for name, rates in found.items():
+        for name, rates in rates_of.items():
             clock, used = zip(*rates, strict=True)
-            share = statistics.median(used) / statistics.median(rate for _, rate in found[names[0]])
+            share = statistics.median(used) / statistics.median(rate for _, rate in rates_of[names[0]])
             rows.append([name, Spread.of(clock).text(",.0f"), Spread.of(used).text(",.0f"), f"{share:.3f}"])
         print("\n" + table(rows))
     return results
@@ -218,10 +221,10 @@ def arguments() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     if "--child" in sys.argv:
-        _, _, name, _, place, size, count = sys.argv
-        read(name, Path(place), int(size), int(count))
+        _, _, name, _, location, size, count = sys.argv
+        read(name, Path(location), int(size), int(count))
     else:
-        given = arguments().parse_args()
-        if given.quick:
-            given.arrays, given.pictures, given.repeats = given.arrays // 10, given.pictures // 10, 1
-        run(given)
+        options = arguments().parse_args()
+        if options.quick:
+            options.arrays, options.pictures, options.repeats = options.arrays // 10, options.pictures // 10, 1
+        run(options)

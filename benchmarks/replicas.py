@@ -68,24 +68,24 @@ async def accuracy(cluster: Cluster, way: str, order: str, seed: int, options: a
 
 async def main(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
     """Train each way and print a table; returns the accuracies of the seeds, by way and order."""
-    found: dict[tuple[str, str], list[float]] = {}
+    results: dict[tuple[str, str], list[float]] = {}
     async with Cluster.local(options.workers) as cluster:
         for seed in range(options.seeds):
             for order in options.orders:
                 for way in options.ways:
                     reached, stale = await accuracy(cluster, way, order, seed, options)
-                    found.setdefault((way, order), []).append(reached)
+                    results.setdefault((way, order), []).append(reached)
                     print(f"seed {seed}, {order}, {way}: {reached:.1f} %, staleness up to {stale}", flush=True)
     rows = [
         [way, *(f"{statistics.mean(all_of):.1f} ({min(all_of):.1f}-{max(all_of):.1f})" for all_of in columns)]
         for way in options.ways
-        for columns in [[found[way, order] for order in options.orders]]
+        for columns in [[results[way, order] for order in options.orders]]
     ]
     print(
         f"\n{options.replicas} replicas on {options.workers} workers, {options.samples} samples, {options.seeds} seeds"
     )
     print(table([["%", *options.orders], *rows]))
-    return found
+    return results
 
 
 def parser() -> argparse.ArgumentParser:

@@ -50,18 +50,18 @@ class Rows(ddlf.IApp):
     """A small model of wide rows.
 
     Attributes:
-        place: Where they are; a glob of Parquet files, or partition files.
+        location: Where they are; a glob of Parquet files, or partition files.
     """
 
     verbose = False
     advice = "off"
     batch_size = 500
-    place = ""
+    location = ""
 
     async def load_dataset(self) -> None:
         """Open the data set."""
-        columns = dict(x="x", y="y") if self.place.endswith(".parquet") else {}
-        self.train_data = ddlf.data.open(self.place, **columns)
+        columns = dict(x="x", y="y") if self.location.endswith(".parquet") else {}
+        self.train_data = ddlf.data.open(self.location, **columns)
 
     async def create_model(self) -> None:
         """One layer."""
@@ -75,7 +75,7 @@ async def measure(facts: dict[str, Any]) -> dict[str, Any]:
     """Train, or continue a training, and return the result."""
     async with Cluster.local(2) as cluster:
         app = Rows(cluster)
-        app.place, app.data_memory = facts["place"], facts["memory"]
+        app.location, app.data_memory = facts["place"], facts["memory"]
         app.checkpoint, app.resume, app.round_samples = facts["folder"], "auto", facts["samples"] // ROUNDS
         records = await app.train_sync(master_epochs=facts["epochs"])
         peaks = [_peak(pid) for worker in cluster.workers for pid in _family(worker.facts["pid"])]
@@ -88,8 +88,10 @@ async def measure(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _family(pid: int) -> list[int]:
     """Return the ids of a process and its descendants."""
-    found = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
-    return [pid, *(each for child in found for each in _family(child))]
+    children = [
+        int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
+    ]
+    return [pid, *(descendant for child in children for descendant in _family(child))]
 
 
 def _peak(pid: int) -> int:
@@ -140,37 +142,37 @@ def killed(facts: dict[str, Any]) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure, and print a table."""
-    found: dict[str, Any] = {}
+    result_of: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(options.folder or stack.enter_context(tempfile.TemporaryDirectory()))
-        known = folder / "samples"
-        if not known.exists():
-            known.write_text(str(make(folder, options.gigabytes)))
-        samples = int(known.read_text())
+        note = folder / "samples"
+        if not note.exists():
+            note.write_text(str(make(folder, options.gigabytes)))
+        samples = int(note.read_text())
         os.environ.update(stack.enter_context(served_by_moto(folder / "set", f"s3://{BUCKET}/set")))
         for case in options.only:
-            place = f"s3://{BUCKET}/set/partition" if case == "partition" else f"s3://{BUCKET}/set/parquet/*.parquet"
-            own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
-            os.environ.update(DDLF_CACHE=str(own / "cache"), DDLF_CACHE_SIZE="20GB")
-            facts = {"place": place, "folder": str(own / "run"), "samples": samples, "epochs": options.epochs}
+            location = f"s3://{BUCKET}/set/partition" if case == "partition" else f"s3://{BUCKET}/set/parquet/*.parquet"
+            own_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+            os.environ.update(DDLF_CACHE=str(own_folder / "cache"), DDLF_CACHE_SIZE="20GB")
+            facts = {"place": location, "folder": str(own_folder / "run"), "samples": samples, "epochs": options.epochs}
             facts["memory"] = options.memory
             if case == "killed":
-                found[case] = killed(facts)
+                result_of[case] = killed(facts)
             else:
-                found[case] = run_child("benchmarks.row_groups", "--child", json.dumps(facts), timeout_s=3600)
-            rates = [f"{samples / seconds:,.0f}" for seconds in found[case]["seconds"]]
-            print(f"{case}: {' and '.join(rates)} samples/s, {json.dumps(found[case])}", flush=True)
+                result_of[case] = run_child("benchmarks.row_groups", "--child", json.dumps(facts), timeout_s=3600)
+            rates = [f"{samples / seconds:,.0f}" for seconds in result_of[case]["seconds"]]
+            print(f"{case}: {' and '.join(rates)} samples/s, {json.dumps(result_of[case])}", flush=True)
     rows = [["case", *(f"epoch {n + 1}" for n in range(options.epochs)), "workers", "exact"]]
-    for case, each in found.items():
-        rates = [f"{samples / seconds:,.0f}" for seconds in each["seconds"]]
-        rows.append([case, *rates, f"{each['workers'] / 1e6:.0f} MB", str(each["exact"])])
+    for case, result in result_of.items():
+        rates = [f"{samples / seconds:,.0f}" for seconds in result["seconds"]]
+        rows.append([case, *rates, f"{result['workers'] / 1e6:.0f} MB", str(result["exact"])])
     print(table(rows))
-    if {"parquet", "partition"} <= found.keys():
-        pairs = zip(found["partition"]["seconds"], found["parquet"]["seconds"], strict=True)
-        print("parquet / partition:", ", ".join(f"{own / rows:.2f}" for own, rows in pairs))
-    if {"parquet", "killed"} <= found.keys():
-        print("same SHA-256 after a kill:", found["parquet"]["sha256"] == found["killed"]["sha256"])
-    return found
+    if {"parquet", "partition"} <= result_of.keys():
+        pairs = zip(result_of["partition"]["seconds"], result_of["parquet"]["seconds"], strict=True)
+        print("parquet / partition:", ", ".join(f"{own_folder / rows:.2f}" for own_folder, rows in pairs))
+    if {"parquet", "killed"} <= result_of.keys():
+        print("same SHA-256 after a kill:", result_of["parquet"]["sha256"] == result_of["killed"]["sha256"])
+    return result_of
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ async def measure(
         Seconds per call: by case, by transport, one for each repeat.
     """
     todo = cases(quick)
-    found: dict[str, dict[str, list[float]]] = {case.name: {} for case in todo}
+    seconds_of: dict[str, dict[str, list[float]]] = {case.name: {} for case in todo}
     transports = [kind() for kind in kinds]
     started: list[Transport] = []
     try:
@@ -125,11 +125,11 @@ async def measure(
                     gc.collect()
                     seconds = await case.measure(transport)
                     if repeat >= 0:
-                        found[case.name].setdefault(transport.name, []).append(seconds)
+                        seconds_of[case.name].setdefault(transport.name, []).append(seconds)
     finally:
         for transport in started:
             await transport.stop()
-    return found
+    return seconds_of
 
 
 def pin_processes(servers: int) -> None:
@@ -148,15 +148,15 @@ def spread(values: list[float]) -> tuple[float, float]:
     return low, high
 
 
-def table(found: dict[str, dict[str, list[float]]], quick: bool) -> str:
+def table(seconds_of: dict[str, dict[str, list[float]]], quick: bool) -> str:
     """Return the figures as text."""
     lines = []
     for case in cases(quick):
-        rows = found[case.name]
+        rows = seconds_of[case.name]
         lines.append(case.name)
         for name, values in rows.items():
             middle = statistics.median(values)
-            ratio = statistics.median(mine / other for mine, other in zip(rows["DDLF"], values, strict=True))
+            ratio = statistics.median(base / other for base, other in zip(rows["DDLF"], values, strict=True))
             ends = sorted(spread(values), reverse=case.pipelined)
             shown = f"[{case.shown(ends[0])} .. {case.shown(ends[1])}]"
             compared = "" if name == "DDLF" else f"DDLF / it = {ratio:.2f}"
@@ -202,11 +202,11 @@ def main(argv: list[str] | None = None) -> None:
 
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        found = runner.run(measure(kinds, repeats, options.quick, options.pin))
-    print(table(found, options.quick))
+        seconds_of = runner.run(measure(kinds, repeats, options.quick, options.pin))
+    print(table(seconds_of, options.quick))
     if options.json:
         options.json.write_text(
-            json.dumps({"machine": facts(), "quick": options.quick, "seconds": found}, indent=2) + "\n"
+            json.dumps({"machine": facts(), "quick": options.quick, "seconds": seconds_of}, indent=2) + "\n"
         )
 
 

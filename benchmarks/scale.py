@@ -52,7 +52,7 @@ async def round_of(cluster: Cluster, weights: list[Any]) -> tuple[float, float, 
     merge = RunningMerge(cluster.N, like=weights)
     merging = 0.0
 
-    async def one(slot: int, worker: Any) -> None:
+    async def train_slot(slot: int, worker: Any) -> None:
         nonlocal merging
         update = await worker.rpc(Request("run", "give_back", weights))
         begin = time.perf_counter()
@@ -60,7 +60,7 @@ async def round_of(cluster: Cluster, weights: list[Any]) -> tuple[float, float, 
         merging += time.perf_counter() - begin
 
     begin, cpu = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(one(slot, worker) for slot, worker in enumerate(cluster.workers)))
+    await asyncio.gather(*(train_slot(slot, worker) for slot, worker in enumerate(cluster.workers)))
     last = time.perf_counter()
     merge.result()
     end = time.perf_counter()
@@ -175,8 +175,8 @@ async def serve() -> None:
             if frame.kind != Kind.REQUEST:
                 return
             args, _ = read_arguments(loads(frame.buffers))
-            known = {"connect": facts, "claim": {"epoch": 1}}
-            result = args[1] if frame.name == "run" else known.get(frame.name)
+            answers = {"connect": facts, "claim": {"epoch": 1}}
+            result = args[1] if frame.name == "run" else answers.get(frame.name)
             connection.send(Kind.RESULT, frame.id, "", dumps(result))
 
         def allocate(size: int) -> Any:
@@ -229,21 +229,21 @@ def main(argv: list[str] | None = None) -> None:
     if options.serve:
         asyncio.run(serve())
         return
-    found: dict[str, list[dict[str, float]]] = {}
-    for name, kind, given in (("real", real, options.workers), ("simulated", simulated, options.simulated)):
-        numbers = [int(part) for part in given.split(",") if part]
+    figures: dict[str, list[dict[str, float]]] = {}
+    for name, kind, counts_text in (("real", real, options.workers), ("simulated", simulated, options.simulated)):
+        numbers = [int(part) for part in counts_text.split(",") if part]
         if not numbers:
             continue
         print(f"{name} workers\n{HEAD}", flush=True)
-        found[name] = asyncio.run(kind(numbers, options.rounds))
+        figures[name] = asyncio.run(kind(numbers, options.rounds))
         for figure in ("transfer_s", "merge_s", "master_cpu_s", "ping_sweep_s", "peak_mb"):
-            slope, base, explained = fit(found[name], figure)
+            slope, base, explained = fit(figures[name], figure)
             unit, factor = ("MB", 1.0) if figure == "peak_mb" else ("ms", 1e3)
             print(
                 f"  {figure:<13} = {base * factor:8.1f} {unit} + {slope * factor:7.3f} {unit} per worker (R2 {explained:.3f})"
             )
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

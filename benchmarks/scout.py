@@ -75,7 +75,7 @@ def case(base: type, epochs: int, batch: int) -> type:
 
         async def load_dataset(self) -> None:
             await super().load_dataset()
-            x, y = (np.concatenate([getattr(self, f"{one}_train"), getattr(self, f"{one}_test")]) for one in "xy")
+            x, y = (np.concatenate([getattr(self, f"{part}_train"), getattr(self, f"{part}_test")]) for part in "xy")
             order = np.random.default_rng(self.number).permutation(len(x))
             train, test = (SAMPLES, 5_000) if len(x) > 2 * SAMPLES else (len(x) * 4 // 5, len(x) // 5)
             for name, rows in (("train", order[:train]), ("test", order[train : train + test])):
@@ -97,7 +97,7 @@ MODELS = {
 }
 
 
-async def _made(name: str, kind: str, split: int, rate: float, seed: int) -> Any:
+async def _prepared(name: str, kind: str, split: int, rate: float, seed: int) -> Any:
     import keras
 
     app = MODELS[name](None)
@@ -110,14 +110,14 @@ async def _made(name: str, kind: str, split: int, rate: float, seed: int) -> Any
 
 async def trained(name: str, kind: str, split: int, rate: float, seed: int) -> float:
     """Return the test accuracy of a full run of plain Keras."""
-    app = await _made(name, kind, split, rate, seed)
+    app = await _prepared(name, kind, split, rate, seed)
     app.model.fit(app.x_train, app.y_train, app.batch_size, app.master_epochs, verbose=0)
     return float(app.model.evaluate(app.x_test, app.y_test, 512, verbose=0, return_dict=True)["accuracy"])
 
 
 async def swept(name: str, kind: str, split: int) -> tuple[float, float]:
     """Return the rates of two rules for a range test: the steepest point, and a tenth of the minimum."""
-    app = await _made(name, kind, split, SWEEP[0], 0)
+    app = await _prepared(name, kind, split, SWEEP[0], 0)
     order = np.random.default_rng(0).permutation(len(app.x_train))
     rates = np.geomspace(*SWEEP, SWEEP_STEPS)
     losses, mean = [], 0.0
@@ -157,7 +157,11 @@ class Timed:
 
 async def timed(name: str, repeats: int) -> Timed:
     """Return the seconds of searches and runs that take turns on the same two workers."""
-    found = Timed({one: [] for one in CONTENDERS}, {one: [] for one in CONTENDERS}, set())
+    result = Timed(
+        {contender_name: [] for contender_name in CONTENDERS},
+        {contender_name: [] for contender_name in CONTENDERS},
+        set(),
+    )
     async with Cluster.local(2) as cluster:
         await cluster.map(abs, [1, 2])  # the processes of the workers have begun
         for repeat, contender in turns(CONTENDERS, repeats):
@@ -168,74 +172,74 @@ async def timed(name: str, repeats: int) -> Timed:
                 await app.train_model()
             else:
                 facts = (await scout(app, say=lambda text: None)).to_data()
-                found.trials[contender].append(facts.pop("seconds"))
-                found.scores.add(json.dumps(facts, sort_keys=True))
-            found.whole[contender].append(time.perf_counter() - begin)
-            print(f"{name} {repeat + 1}: {contender} {found.whole[contender][-1]:.1f} s", file=sys.stderr, flush=True)
-    return found
+                result.trials[contender].append(facts.pop("seconds"))
+                result.scores.add(json.dumps(facts, sort_keys=True))
+            result.whole[contender].append(time.perf_counter() - begin)
+            print(f"{name} {repeat + 1}: {contender} {result.whole[contender][-1]:.1f} s", file=sys.stderr, flush=True)
+    return result
 
 
-def speed_rows(found: dict[str, Timed]) -> list[list[str]]:
+def speed_rows(timed_models: dict[str, Timed]) -> list[list[str]]:
     """Return the table of the speeds of all models. The ratios are from the same repeats."""
     rows = [
         ["model", "trials on one, s", "on two, s", "ratio", "search on two, s", "run on two, s", "share", "same bits"]
     ]
-    for name, one in found.items():
-        first, second, _ = (one.trials[contender] for contender in CONTENDERS)
-        _, search, run = (one.whole[contender] for contender in CONTENDERS)
+    for name, timed_model in timed_models.items():
+        first, second, _ = (timed_model.trials[contender] for contender in CONTENDERS)
+        _, search, run = (timed_model.whole[contender] for contender in CONTENDERS)
         ratios = [alone / both for alone, both in zip(first, second, strict=True)]
         shares = [some / whole for some, whole in zip(search, run, strict=True)]
         times = [Spread.of(seconds).text(".1f") for seconds in (first, second, search, run)]
-        same = "yes" if len(one.scores) == 1 else "no"
+        same = "yes" if len(timed_model.scores) == 1 else "no"
         rows.append([name, *times[:2], Spread.of(ratios).text(), *times[2:], Spread.of(shares).text(".0%"), same])
     return rows
 
 
-async def measure(name: str, kind: str, split: int, workers: int, known: dict[str, float]) -> dict[str, Any]:
+async def measure(name: str, kind: str, split: int, workers: int, earlier: dict[str, float]) -> dict[str, Any]:
     """Return the rates of all methods for a case, and the accuracies of full runs by rate. Known ones are not measured."""
     async with Cluster.local(workers) as cluster:
         app = MODELS[name](cluster)
         app.kind, app.number = kind, split
-        found = await scout(app, say=lambda text: None)
+        report = await scout(app, say=lambda text: None)
         steepest, tenth = (await cluster.map(swept, [name], [kind], [split]))[0]
         chosen = {
-            "scout": found.verdict.rate,
-            "smallest loss": found.verdict.best,
+            "scout": report.verdict.rate,
+            "smallest loss": report.verdict.best,
             "steepest": steepest,
             "minimum / 10": tenth,
         }
-        rates = [rate for rate in sorted({*RATES, *chosen.values()}) if str(rate) not in known]
+        rates = [rate for rate in sorted({*RATES, *chosen.values()}) if str(rate) not in earlier]
         scores = dict[float, list[float]]()
         for seed in SEEDS:
-            best = max((one[0] for one in scores.values()), default=0.0)
+            best = max((scores_of_rate[0] for scores_of_rate in scores.values()), default=0.0)
             again = [
                 rate
                 for rate in rates
                 if seed == SEEDS[0] or rate in chosen.values() or scores[rate][0] > best - FAR_BELOW
             ]
-            given = [(name, kind, split, rate, seed) for rate in again]
-            for rate, score in zip(again, await cluster.starmap(trained, given) if given else [], strict=True):
+            arguments = [(name, kind, split, rate, seed) for rate in again]
+            for rate, score in zip(again, await cluster.starmap(trained, arguments) if arguments else [], strict=True):
                 scores.setdefault(rate, []).append(score)
     return {
         "case": [name, kind, split],
         "chosen": chosen,
-        "accuracy": known | {str(rate): float(np.mean(some)) for rate, some in scores.items()},
-        "scouted": found.to_data(),
+        "accuracy": earlier | {str(rate): float(np.mean(some)) for rate, some in scores.items()},
+        "scouted": report.to_data(),
     }
 
 
-def rows_of(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+def rows_of(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the table of all cases, with the points that each method loses."""
-    methods = list(found[0]["chosen"])
+    methods = list(results[0]["chosen"])
     rows = [["model", "optimizer", "split", "best rate", "accuracy", *methods, "seconds"]]
-    for one in found:
-        best = max(RATES, key=lambda rate: one["accuracy"][str(rate)])
-        top = one["accuracy"][str(best)]
-        cells = [*map(str, one["case"]), f"{best:g}", f"{top:.1%}"]
+    for result in results:
+        best = max(RATES, key=lambda rate: result["accuracy"][str(rate)])
+        top = result["accuracy"][str(best)]
+        cells = [*map(str, result["case"]), f"{best:g}", f"{top:.1%}"]
         for method in methods:
-            rate = one["chosen"][method]
-            cells.append(f"{rate:.2g} ({100 * (one['accuracy'][str(rate)] - top):+.1f})")
-        rows.append([*cells, f"{one['scouted']['seconds']:.0f}"])
+            rate = result["chosen"][method]
+            cells.append(f"{rate:.2g} ({100 * (result['accuracy'][str(rate)] - top):+.1f})")
+        rows.append([*cells, f"{result['scouted']['seconds']:.0f}"])
     return rows
 
 
@@ -256,27 +260,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.speed:
         speeds = {name: asyncio.run(timed(name, options.repeats)) for name in options.models or ("digits", "cnn")}
         print(table(speed_rows(speeds)))
-        sys.exit(any(len(one.scores) > 1 for one in speeds.values()))
+        sys.exit(any(len(timed_model.scores) > 1 for timed_model in speeds.values()))
     earlier = json.loads(options.kept.read_text()) if options.kept and options.kept.exists() else []
-    known = {tuple(one["case"]): one["accuracy"] for one in earlier}
-    found = []
+    earlier_accuracy = {tuple(result["case"]): result["accuracy"] for result in earlier}
+    results = []
     for name in options.models or (list(MODELS) if options.long else ["digits"]):
         for kind in options.optimizers:
             for split in range(options.splits):
-                case_known = known.get((name, kind, split), {})
-                found.append(asyncio.run(measure(name, kind, split, options.workers, case_known)))
-                print(table(rows_of(found[-1:])), file=sys.stderr, flush=True)
+                case_known = earlier_accuracy.get((name, kind, split), {})
+                results.append(asyncio.run(measure(name, kind, split, options.workers, case_known)))
+                print(table(rows_of(results[-1:])), file=sys.stderr, flush=True)
                 if options.kept:
-                    done = [one["case"] for one in found]
-                    options.kept.write_text(json.dumps([*found, *(one for one in earlier if one["case"] not in done)]))
-    print(table(rows_of(found)))
-    for method in found[0]["chosen"]:
+                    done = [result["case"] for result in results]
+                    options.kept.write_text(
+                        json.dumps([*results, *(result for result in earlier if result["case"] not in done)])
+                    )
+    print(table(rows_of(results)))
+    for method in results[0]["chosen"]:
         lost = [
-            max(one["accuracy"][str(rate)] for rate in RATES) - one["accuracy"][str(one["chosen"][method])]
-            for one in found
+            max(result["accuracy"][str(rate)] for rate in RATES) - result["accuracy"][str(result["chosen"][method])]
+            for result in results
         ]
-        near = sum(points <= WITHIN for points in lost)
-        print(f"{method}: {near} of {len(lost)} within 1 point, at most {100 * max(lost):.1f} below")
+        close = sum(points <= WITHIN for points in lost)
+        print(f"{method}: {close} of {len(lost)} within 1 point, at most {100 * max(lost):.1f} below")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,17 +106,18 @@ class Round:
             self.peers[number] = SecurePeer(self.plan, "run", number, SAMPLES, lambda line: None)
             self.peers[number].begin(1, self.base, self.set)
 
-    def follow(self, made: Any) -> None:
+    def follow(self, instructions: Any) -> None:
         """Deliver messages until no message is left."""
-        for one in made:
-            if isinstance(one, Tell):
-                answer = self.measured.step(one.peer, lambda one=one: self.peers[one.peer].received(one.message))
+        for instruction in instructions:
+            if isinstance(instruction, Tell):
+                receive = partial(self.peers[instruction.peer].received, instruction.message)
+                answer = self.measured.step(instruction.peer, receive)
                 if answer is not None:
-                    self.follow(self.rounds.received(one.peer, answer, 2.0))
-            elif isinstance(one, AddUp):
-                self.work = one
-            elif isinstance(one, Reply):
-                raise AssertionError(one)
+                    self.follow(self.rounds.received(instruction.peer, answer, 2.0))
+            elif isinstance(instruction, AddUp):
+                self.work = instruction
+            elif isinstance(instruction, Reply):
+                raise AssertionError(instruction)
 
     def run(self, updates: dict[int, Weights], lost: int) -> None:
         """Add up the updates of all peers except the last ones."""
@@ -147,14 +149,14 @@ class Cost:
 
 def of_peers(updates: dict[int, Weights], lost: int) -> Cost:
     """Add up the updates of peers except the last ones, and return the cost."""
-    one = Round(len(updates), updates[MEASURED][0].size)
-    one.run(updates, lost)
-    assert one.work is not None
+    round = Round(len(updates), updates[MEASURED][0].size)
+    round.run(updates, lost)
+    assert round.work is not None
     began = time.process_time()
-    total = unmasked({peer: post.set for peer, post in one.work.posts.items()}, one.work.answers)
+    total = unmasked({peer: post.set for peer, post in round.work.posts.items()}, round.work.answers)
     server_s = time.process_time() - began
-    check(total, [numbers_of(one.plan, one.base, [-updates[peer][0]], 1.0) for peer in one.work.posts])
-    return Cost(cpu_s=one.measured.cpu_s, server_s=server_s, bytes_up=one.measured.bytes_up)
+    check(total, [numbers_of(round.plan, round.base, [-updates[peer][0]], 1.0) for peer in round.work.posts])
+    return Cost(cpu_s=round.measured.cpu_s, server_s=server_s, bytes_up=round.measured.bytes_up)
 
 
 def of_workers(updates: dict[int, Weights], lost: int, rule: Rule) -> Cost:
@@ -168,23 +170,25 @@ def of_workers(updates: dict[int, Weights], lost: int, rule: Rule) -> Cost:
         return dataclasses.asdict(shares[worker].offer)
 
     def mask(worker: int) -> Numbers:
-        shares[worker].meet([Offer(**one) for one in offers], f"0 {SAMPLES} {rule.terms} base")
+        shares[worker].meet([Offer(**offer) for offer in offers], f"0 {SAMPLES} {rule.terms} base")
         return shares[worker].masked(rule.numbers(updates[worker], [True], SAMPLES, SAMPLES))
 
     def unmask(worker: int) -> dict[str, Any]:
         return dataclasses.asdict(shares[worker].answer(signatures))
 
     offers = [measured.step(worker, lambda worker=worker: offer(worker)) for worker in updates]
-    here = list(updates)[: len(updates) - lost]
-    vectors = {worker: measured.step(worker, lambda worker=worker: mask(worker)) for worker in here}
-    signatures = {worker: measured.step(worker, lambda worker=worker: shares[worker].sign(here)) for worker in here}
-    answers = {worker: measured.step(worker, lambda worker=worker: unmask(worker)) for worker in here}
+    survivors = list(updates)[: len(updates) - lost]
+    vectors = {worker: measured.step(worker, lambda worker=worker: mask(worker)) for worker in survivors}
+    signatures = {
+        worker: measured.step(worker, lambda worker=worker: shares[worker].sign(survivors)) for worker in survivors
+    }
+    answers = {worker: measured.step(worker, lambda worker=worker: unmask(worker)) for worker in survivors}
     began = time.process_time()
-    found = {worker: Answer(**answer) for worker, answer in answers.items()}
-    total = unmasked({worker: vector.tobytes() for worker, vector in vectors.items()}, found)
+    answer_of = {worker: Answer(**answer) for worker, answer in answers.items()}
+    total = unmasked({worker: vector.tobytes() for worker, vector in vectors.items()}, answer_of)
     server_s = time.process_time() - began
     if isinstance(rule, BySamples):
-        check(total, [rule.numbers(updates[worker], [True], SAMPLES, SAMPLES) for worker in here])
+        check(total, [rule.numbers(updates[worker], [True], SAMPLES, SAMPLES) for worker in survivors])
     else:
         assert isinstance(rule, Noised)  # its numbers differ each time
     return Cost(cpu_s=measured.cpu_s, server_s=server_s, bytes_up=measured.bytes_up)
@@ -193,8 +197,8 @@ def of_workers(updates: dict[int, Weights], lost: int, rule: Rule) -> Cost:
 def check(total: Numbers, numbers: list[Numbers]) -> None:
     """Compare a sum with the exact one."""
     exact = np.zeros_like(total)
-    for one in numbers:
-        exact += one
+    for vector in numbers:
+        exact += vector
     assert (total == exact).all(), "the sum is not exact"
 
 
@@ -220,11 +224,12 @@ def main() -> None:
         lost, some = min(options.lost, size - LEAST), {number: updates[number] for number in range(1, size + 1)}
         for _, way in turns(WAYS, options.repeats):
             costs[way].append(of_workers(some, lost, RULES[way]) if way in RULES else of_peers(some, lost))
-        for way, found in costs.items():
+        for way, cost_of_rounds in costs.items():
             cpu, server = (
-                Spread.of([getattr(one, name) for one in found]).text(".3f") for name in ("cpu_s", "server_s")
+                Spread.of([getattr(cost, name) for cost in cost_of_rounds]).text(".3f")
+                for name in ("cpu_s", "server_s")
             )
-            sent = found[0].bytes_up
+            sent = cost_of_rounds[0].bytes_up
             rows.append([way, f"{size}", f"{lost}", cpu, server, f"{sent:,}", f"{sent / plain[way]:.4f}"])
     print(f"{options.values:,} parameters, {options.repeats} repeats, median (range); sums without noise are exact\n")
     print(table(rows))

@@ -50,13 +50,13 @@ async def kills(options: argparse.Namespace) -> dict[str, Any]:
     noticed: dict[tuple[int, int], float] = {}  # of each worker that was lost when the master knew of it
     lost = Placement.lost
 
-    async def seen(holding: Placement, owner: tuple[int, int], error: Exception | None) -> None:
+    async def record_loss(holding: Placement, owner: tuple[int, int], error: Exception | None) -> None:
         if owner in holding.owners:
             noticed.setdefault(owner, time.monotonic())
         await lost(holding, owner, error)
 
     chance, done = random.Random(options.seed), list[int]()
-    Placement.lost = seen  # type: ignore[method-assign]
+    Placement.lost = record_loss  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "log")
@@ -80,7 +80,7 @@ async def kills(options: argparse.Namespace) -> dict[str, Any]:
     times = [*noticed.values(), float("inf")]
     for when, until in pairwise(times):
         took += [at - when for _, _, at in applied if when <= at < until]
-    wanted = sum(
+    expected = sum(
         size_of_push(slot, number, push)
         for slot in range(options.workers)
         for number in range(rounds)
@@ -89,7 +89,7 @@ async def kills(options: argparse.Namespace) -> dict[str, Any]:
     weights = np.concatenate(run.model.get_weights())
     received = run.run_context.progress.state["shards"][0][:, 1]  # type: ignore[union-attr]
     pushes = rounds * options.steps * options.workers
-    exact = bool((weights == -wanted).all()) and bool((received == pushes).all()) and run.ledger.is_exact(rounds)
+    exact = bool((weights == -expected).all()) and bool((received == pushes).all()) and run.ledger.is_exact(rounds)
     return {"kills": len(done), "taken over": len(took), "seconds": took, "pushes": pushes, "exact": exact}
 
 
@@ -105,16 +105,20 @@ async def kill(run: Any, chance: random.Random, options: argparse.Namespace, don
         if not run.run_context.name:
             continue
         try:
-            asking = (one.call((run.run_context.name, REPLICA), "copied", timeout_s=5) for one in run.cluster.workers)
-            found = await asyncio.gather(*asking)
+            asking = (
+                member.call((run.run_context.name, REPLICA), "copied", timeout_s=5) for member in run.cluster.workers
+            )
+            placements = await asyncio.gather(*asking)
         except DDLFError:  # one is on its way
             continue
-        owned = [shard for _, shards, _ in found for shard in shards]
-        if len({arranged for arranged, *_ in found}) > 1 or not owned or not all(safe for *_, safe in found):
+        owned = [shard for _, shards, _ in placements for shard in shards]
+        if len({arranged for arranged, *_ in placements}) > 1 or not owned or not all(safe for *_, safe in placements):
             continue
         if len(owned) < len(run.cluster.workers):  # one is on its way from worker to worker
             continue
-        worker = chance.choice([one for one, (_, shards, _) in zip(run.cluster.workers, found, strict=True) if shards])
+        worker = chance.choice(
+            [member for member, (_, shards, _) in zip(run.cluster.workers, placements, strict=True) if shards]
+        )
         pid = (await worker.status())["executor_pid"]
         os.kill(pid, signal.SIGKILL)
         done.append(worker.id)
@@ -145,7 +149,7 @@ async def cycles(facts: dict[str, Any]) -> None:
 
 def cost(options: argparse.Namespace) -> dict[str, list[float]]:
     """Return the seconds of a cycle of each way, interleaved."""
-    found: dict[str, list[float]] = {}
+    seconds_of: dict[str, list[float]] = {}
     token = new_token()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away
     with (
@@ -161,9 +165,9 @@ def cost(options: argparse.Namespace) -> dict[str, list[float]]:
                 line = child.stdout.readline()
             if not line:
                 raise RuntimeError("a training ended before it was over")
-            found.setdefault(f"{rule}, copies={copies}", []).append(float(line))
+            seconds_of.setdefault(f"{rule}, copies={copies}", []).append(float(line))
             print(rule, copies, line.strip(), file=sys.stderr, flush=True)
-    return found
+    return seconds_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -171,14 +175,14 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
     studies = parser.add_subparsers(dest="study")
-    one = studies.add_parser("kills")
-    one.add_argument("--kills", type=int, default=50)
-    one.add_argument("--workers", type=int, default=8)
-    one.add_argument("--parameters", type=float, default=1e8, help="of the model (default: %(default)g)")
-    one.add_argument("--steps", type=int, default=3, help="of a replica in a round")
-    one.add_argument("--cycles", type=int, default=6, help="pushes of each replica for each kill")
-    one.add_argument("--pause", type=float, default=0.5, help="seconds at least from one to the next")
-    one.add_argument("--seed", type=int, default=1)
+    kills_parser = studies.add_parser("kills")
+    kills_parser.add_argument("--kills", type=int, default=50)
+    kills_parser.add_argument("--workers", type=int, default=8)
+    kills_parser.add_argument("--parameters", type=float, default=1e8, help="of the model (default: %(default)g)")
+    kills_parser.add_argument("--steps", type=int, default=3, help="of a replica in a round")
+    kills_parser.add_argument("--cycles", type=int, default=6, help="pushes of each replica for each kill")
+    kills_parser.add_argument("--pause", type=float, default=0.5, help="seconds at least from one to the next")
+    kills_parser.add_argument("--seed", type=int, default=1)
     two = studies.add_parser("cost")
     two.add_argument("--workers", type=int, default=8)
     two.add_argument("--rate", default="200mbit", help="of each link, in each direction")
@@ -197,19 +201,19 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         asyncio.run(cycles(options.master))
         return {}
     if options.study == "cost":
-        found = cost(options)
+        result = cost(options)
         least = 2 * (options.workers - 1) / options.workers * 4 * options.parameters / rate_of(options.rate)
         rows = [["", "cycle", "bound"]]
-        rows += [[name, f"{statistics.median(seconds):.2f} s", f"{least:.2f} s"] for name, seconds in found.items()]
+        rows += [[name, f"{statistics.median(seconds):.2f} s", f"{least:.2f} s"] for name, seconds in result.items()]
         print(table(rows))
-        return dict(found)
-    found = asyncio.run(kills(options))
-    took = np.array(found["seconds"] or [np.nan])
-    within = float(np.mean(took <= 2)) if found["seconds"] else 0.0
-    said = f"{found['kills']} kills, {found['taken over']} shards taken over, {found['pushes']} pushes of {options.parameters:g} values; "
-    said += f"the first push was applied after {np.median(took):.2f} s, at most {took.max():.2f} s, {within:.0%} within 2 s; "
-    print(said + ("each push counts once" if found["exact"] else "PUSHES ARE MISSING OR DOUBLED"))
-    return found
+        return dict(result)
+    result = asyncio.run(kills(options))
+    took = np.array(result["seconds"] or [np.nan])
+    within = float(np.mean(took <= 2)) if result["seconds"] else 0.0
+    sentence = f"{result['kills']} kills, {result['taken over']} shards taken over, {result['pushes']} pushes of {options.parameters:g} values; "
+    sentence += f"the first push was applied after {np.median(took):.2f} s, at most {took.max():.2f} s, {within:.0%} within 2 s; "
+    print(sentence + ("each push counts once" if result["exact"] else "PUSHES ARE MISSING OR DOUBLED"))
+    return result
 
 
 if __name__ == "__main__":

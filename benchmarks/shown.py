@@ -40,7 +40,7 @@ ROUNDS = {"digits": 60, "mnist": 6}
 @contextlib.contextmanager
 def terminal() -> Any:
     """Make standard output a pseudo-terminal. A thread reads its output and drops it."""
-    ours, theirs = os.openpty()
+    ours, terminal_end = os.openpty()
 
     def read() -> None:
         with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ def terminal() -> Any:
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    before, sys.stdout = sys.stdout, os.fdopen(theirs, "w")
+    before, sys.stdout = sys.stdout, os.fdopen(terminal_end, "w")
     try:
         yield
     finally:
@@ -97,12 +97,12 @@ async def main(options: argparse.Namespace) -> dict[str, list[float]]:
     """Measure in turns; print and return seconds of each training."""
     options.rounds = options.rounds or ROUNDS[options.data]
     seconds: dict[str, list[float]] = {"nothing": [], "everything": []}
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         async with Cluster.local(2) as cluster:
-            await train(cluster, options, 0, Path(place))  # all is imported, and compiled
+            await train(cluster, options, 0, Path(folder))  # all is imported, and compiled
             for repeat, name in turns(list(seconds), options.repeats):
                 seconds[name].append(
-                    await train(cluster, options, repeat, Path(place) if name == "everything" else None)
+                    await train(cluster, options, repeat, Path(folder) if name == "everything" else None)
                 )
     ratios = [shown / quiet for shown, quiet in zip(seconds["everything"], seconds["nothing"], strict=True)]
     for name, values in seconds.items():

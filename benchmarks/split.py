@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.footprint import own
+from benchmarks.footprint import memory_of
 from benchmarks.measure import ROOT, Spread, table, turns
 from ddlf import Cluster, IApp
 from ddlf.algorithms.pipeline import passes
@@ -125,25 +125,25 @@ def summed(app: Speech) -> Callable[[], Any]:
 
     model = app.model
     model.optimizer.build(model.trainable_variables)
-    sums = [tf.Variable(tf.zeros(one.shape), trainable=False) for one in model.trainable_variables]
+    sums = [tf.Variable(tf.zeros(variable.shape), trainable=False) for variable in model.trainable_variables]
     size = BATCH // MICRO_BATCHES
 
     @tf.function  # type: ignore[untyped-decorator]
     def add(x: Any, y: Any, first: bool) -> None:
         with tf.GradientTape() as tape:
             loss = model.compute_loss(x, y, model(x, training=True)) / MICRO_BATCHES
-        gradients = tape.gradient(loss, [one.value for one in model.trainable_variables])
+        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
         for total, gradient in zip(sums, gradients, strict=True):
             total.assign(gradient) if first else total.assign_add(gradient)
 
     @tf.function  # type: ignore[untyped-decorator]
     def step() -> None:
-        model.optimizer.apply([tf.convert_to_tensor(one) for one in sums], model.trainable_variables)
+        model.optimizer.apply([tf.convert_to_tensor(total) for total in sums], model.trainable_variables)
 
     def epoch() -> None:
         for start in range(0, len(app.x_train), BATCH):
-            for place in range(start, start + BATCH, size):
-                add(app.x_train[place : place + size], app.y_train[place : place + size], place == start)
+            for begin in range(start, start + BATCH, size):
+                add(app.x_train[begin : begin + size], app.y_train[begin : begin + size], begin == start)
             step()
 
     return epoch
@@ -187,19 +187,19 @@ def ask(process: subprocess.Popen[str]) -> tuple[float, float]:
 
 def speed(repeats: int, steps: int, ways: Sequence[str]) -> None:
     """Print the table of the speed."""
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    times_of: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     with contenders(steps, ways) as processes:
         for way in ways:
             ask(processes[way])  # compiles
         for _, way in turns(ways, repeats):
-            found[way].append(ask(processes[way]))
-            print(f"{way}: {found[way][-1][0]:.3f} s a step", file=sys.stderr, flush=True)
+            times_of[way].append(ask(processes[way]))
+            print(f"{way}: {times_of[way][-1][0]:.3f} s a step", file=sys.stderr, flush=True)
     cut = [way for way in CUTS if way in ways]
     rows = [["way", "seconds of a step", "with the round", *(f"{way} is faster by" for way in cut)]]
     for way in ways:
-        columns = [Spread.of([one[place] for one in found[way]]).text() for place in (0, 1)]
+        columns = [Spread.of([times[index] for times in times_of[way]]).text() for index in (0, 1)]
         for other in cut:
-            ratios = [one[0] / mine[0] for mine, one in zip(found[other], found[way], strict=True)]
+            ratios = [times[0] / base[0] for base, times in zip(times_of[other], times_of[way], strict=True)]
             columns.append(Spread.of(ratios).text())
         rows.append([way, *columns])
     bars = ", ".join(f"{BARS[way]} for {way}" for way in cut)
@@ -273,7 +273,7 @@ async def idle_of(cluster: Cluster, count: int, steps: int) -> list[float]:
     app.split = f"layers:{','.join(f'sleeper_{number}' for number in range(1, count))}"
     app.subscribe(hear)
     await app.train_model()
-    return [statistics.mean(one) for one in shares.values()]
+    return [statistics.mean(idle_shares) for idle_shares in shares.values()]
 
 
 async def idle(counts: Sequence[int], steps: int) -> None:
@@ -281,9 +281,9 @@ async def idle(counts: Sequence[int], steps: int) -> None:
     rows = [["stages", "idle", "formula", "difference"]]
     async with Cluster.local(max(counts)) as cluster:
         for count in counts:
-            found = Spread.of(await idle_of(cluster, count, steps))
+            spread = Spread.of(await idle_of(cluster, count, steps))
             formula = (count - 1) / (MICRO_BATCHES + count - 1)
-            rows.append([str(count), found.text(".3f"), f"{formula:.3f}", f"{found.median - formula:+.3f}"])
+            rows.append([str(count), spread.text(".3f"), f"{formula:.3f}", f"{spread.median - formula:+.3f}"])
     print(f"{table(rows)}\n\n{MICRO_BATCHES} micro-batches; the bar is a difference of 0.05\n")
 
 
@@ -323,28 +323,28 @@ async def peaks(micro_batches: int, rounds: int) -> list[int]:
 
         app.subscribe(hear)
         await app.train_model()
-        pids = {one.id: (await one.status())["executor_pid"] for one in cluster.workers}
-        return [own(pids[worker])[1] for _, worker in sorted(workers.items())]
+        pids = {worker.id: (await worker.status())["executor_pid"] for worker in cluster.workers}
+        return [memory_of(pids[worker])[1] for _, worker in sorted(workers.items())]
 
 
 async def memory(rounds: int) -> None:
     """Print the table of memory after some rounds of three steps."""
     rows = [["micro-batches", "kept by stage 1, 2", "peak of stage 1 (MB)", "of stage 2 (MB)"]]
-    found = {}
+    peaks_of = {}
     for count in (4, 8, 32):
-        found[count] = await peaks(count, rounds)
-        kept = ", ".join(str(most_kept(stage, 2, count)) for stage in range(2))
-        rows.append([str(count), kept, *(f"{one / 1e6:.0f}" for one in found[count])])
-    worst = max(max(one) / min(one) for one in zip(*found.values(), strict=True)) - 1
+        peaks_of[count] = await peaks(count, rounds)
+        kept_text = ", ".join(str(most_kept(stage, 2, count)) for stage in range(2))
+        rows.append([str(count), kept_text, *(f"{peak / 1e6:.0f}" for peak in peaks_of[count])])
+    worst = max(max(peak) / min(peak) for peak in zip(*peaks_of.values(), strict=True)) - 1
     print(f"{table(rows)}\n\n{PIECE} samples in a micro-batch; the largest difference is {worst:.1%}, the bar 5 %\n")
 
 
 def most_kept(stage: int, count: int, micro_batches: int) -> int:
     """Return the largest number of micro-batches that a stage keeps at once."""
-    kept = most = 0
-    for one in passes(stage, count, micro_batches):
-        kept += 1 if one.forward else -1
-        most = max(most, kept)
+    count_kept = most = 0
+    for stage_pass in passes(stage, count, micro_batches):
+        count_kept += 1 if stage_pass.forward else -1
+        most = max(most, count_kept)
     return most
 
 
@@ -365,14 +365,14 @@ def main() -> None:
     elif options.way:
         alone(options.way, steps)
     else:
-        asked = options.only.split(",")
-        if unknown := set(asked) - set(PARTS):
+        parts = options.only.split(",")
+        if unknown := set(parts) - set(PARTS):
             parser.error(f"unknown: {', '.join(unknown)}; choose of {', '.join(PARTS)}")
-        if "speed" in asked:
+        if "speed" in parts:
             speed(repeats, steps, options.ways.split(","))
-        if "idle" in asked:
-            asyncio.run(idle([int(one) for one in options.stages.split(",")], steps))
-        if "memory" in asked:
+        if "idle" in parts:
+            asyncio.run(idle([int(number) for number in options.stages.split(",")], steps))
+        if "memory" in parts:
             asyncio.run(memory(2 if options.quick else 3))
 
 

@@ -46,33 +46,33 @@ def steps(options: argparse.Namespace) -> Result:
     random = np.random.default_rng(0)
     size = options.steps * options.batch_size
     x, y = random.normal(size=(size, 784)).astype("float32"), random.integers(0, 10, size)
-    made = {name: make(options.width) for name, make in KINDS.items()}
+    models = {name: make(options.width) for name, make in KINDS.items()}
 
     def timed(name: str, repeat: int) -> float:
-        model, labels, traced = made[name]
-        given = {"a": y, "b": y} if labels == "two" else y
+        model, labels, traced = models[name]
+        targets = {"a": y, "b": y} if labels == "two" else y
         before, begin = len(traced), time.perf_counter()
-        model.fit(x, given, options.batch_size, verbose=0, shuffle=False)
+        model.fit(x, targets, options.batch_size, verbose=0, shuffle=False)
         assert not repeat or len(traced) == before, f"{name} was traced again"  # the first one compiles
         return 1000 * (time.perf_counter() - begin) / options.steps
 
     # A machine that others use is twice as fast in one second as in the next: the bare one is measured right before or behind each.
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in KINDS if BESIDE.get(name, "adam") != name}
-    for repeat, name in turns(list(found), options.repeats + 1):
+    pairs_of: dict[str, list[tuple[float, float]]] = {name: [] for name in KINDS if BESIDE.get(name, "adam") != name}
+    for repeat, name in turns(list(pairs_of), options.repeats + 1):
         pair = (name, BESIDE.get(name, "adam"))
-        times = {each: timed(each, repeat) for each in (pair if repeat % 2 else reversed(pair))}
+        times = {kind: timed(kind, repeat) for kind in (pair if repeat % 2 else reversed(pair))}
         if repeat:
-            found[name].append((times[pair[0]], times[pair[1]]))
+            pairs_of[name].append((times[pair[0]], times[pair[1]]))
     lines = [["stabiliser", "ms a step", "beside", "its ms", "ratio"]]
     ratios = {}
-    for name, pairs in found.items():
+    for name, pairs in pairs_of.items():
         ours, bare = zip(*pairs, strict=True)
-        ratios[name] = Spread.of([one / other for one, other in pairs])
+        ratios[name] = Spread.of([value / other for value, other in pairs])
         lines.append(
             [name, Spread.of(ours).text(), BESIDE.get(name, "adam"), Spread.of(bare).text(), ratios[name].text(".3f")]
         )
     print(table(lines))
-    return {"ratios": {name: one.median for name, one in ratios.items()}}
+    return {"ratios": {name: value.median for name, value in ratios.items()}}
 
 
 def _model(
@@ -93,21 +93,21 @@ def _model(
     inner = Masked(plain) if masked else plain
 
     class Counted(keras.losses.Loss):  # type: ignore[misc]
-        def __call__(self, *given: Any, **more: Any) -> Any:
+        def __call__(self, *arguments: Any, **more: Any) -> Any:
             traced.append(1)
-            return inner(*given, **more)
+            return inner(*arguments, **more)
 
-    given = keras.Input((784,))
-    hidden = layers.Dense(width, "relu", name="second")(layers.Dense(width, "relu", name="first")(given))
+    inputs = keras.Input((784,))
+    hidden = layers.Dense(width, "relu", name="second")(layers.Dense(width, "relu", name="first")(inputs))
     if two:
         outputs = {name: layers.Dense(10, "softmax", name=name)(hidden) for name in ("a", "b")}
-        model = keras.Model(given, outputs)
+        model = keras.Model(inputs, outputs)
     else:
-        model = keras.Model(given, layers.Dense(10, "softmax", name="last")(hidden))
-    made = optimizer(model)
+        model = keras.Model(inputs, layers.Dense(10, "softmax", name="last")(hidden))
+    built = optimizer(model)
     if uncertain:
         model = Uncertain(model)
-    model.compile(made, {"a": Counted(), "b": Counted()} if two else Counted())
+    model.compile(built, {"a": Counted(), "b": Counted()} if two else Counted())
     return model, "two" if two else "", traced
 
 
@@ -170,7 +170,7 @@ def outliers(options: argparse.Namespace) -> Result:
     """Return for each size of outliers, optimizer and seed the loss on a test set without outliers, with and without the clip;
     NaN if a weight is NaN.
     """
-    found: dict[str, list[tuple[float, float]]] = {}
+    pairs_of: dict[str, list[tuple[float, float]]] = {}
     lines = [["outliers", "optimizer", "finite with", "finite without", "test loss with", "without"]]
     for size in options.sizes:
         for kind in (SGD, ADAM):
@@ -178,18 +178,18 @@ def outliers(options: argparse.Namespace) -> Result:
                 (_regression(seed, size, kind, True, options), _regression(seed, size, kind, False, options))
                 for seed in seeds(options)
             ]
-            found[f"{size:g} {kind}"] = pairs
-            counts = [f"{sum(map(math.isfinite, each))} of {options.seeds}" for each in zip(*pairs, strict=True)]
-            medians = [_median(each) for each in zip(*pairs, strict=True)]
+            pairs_of[f"{size:g} {kind}"] = pairs
+            counts = [f"{sum(map(math.isfinite, losses))} of {options.seeds}" for losses in zip(*pairs, strict=True)]
+            medians = [_median(losses) for losses in zip(*pairs, strict=True)]
             lines.append([f"x {size:g}", kind, *counts, *medians])
             print(*lines[-1], flush=True)
     print(table(lines))
-    return {"pairs": found}
+    return {"pairs": pairs_of}
 
 
 def _median(losses: Any) -> str:
-    kept = [one for one in losses if math.isfinite(one)]
-    return Spread.of(kept).text(".3g") if kept else "-"
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return Spread.of(finite).text(".3g") if finite else "-"
 
 
 def _regression(seed: int, size: float, kind: str, clips: bool, options: argparse.Namespace) -> float:
@@ -210,10 +210,10 @@ def _regression(seed: int, size: float, kind: str, clips: bool, options: argpars
     optimizer = keras.optimizers.SGD(0.05) if kind == SGD else keras.optimizers.Adam(0.005)
     model.compile(RollingClip(optimizer) if clips else optimizer, "mse")
     model.fit(train.astype("float32"), y[:640], 32, options.epochs, verbose=0)
-    if not all(np.isfinite(one).all() for one in model.get_weights()):
+    if not all(np.isfinite(weights).all() for weights in model.get_weights()):
         return math.nan
-    found = model.predict(rest.astype("float32"), verbose=0).astype(np.float64)
-    return float(np.mean(np.square(found - y[640:])))
+    predicted = model.predict(rest.astype("float32"), verbose=0).astype(np.float64)
+    return float(np.mean(np.square(predicted - y[640:])))
 
 
 # -- frozen tensors -------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ async def frozen(options: argparse.Namespace) -> Result:
         "async": {"mode": "async"},
     }
     shares: dict[str, list[float]] = {}
-    kept: dict[str, list[bool]] = {}
+    is_kept: dict[str, list[bool]] = {}
     async with Cluster.local(options.workers) as cluster:
         for seed in seeds(options):
             for way, settings in ways.items():
@@ -272,17 +272,17 @@ async def frozen(options: argparse.Namespace) -> Result:
                     if named:
                         pairs = zip(app.model.weights, before, app.model.get_weights(), strict=True)
                         same = [a.tobytes() == b.tobytes() for w, a, b in pairs if w.path.split("/")[-2] in FROZEN]
-                        kept.setdefault(way, []).append(len(same) == 2 * len(FROZEN) and all(same))
+                        is_kept.setdefault(way, []).append(len(same) == 2 * len(FROZEN) and all(same))
                 shares.setdefault(way, []).append(back[0] / back[1])
     values = 3 * (WIDE * WIDE + WIDE)
     share = values / (values + WIDE * WIDE + WIDE + 10 * WIDE + 10)
     print(f"{share:.0%} of the values are frozen")
     lines = [["way", "bit-equal", "bytes back"]]
-    for way, each in shares.items():
-        less = Spread.of([100 * (one - 1) for one in each])
-        lines.append([way, f"{sum(kept[way])} of {options.seeds}", f"{less.text('.1f')} %"])
+    for way, shares_of_way in shares.items():
+        less = Spread.of([100 * (share - 1) for share in shares_of_way])
+        lines.append([way, f"{sum(is_kept[way])} of {options.seeds}", f"{less.text('.1f')} %"])
     print(table(lines))
-    return {"shares": shares, "kept": kept}
+    return {"shares": shares, "kept": is_kept}
 
 
 # -- two tasks --------------------------------------------------------------------------------------------------------------
@@ -300,10 +300,10 @@ def tasks(options: argparse.Namespace) -> Result:
         print(seed, *(f"{way} {a:.1f} {b:.1f}" for way in ways for a, b in [points[way][-1]]), flush=True)
     lines = [["losses", "classes", "numbers", "least of own, in pairs"]]
     worst = {}
-    for way, each in points.items():
-        a, b = zip(*each, strict=True)
-        pairs = zip(each, points["own"], strict=True)
-        less = [min(one - own for one, own in zip(mine, owns, strict=True)) for mine, owns in pairs]
+    for way, points_of_way in points.items():
+        a, b = zip(*points_of_way, strict=True)
+        pairs = zip(points_of_way, points["own"], strict=True)
+        less = [min(score - own_score for score, own_score in zip(scores, owns, strict=True)) for scores, owns in pairs]
         worst[way] = less
         lines.append([way, Spread.of(a).text(".1f"), Spread.of(b).text(".1f"), Spread.of(less).text("+.1f")])
     print(table(lines))
@@ -317,8 +317,8 @@ FIRST = {"digit": math.log(10), "ink": 100 * math.log(10)}
 def _points(seed: int, way: str, options: argparse.Namespace) -> tuple[float, float]:
     if way == "own":
         return _trained(seed, ("digit",), way, options)["digit"], _trained(seed, ("ink",), way, options)["ink"]
-    found = _trained(seed, ("digit", "ink"), way, options)
-    return found["digit"], found["ink"]
+    scores = _trained(seed, ("digit", "ink"), way, options)
+    return scores["digit"], scores["ink"]
 
 
 def _trained(seed: int, heads: tuple[str, ...], way: str, options: argparse.Namespace) -> dict[str, float]:
@@ -333,10 +333,10 @@ def _trained(seed: int, heads: tuple[str, ...], way: str, options: argparse.Name
     targets = {"digit": y, "ink": ink}
     keras.utils.set_random_seed(seed)
     layers = keras.layers
-    given = keras.Input((x.shape[1],))
-    trunk = layers.Dense(128, "relu")(layers.Dense(128, "relu")(given))
+    inputs = keras.Input((x.shape[1],))
+    trunk = layers.Dense(128, "relu")(layers.Dense(128, "relu")(inputs))
     ends = {"digit": layers.Dense(10, "softmax", name="digit"), "ink": layers.Dense(1, name="ink")}
-    model = keras.Model(given, {name: ends[name](trunk) for name in heads})
+    model = keras.Model(inputs, {name: ends[name](trunk) for name in heads})
     if way in ("from 0", "uncertainty"):
         model = Uncertain(model, first=FIRST if way == "uncertainty" else None)
     losses = {"digit": keras.losses.SparseCategoricalCrossentropy(), "ink": keras.losses.MeanSquaredError()}
@@ -345,25 +345,25 @@ def _trained(seed: int, heads: tuple[str, ...], way: str, options: argparse.Name
     rate = RunSchedule(3e-3, options.schedule, steps=math.ceil(len(x) / 32) * epochs) if options.schedule else 3e-3
     model.compile(keras.optimizers.Adam(rate), {name: losses[name] for name in heads})
     model.fit(x, {name: targets[name] for name in heads}, 32, epochs, verbose=0)
-    found = model.predict(x_test, verbose=0)
+    predicted = model.predict(x_test, verbose=0)
     points = {}
     if "digit" in heads:
-        points["digit"] = 100 * float(np.mean(found["digit"].argmax(axis=1) == y_test))
+        points["digit"] = 100 * float(np.mean(predicted["digit"].argmax(axis=1) == y_test))
     if "ink" in heads:
-        points["ink"] = 100 * (1 - float(np.mean(np.square(found["ink"] - ink_test)) / np.var(ink_test)))
+        points["ink"] = 100 * (1 - float(np.mean(np.square(predicted["ink"] - ink_test)) / np.var(ink_test)))
     return points
 
 
-def _ink(x: Array, known: Array) -> Array:
+def _ink(x: Array, training_images: Array) -> Array:
     """Return how much more ink the upper half of each image has. The mean square is 100 times the loss of ten guessed classes."""
 
     def raw(images: Array) -> Array:
         rows = np.square(images + 0.5).reshape(len(images), 8, 8)
         return np.asarray(rows[:, :4].sum(axis=(1, 2)) - rows[:, 4:].sum(axis=(1, 2)))
 
-    usual = raw(known)
-    found = (raw(x) - usual.mean()) / usual.std() * math.sqrt(100 * math.log(10))
-    return np.asarray(found, "float32")[:, None]
+    usual = raw(training_images)
+    values = (raw(x) - usual.mean()) / usual.std() * math.sqrt(100 * math.log(10))
+    return np.asarray(values, "float32")[:, None]
 
 
 # -- all of them ------------------------------------------------------------------------------------------------------------
@@ -380,33 +380,36 @@ def main(options: argparse.Namespace) -> dict[str, Result]:
     """Measure, print a table for each part, and return the results."""
     if options.quick:
         options.seeds, options.repeats, options.epochs, options.steps, options.width = 1, 2, 2, 4, 32
-    found = {}
+    results = {}
     for name in options.parts:
         print(f"-- {name}", flush=True)
-        found[name] = PARTS[name](options)
-    return found
+        results[name] = PARTS[name](options)
+    return results
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--parts", type=some_of(PARTS), default=list(PARTS), help=f"of {', '.join(PARTS)}")
-    made.add_argument("--seeds", type=int, default=10)
-    made.add_argument("--first-seed", type=int, default=0)
-    made.add_argument(
-        "--sizes", type=lambda text: [float(one) for one in text.split(",")], default=list(SIZES), help="of outliers"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", type=some_of(PARTS), default=list(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument(
+        "--sizes",
+        type=lambda text: [float(number) for number in text.split(",")],
+        default=list(SIZES),
+        help="of outliers",
     )
-    made.add_argument("--repeats", type=int, default=31, help="of steps")
-    made.add_argument("--epochs", type=int, default=30, help="of outliers; tasks take twice as many")
-    made.add_argument(
+    parser.add_argument("--repeats", type=int, default=31, help="of steps")
+    parser.add_argument("--epochs", type=int, default=30, help="of outliers; tasks take twice as many")
+    parser.add_argument(
         "--schedule", default="cosine", help="of the learning rate of tasks, in all ways; empty for a fixed one"
     )
-    made.add_argument("--steps", type=int, default=30, help="in a repeat")
-    made.add_argument("--batch-size", type=int, default=256, help="of steps")
-    made.add_argument("--width", type=int, default=512, help="of both hidden layers of steps")
-    made.add_argument("--workers", type=int, default=2, help="that carry the two slots of frozen")
-    made.add_argument("--quick", action="store_true", help="the short form")
-    return made
+    parser.add_argument("--steps", type=int, default=30, help="in a repeat")
+    parser.add_argument("--batch-size", type=int, default=256, help="of steps")
+    parser.add_argument("--width", type=int, default=512, help="of both hidden layers of steps")
+    parser.add_argument("--workers", type=int, default=2, help="that carry the two slots of frozen")
+    parser.add_argument("--quick", action="store_true", help="the short form")
+    return parser
 
 
 if __name__ == "__main__":

@@ -59,10 +59,10 @@ class StandIn(ShardedReplica):
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """See ``Replica``."""
-        asked = Task.from_message(task)
-        if "generation" in asked.weights:
-            asked = await self.exchange.begin(asked, self._like)
-        reply: Reply = await self._worker.compute(self._carry, asked)
+        request = Task.from_message(task)
+        if "generation" in request.weights:
+            request = await self.exchange.begin(request, self._like)
+        reply: Reply = await self._worker.compute(self._carry, request)
         return reply.to_message()
 
     def _carry(self, task: Task) -> Reply:
@@ -97,16 +97,16 @@ class PushingStandIn(DownpourReplica):
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """See ``Replica``; one fetch and one push in each step."""
-        asked = Task.from_message(task)
-        steps = shares(batches_of(asked), len(asked.weights["replicas"]))
-        replicas = await replicas_of(self._servers.owners, asked, steps, Cadence())
-        for one in replicas:
-            while one.done < one.left:
-                _, rest = await one.take(None, 0.0)
-                one.done += 1
-                await one.push(self._gradient, rest)
-            await one.pushed()
-        return nothing(asked, pushed={**record(replicas), "refused": 0}).to_message()
+        request = Task.from_message(task)
+        steps = shares(batches_of(request), len(request.weights["replicas"]))
+        replicas = await replicas_of(self._servers.owners, request, steps, Cadence())
+        for replica in replicas:
+            while replica.done < replica.left:
+                _, rest = await replica.take(None, 0.0)
+                replica.done += 1
+                await replica.push(self._gradient, rest)
+            await replica.pushed()
+        return nothing(request, pushed={**record(replicas), "refused": 0}).to_message()
 
     async def stop(self) -> None:
         """See ``Replica``."""
@@ -170,8 +170,8 @@ class StandInRun(FakeRun):
     def on_event(self, event: Any) -> None:
         """Ignore the event."""
 
-    async def _train(self, mode: str, *given: int | None, fresh: bool) -> Any:
-        return await start.train(self, mode, *given, fresh=fresh, crew_of=_crew_of)
+    async def _train(self, mode: str, *arguments: int | None, fresh: bool) -> Any:
+        return await start.train(self, mode, *arguments, fresh=fresh, crew_of=_crew_of)
 
 
 @asynccontextmanager
@@ -179,8 +179,8 @@ async def _crew_of(app: StandInRun, seed: int, *, run: str, **how: Any) -> Async
     """Like ``ddlf.training.crew.opening.crew_of``, but no slot ever moves to a second worker."""
 
     async def open_worker(worker: Any) -> None:
-        kind, *told = app.stand_in
-        await worker.call((run, REPLICA), "open", kind, run, *told)
+        kind, *arguments = app.stand_in
+        await worker.call((run, REPLICA), "open", kind, run, *arguments)
 
     app.run_context.name, app.run_context.content = run, "made up"
     app.run_context.data = data = CommonData()

@@ -46,12 +46,12 @@ class KilledStandIn(PushingStandIn):
 
         @wraps(take_over)
         async def logged(epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
-            found: list[list[int]] = await take_over(epoch, shard, falls, whole)
+            falls_now: list[list[int]] = await take_over(epoch, shard, falls, whole)
             if self._facts["log"] and not whole:  # a worker that hands a shard on has not been lost
                 looking = asyncio.ensure_future(self._log(shard, self._servers.shards[shard]))
                 self._looking.add(looking)
                 looking.add_done_callback(self._looking.discard)
-            return found
+            return falls_now
 
         self._servers.take_over = logged  # type: ignore[method-assign]
 
@@ -73,24 +73,24 @@ class KilledStandIn(PushingStandIn):
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """See ``Replica``."""
-        asked = Task.from_message(task)
+        request = Task.from_message(task)
         replicas: list[Any] = []
         pushed: dict[str, Any] = {"refused": 0}
         try:
-            replicas += await self._replicas(asked)
-            (one,) = replicas
-            while one.done < one.left:
-                await one.take(None, 0.0)
-                value = np.float32(size_of_push(one.id, asked.round, one.first + one.done))
-                one.done += 1
-                await one.push(np.broadcast_to(value, (self._facts["parameters"],)), np.zeros(0, np.float32))
-            await one.pushed()
+            replicas += await self._replicas(request)
+            (replica,) = replicas
+            while replica.done < replica.left:
+                await replica.take(None, 0.0)
+                value = np.float32(size_of_push(replica.id, request.round, replica.first + replica.done))
+                replica.done += 1
+                await replica.push(np.broadcast_to(value, (self._facts["parameters"],)), np.zeros(0, np.float32))
+            await replica.pushed()
         except Unreached as error:
             pushed |= {"peer": error.worker, "why": error.why}
         finally:
-            for one in replicas:
-                one.end()
-        message: dict[str, Any] = nothing(asked, pushed=pushed | record(replicas)).to_message()
+            for replica in replicas:
+                replica.end()
+        message: dict[str, Any] = nothing(request, pushed=pushed | record(replicas)).to_message()
         return message
 
 
@@ -120,9 +120,9 @@ class KilledRun(StandInRun):
 
     def __init__(self, cluster: Any, parameters: int, *, steps: int, log: str = "", **settings: Any) -> None:
         super().__init__(cluster, parameters, samples=steps * cluster.N, mode="downpour", **settings)
-        self._told = {"parameters": parameters, "log": log}
+        self._worker_facts = {"parameters": parameters, "log": log}
 
     @property
     def stand_in(self) -> tuple[Any, Any]:
         """See ``StandInRun``."""
-        return KilledStandIn, self._told
+        return KilledStandIn, self._worker_facts

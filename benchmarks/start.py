@@ -170,10 +170,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def report(found: dict[str, Any]) -> str:
+def report(result: dict[str, Any]) -> str:
     """Return the table."""
-    medians = {name: statistics.median(values) for name, values in found["begins_s"].items()}
-    first, *others = [name for name in medians if name != "plain"]
+    medians = {name: statistics.median(values) for name, values in result["begins_s"].items()}
+    first, *other_ways = [name for name in medians if name != "plain"]
     rows = [["what", "measured", "ratio", "promised"]]
     rows.append(["plain import, data and model", f"{medians['plain']:.2f} s", "1.00", ""])
     rows.append(
@@ -191,16 +191,16 @@ def report(found: dict[str, Any]) -> str:
             f"{medians[name] / medians[first]:.2f} of {first}",
             f"{MAX_FOUR:.2f}",
         ]
-        for name in others
+        for name in other_ways
     ]
     rows.append(
-        ["killed executor has a task again", f"{statistics.median(found['again_s']):.2f} s", "", f"{MAX_AGAIN_S:g} s"]
+        ["killed executor has a task again", f"{statistics.median(result['again_s']):.2f} s", "", f"{MAX_AGAIN_S:g} s"]
     )
     rows.append(
         [
-            f"memory of {found['workers_in_memory']} workers",
-            f"{found['forked_mb']:.0f} MB of {found['own_mb']:.0f} MB",
-            f"{found['forked_mb'] / found['own_mb']:.2f}",
+            f"memory of {result['workers_in_memory']} workers",
+            f"{result['forked_mb']:.0f} MB of {result['own_mb']:.0f} MB",
+            f"{result['forked_mb'] / result['own_mb']:.2f}",
             f"{MAX_MEMORY:.2f}",
         ]
     )
@@ -212,7 +212,7 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     parts = {"plain": plain, "begins": begins, "again": again, "memory": memory}
     if argv and argv[0] in parts:
-        print(json.dumps(parts[argv[0]](*(int(each) if each.isdigit() else each for each in argv[1:]))))  # type: ignore[operator]
+        print(json.dumps(parts[argv[0]](*(int(text) if text.isdigit() else text for text in argv[1:]))))  # type: ignore[operator]
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="1,4", help="numbers of local workers (default: 1,4)")
@@ -224,10 +224,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     options = parser.parse_args(argv)
-    found = measure(options)
+    result = measure(options)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
-    print(report(found))
+        options.json.write_text(json.dumps(result, indent=1))
+    print(report(result))
 
 
 if __name__ == "__main__":

@@ -67,38 +67,38 @@ def fit(app: Any, options: argparse.Namespace, ends: list[float]) -> None:
     import keras
 
     batch = options.batch_size * options.workers
-    told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
-    app.model.fit(app.x_train, app.y_train, batch, options.epochs, verbose=0, callbacks=[told])
+    timer = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
+    app.model.fit(app.x_train, app.y_train, batch, options.epochs, verbose=0, callbacks=[timer])
 
 
 async def main(options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
     """Measure in turns, print the table, and return milliseconds and bytes by way."""
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in options.ways}
+    times_of: dict[str, list[tuple[float, float]]] = {way: [] for way in options.ways}
     async with Cluster.local(options.workers) as cluster:
         for _, way in turns(options.ways, options.repeats):
-            found[way].append(await step(cluster, way, options))
-            print(way, *found[way][-1], flush=True)
+            times_of[way].append(await step(cluster, way, options))
+            print(way, *times_of[way][-1], flush=True)
     lines = [["way", "ms a step", f"of {options.ways[0]}", "bytes a step"]]
-    for way, steps in found.items():
+    for way, steps in times_of.items():
         times = [ms for ms, _ in steps]
-        ratios = [ms / first for ms, (first, _) in zip(times, found[options.ways[0]], strict=True)]
+        ratios = [ms / first for ms, (first, _) in zip(times, times_of[options.ways[0]], strict=True)]
         moved = f"{statistics.median(moved for _, moved in steps):,.0f}"
         lines.append([way, Spread.of(times).text(".1f"), Spread.of(ratios).text(), moved])
     print(table(lines))
-    return found
+    return times_of
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--data", choices=DATA, default="mnist")
-    made.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS), help=f"of {', '.join(WAYS)}")
-    made.add_argument("--samples", type=int, default=6000, help="of training")
-    made.add_argument("--batch-size", type=int, default=64, help="of each worker")
-    made.add_argument("--workers", type=int, default=2)
-    made.add_argument("--epochs", type=int, default=3, help="of each run; two or more")
-    made.add_argument("--repeats", type=int, default=2)
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=DATA, default="mnist")
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS), help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--samples", type=int, default=6000, help="of training")
+    parser.add_argument("--batch-size", type=int, default=64, help="of each worker")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=3, help="of each run; two or more")
+    parser.add_argument("--repeats", type=int, default=2)
+    return parser
 
 
 if __name__ == "__main__":

@@ -54,28 +54,28 @@ class Streamed(MNISTCNN):
     """The published CNN, with arrays or with a data set.
 
     Attributes:
-        place: The place of the data set; empty for arrays.
+        location: The location of the data set; empty for arrays.
         samples: Number of training samples, from the beginning of the training set.
     """
 
     verbose = False
-    place, samples = "", 60_000
+    location, samples = "", 60_000
 
     async def load_dataset(self) -> None:
         """Load the digits."""
-        if self.place:
-            self.train_data = ddlf.data.open(self.place)
+        if self.location:
+            self.train_data = ddlf.data.open(self.location)
         else:
             await super().load_dataset()
             self.x_train, self.y_train = self.x_train[: self.samples], self.y_train[: self.samples]
 
 
-async def measure(place: str, samples: int, rounds: int) -> dict[str, Any]:
+async def measure(location: str, samples: int, rounds: int) -> dict[str, Any]:
     """Train once; the median seconds of a round, what was waited for samples, and files that were opened in all rounds."""
     opened: list[int] = []
     async with Cluster.local(2) as cluster:
         app = Streamed(cluster)
-        app.place, app.samples = place, samples
+        app.location, app.samples = location, samples
         app.subscribe(lambda event: opened.extend(getattr(event, "files", ())))
         records = (await app.train_sync(master_epochs=rounds + 1))[1:]
         assert app.ledger.is_exact(rounds + 1)
@@ -134,32 +134,35 @@ def run(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Measure in turns, and print a table."""
     from ddlf.testing import FaultyStore
 
-    found: dict[str, list[dict[str, Any]]] = {case: [] for case in options.only}
+    results_of: dict[str, list[dict[str, Any]]] = {case: [] for case in options.only}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         nbytes = make(folder, options.samples)
         environment = stack.enter_context(served_by_moto(folder / "mnist", BUCKET)) if "s3" in options.only else {}
         web = stack.enter_context(FaultyStore(folder / "mnist"))
-        places = {"arrays": "", "disk": str(folder / "mnist"), "s3": BUCKET}
+        locations = {"arrays": "", "disk": str(folder / "mnist"), "s3": BUCKET}
         caps = {"capped": str(nbytes // 5), "uncached": "0"}
         for _, case in turns(options.only, options.repeats):
             web.served.clear()
             cache = tempfile.TemporaryDirectory(dir=folder)
             os.environ.update(environment, DDLF_CACHE=cache.name, DDLF_CACHE_SIZE=caps.get(case, "10GB"))
-            asked = json.dumps([places.get(case, web.url), options.samples, options.rounds])
-            result = run_child("benchmarks.streamed", "--child", asked, timeout_s=900)
+            request = json.dumps([locations.get(case, web.url), options.samples, options.rounds])
+            result = run_child("benchmarks.streamed", "--child", request, timeout_s=900)
             fetched = sum(count for name, count in web.served.items() if name.endswith(".safetensors"))
             result["requests"] = fetched / FILES / (options.rounds + 1)
             result["held"] = sum(file.stat().st_size for file in Path(cache.name).iterdir() if file.is_file())
             cache.cleanup()
-            found[case].append(result)
+            results_of[case].append(result)
             print(f"{case:<9} {result['seconds']:7.3f} s  wait {result['wait']:5.2f} %", flush=True)
-    base = found[options.only[0]]
+    base = results_of[options.only[0]]
     rows = [["", "s a round", f"of {options.only[0]}", "wait %", "files a round", "requests", "MB in the cache"]]
-    for case, results in found.items():
-        ratios = [mine["seconds"] / theirs["seconds"] for mine, theirs in zip(results, base, strict=True)]
+    for case, results in results_of.items():
+        ratios = [
+            case_result["seconds"] / base_result["seconds"]
+            for case_result, base_result in zip(results, base, strict=True)
+        ]
         shown = {key: Spread.of([result[key] for result in results]) for key in results[0]}
-        held = shown["held"].median / 1e6
+        held_mb = shown["held"].median / 1e6
         rows.append(
             [
                 case,
@@ -168,11 +171,11 @@ def run(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
                 shown["wait"].text(),
                 shown["files"].text(".1f"),
                 shown["requests"].text() if case in CASES[3:] else "-",
-                f"{held:.0f} of {nbytes / 1e6:.0f}" if case in CASES[2:] else "-",
+                f"{held_mb:.0f} of {nbytes / 1e6:.0f}" if case in CASES[2:] else "-",
             ]
         )
     print("\n" + table(rows))
-    return found
+    return results_of
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -188,10 +191,10 @@ def arguments() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    given = arguments().parse_args()
-    if given.child:
-        print(json.dumps(asyncio.run(measure(*json.loads(given.child)))))
+    options = arguments().parse_args()
+    if options.child:
+        print(json.dumps(asyncio.run(measure(*json.loads(options.child)))))
     else:
-        if given.quick:
-            given.samples, given.rounds, given.repeats = 6_000, 2, 1
-        run(given)
+        if options.quick:
+            options.samples, options.rounds, options.repeats = 6_000, 2, 1
+        run(options)

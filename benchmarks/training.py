@@ -66,8 +66,8 @@ def run_all(names: Sequence[str], workload: Workload, repeats: int) -> list[Run]
             continue
         runs.append({"name": name, "repeat": repeat, "seed": seeded.seed, **result})
         reached = "" if result["accuracy"] is None else f"  accuracy {result['accuracy']:.4f}"
-        others = 0.0 if CONTENDERS[name].leaves_orphans else result["others_cores"] or 0.0
-        disturbed = f"  DISTURBED: others used {others:.1f} cores" if others > DISTURBED_CORES else ""
+        other_cores = 0.0 if CONTENDERS[name].leaves_orphans else result["others_cores"] or 0.0
+        disturbed = f"  DISTURBED: others used {other_cores:.1f} cores" if other_cores > DISTURBED_CORES else ""
         print(
             f"repeat {repeat + 1}/{repeats}  {name:<16} {result['seconds']:7.2f} s  "
             f"(start-up {result['startup_s']:.1f} s){reached}{disturbed}",
@@ -91,20 +91,20 @@ def results_table(runs: Sequence[Run]) -> str:
     """Return the table of all contenders: medians with the range over repeats, accuracy as mean and standard deviation."""
     rows = [["contender", "time s", "of the limit", f"time / {OURS}", "accuracy %", "MB out", "MB back", "start-up s"]]
     for name in dict.fromkeys(run["name"] for run in sorted(runs, key=lambda run: list(CONTENDERS).index(run["name"]))):
-        mine = [run for run in runs if run["name"] == name]
+        own_runs = [run for run in runs if run["name"] == name]
         to_limit = [100 / ratio for ratio in ratios(runs, name, LIMIT)]
         to_ours = ratios(runs, name, OURS)
-        reached = [100 * run["accuracy"] for run in mine if run["accuracy"] is not None]
+        reached = [100 * run["accuracy"] for run in own_runs if run["accuracy"] is not None]
         rows.append(
             [
                 f"{name}: {CONTENDERS[name].about}",
-                Spread.of([run["seconds"] for run in mine]).text(),
+                Spread.of([run["seconds"] for run in own_runs]).text(),
                 f"{Spread.of(to_limit).text('.0f')} %" if to_limit else "-",
                 Spread.of(to_ours).text() if to_ours else "-",
                 mean_and_deviation(reached) if reached else "-",
-                _megabytes(mine, "bytes_out"),
-                _megabytes(mine, "bytes_back"),
-                Spread.of([run["startup_s"] for run in mine]).text(".1f"),
+                _megabytes(own_runs, "bytes_out"),
+                _megabytes(own_runs, "bytes_back"),
+                Spread.of([run["startup_s"] for run in own_runs]).text(".1f"),
             ]
         )
     return table(rows)

@@ -72,23 +72,23 @@ async def accuracy(cluster: Cluster, options: argparse.Namespace, seed: int, rul
 
 async def run(options: argparse.Namespace) -> dict[str, list[float]]:
     """Train with every rule and seed, in turns, and print a table; returns the accuracies of each rule."""
-    found: dict[str, list[float]] = {name: [] for name in options.rules}
+    accuracies_of: dict[str, list[float]] = {name: [] for name in options.rules}
     async with Cluster.local(2) as cluster:
         for seed in range(options.seeds):
-            for name, values in found.items():
+            for name, values in accuracies_of.items():
                 values.append(await accuracy(cluster, options, seed, RULES[name]))
                 print(f"seed {seed}  {name:<18} {values[-1]:.4f}", flush=True)
-    usual = statistics.mean(found["mean"]) if "mean" in found else 0.0
+    usual = statistics.mean(accuracies_of["mean"]) if "mean" in accuracies_of else 0.0
     print(
         f"\n{options.partition}, {options.slots} slots, {options.rounds} rounds, {options.samples} samples, {options.seeds} seeds"
     )
     print(f"{'rule':<18} {'accuracy':>8} {'spread':>7} {'points to the mean':>19}")
-    for name, values in found.items():
+    for name, values in accuracies_of.items():
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
         print(
             f"{name:<18} {statistics.mean(values):8.4f} {spread:7.4f} {100 * (statistics.mean(values) - usual):+19.1f}"
         )
-    return found
+    return accuracies_of
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -70,14 +70,14 @@ def be_a_peer(pace: float, samples: int | None) -> None:
             super().batch(size)
 
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
 
-        def make(offer: Offer, seed: int = asked["seed"]) -> Trained:
-            made = Paced(first.model, first._data, seed)
-            made.set_rate(offer.plan.rate)
-            return made
+        def make(offer: Offer, seed: int = request["seed"]) -> Trained:
+            peer_model = Paced(first.model, first._data, seed)
+            peer_model.set_rate(offer.plan.rate)
+            return peer_model
 
-        peer = Peer(asked["link"], make, say=lambda line: None)
+        peer = Peer(request["link"], make, say=lambda line: None)
         peer.run()
         print(json.dumps({"updates": peer.updates, "merges": peer.merges}), flush=True)
 
@@ -128,8 +128,8 @@ def errors_of(folder: Path) -> Iterator[None]:
 def until(process: Process, pattern: str) -> re.Match[str]:
     """Read lines of a process until one matches, and return the match."""
     for line in process.stdout:
-        if found := re.search(pattern, line):
-            return found
+        if match := re.search(pattern, line):
+            return match
     raise RuntimeError(f"the process ended before a line with {pattern!r}")
 
 
@@ -164,12 +164,12 @@ def facts_of(path: Path, target: float) -> Run:
     from ddlf.peers.journal import history
 
     entries = list(history(path))
-    begun = next(one.at for one in entries if isinstance(one, Arrived))
-    ended = next((one.at for one in entries if isinstance(one, Ended)), entries[-1].at)
-    tests = [one.accuracy for one in entries if isinstance(one, Validated)]
-    posts = [one for one in entries if isinstance(one, Posted)]
-    peers, seconds = len({one.peer for one in posts}), ended - begun
-    updates = sum(one.updates for one in posts)
+    begun = next(entry.at for entry in entries if isinstance(entry, Arrived))
+    ended = next((entry.at for entry in entries if isinstance(entry, Ended)), entries[-1].at)
+    tests = [entry.accuracy for entry in entries if isinstance(entry, Validated)]
+    posts = [entry for entry in entries if isinstance(entry, Posted)]
+    peers, seconds = len({entry.peer for entry in posts}), ended - begun
+    updates = sum(entry.updates for entry in posts)
     reached = len(tests) >= LAST and statistics.fmean(tests[-LAST:]) >= target
     pace = updates / max(peers, 1) / seconds
     return {
@@ -186,23 +186,23 @@ def facts_of(path: Path, target: float) -> Run:
 
 def rows(runs: Sequence[Run], target: float) -> list[list[str]]:
     """Return the table: mean and standard deviation over the repeats that reached the target."""
-    found = [
+    cells_of_rows = [
         ["rule", "peers", f"reached {target:.0%}", "batches of all", "of each", "seconds", "best", "batches/s of each"]
     ]
-    for rule, peers in dict.fromkeys((one["rule"], one["peers"]) for one in runs):
-        mine = [one for one in runs if (one["rule"], one["peers"]) == (rule, peers)]
-        there = [one for one in mine if one["reached"]]
+    for rule, peers in dict.fromkeys((run["rule"], run["peers"]) for run in runs):
+        own_runs = [run for run in runs if (run["rule"], run["peers"]) == (rule, peers)]
+        reached_runs = [run for run in own_runs if run["reached"]]
         cells = ["-"] * 3
-        if there:
+        if reached_runs:
             cells = [
-                mean_and_deviation([one["updates"] for one in there], ".0f"),
-                f"{statistics.fmean(one['updates'] for one in there) / peers:.0f}",
-                mean_and_deviation([one["seconds"] for one in there], ".1f"),
+                mean_and_deviation([run["updates"] for run in reached_runs], ".0f"),
+                f"{statistics.fmean(run['updates'] for run in reached_runs) / peers:.0f}",
+                mean_and_deviation([run["seconds"] for run in reached_runs], ".1f"),
             ]
-        best = mean_and_deviation([one["best"] for one in mine], ".3f")
-        pace = mean_and_deviation([one["pace"] for one in mine], ".1f")
-        found.append([rule, str(peers), f"{len(there)} of {len(mine)}", *cells, best, pace])
-    return found
+        best = mean_and_deviation([run["best"] for run in own_runs], ".3f")
+        pace = mean_and_deviation([run["pace"] for run in own_runs], ".1f")
+        cells_of_rows.append([rule, str(peers), f"{len(reached_runs)} of {len(own_runs)}", *cells, best, pace])
+    return cells_of_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,8 +224,8 @@ class Measured:
         """Return -1 if it took less time than the other, 1 if more, and 0 if they differ by less than a deviation."""
         if self.seconds == other.seconds:
             return 0
-        apart = abs(self.seconds - other.seconds) > max(self.spread, other.spread)
-        return 0 if not apart else -1 if self.seconds < other.seconds else 1
+        is_clear = abs(self.seconds - other.seconds) > max(self.spread, other.spread)
+        return 0 if not is_clear else -1 if self.seconds < other.seconds else 1
 
 
 def claims(runs: Sequence[Run]) -> list[str]:
@@ -234,16 +234,16 @@ def claims(runs: Sequence[Run]) -> list[str]:
     Rules are compared at the largest number of peers. Two of them differ if their means are more than the larger
     standard deviation apart. A rule whose repeats did not all reach the target is the slowest.
     """
-    found = measured(runs)
-    most = max(peers for _, peers in found)
-    rules = {rule: value for (rule, peers), value in found.items() if peers == most > 1}
-    averages = {peers: value for (rule, peers), value in found.items() if rule == "average"}
-    alone = found.get((ONE, 1))
+    measured_of = measured(runs)
+    most = max(peers for _, peers in measured_of)
+    rules = {rule: value for (rule, peers), value in measured_of.items() if peers == most > 1}
+    averages = {peers: value for (rule, peers), value in measured_of.items() if rule == "average"}
+    alone = measured_of.get((ONE, 1))
     ranked = ", ".join(f"{rule} {rules[rule]}" for rule in sorted(rules, key=lambda rule: rules[rule].seconds))
     sentences = []
 
-    def say(claim: str, answer: str, why: str) -> None:
-        sentences.append(f"published: {claim}. measured: {answer}: {why}")
+    def say(claim: str, answer: str, explanation: str) -> None:
+        sentences.append(f"published: {claim}. measured: {answer}: {explanation}")
 
     for rule, claim, sign in (("weighted", "weighted is the best", -1), ("mimic", "mimic is the worst", 1)):
         if rule in rules and len(rules) > 1:
@@ -268,11 +268,11 @@ def claims(runs: Sequence[Run]) -> list[str]:
 def measured(runs: Sequence[Run]) -> dict[tuple[str, int], Measured]:
     """Return the time to the target by rule and number of peers."""
     result = {}
-    for key in dict.fromkeys((one["rule"], one["peers"]) for one in runs):
-        mine = [one for one in runs if (one["rule"], one["peers"]) == key]
-        times = [one["seconds"] for one in mine]
+    for key in dict.fromkeys((run["rule"], run["peers"]) for run in runs):
+        own_runs = [run for run in runs if (run["rule"], run["peers"]) == key]
+        times = [run["seconds"] for run in own_runs]
         spread = statistics.stdev(times) if len(times) > 1 else 0.0
-        all_there = all(one["reached"] for one in mine)
+        all_there = all(run["reached"] for run in own_runs)
         result[key] = Measured(seconds=statistics.fmean(times), spread=spread) if all_there else Measured(seconds=inf)
     return result
 
@@ -314,20 +314,22 @@ def main(options: argparse.Namespace, peer: Sequence[object] = ()) -> list[Run]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--rules", type=lambda text: text.split(","), default=list(RULES), help=f"of {', '.join(RULES)}")
-    made.add_argument("--peers", type=lambda text: [int(one) for one in text.split(",")], default=[1, 2, 3, 4])
-    made.add_argument("--repeats", type=int, default=4, help="each with its own seed")
-    made.add_argument("--target", type=float, default=0.97, help="test accuracy, mean of the last 5")
-    made.add_argument("--pace", type=float, default=15.0, help="most batches per second of each peer")
-    made.add_argument("--updates", type=int, default=10, help="batches between two posts of a peer")
-    made.add_argument("--every", type=int, default=10, help="validate with each N-th test image")
-    made.add_argument("--validate-s", type=float, default=0.5, help="seconds between two validations")
-    made.add_argument("--most-seconds", type=float, default=180.0, help="end of a run that does not reach the target")
-    made.add_argument("--samples", type=int, default=None, help="training images of a peer (default: all)")
-    made.add_argument("--quick", action="store_true", help="the short form")
-    made.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
-    return made
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--rules", type=lambda text: text.split(","), default=list(RULES), help=f"of {', '.join(RULES)}"
+    )
+    parser.add_argument("--peers", type=lambda text: [int(number) for number in text.split(",")], default=[1, 2, 3, 4])
+    parser.add_argument("--repeats", type=int, default=4, help="each with its own seed")
+    parser.add_argument("--target", type=float, default=0.97, help="test accuracy, mean of the last 5")
+    parser.add_argument("--pace", type=float, default=15.0, help="most batches per second of each peer")
+    parser.add_argument("--updates", type=int, default=10, help="batches between two posts of a peer")
+    parser.add_argument("--every", type=int, default=10, help="validate with each N-th test image")
+    parser.add_argument("--validate-s", type=float, default=0.5, help="seconds between two validations")
+    parser.add_argument("--most-seconds", type=float, default=180.0, help="end of a run that does not reach the target")
+    parser.add_argument("--samples", type=int, default=None, help="training images of a peer (default: all)")
+    parser.add_argument("--quick", action="store_true", help="the short form")
+    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    return parser
 
 
 QUICK: dict[str, Any] = {
@@ -341,10 +343,10 @@ QUICK: dict[str, Any] = {
 }
 
 if __name__ == "__main__":
-    given = parser()
+    arguments = parser()
     if "--quick" in sys.argv:
-        given.set_defaults(**QUICK)
-    chosen = given.parse_args()
+        arguments.set_defaults(**QUICK)
+    chosen = arguments.parse_args()
     if chosen.peer:
         be_a_peer(chosen.pace, chosen.samples)
     else:

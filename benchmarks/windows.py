@@ -63,10 +63,10 @@ class Sorted(MNISTCNN):
 
     async def load_dataset(self) -> None:
         """Load the arrays, or open the data set of the case."""
-        found = np.load(Path(self.folder, "sorted.npz"))
+        arrays = np.load(Path(self.folder, "sorted.npz"))
         self.x_test, self.y_test = ddlf.load_mnist()[1]
         if self.case == WHOLE:
-            self.x_train, self.y_train = found["x"], found["y"]
+            self.x_train, self.y_train = arrays["x"], arrays["y"]
         else:
             self.train_data = ddlf.data.open(Path(self.folder, self.case.rpartition(" ")[0]))
 
@@ -110,8 +110,8 @@ def order_of(case: str, folder: Path, labels: np.ndarray[Any, Any]) -> tuple[flo
 
 def correlation(values: np.ndarray[Any, Any]) -> float:
     """Return Spearman's rank correlation of values with their indices. Equal values share their mean rank."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]
+    _, value_indices, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[value_indices]
     return float(np.corrcoef(ranks, np.arange(len(values)))[0, 1])
 
 
@@ -128,7 +128,7 @@ async def accuracy(cluster: Cluster, case: str, folder: Path, epochs: int, seed:
 
 async def run(options: argparse.Namespace) -> dict[str, list[float]]:
     """Train each case with each seed, in turns, and print a table; returns the accuracies of each case."""
-    found: dict[str, list[float]] = {case: [] for case in options.only}
+    accuracies_of: dict[str, list[float]] = {case: [] for case in options.only}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         labels = make(folder, options.samples, options.files)
@@ -136,21 +136,21 @@ async def run(options: argparse.Namespace) -> dict[str, list[float]]:
         if options.seeds:
             async with Cluster.local(SLOTS) as cluster:
                 for seed in range(options.seeds):
-                    for case, values in found.items():
+                    for case, values in accuracies_of.items():
                         values.append(await accuracy(cluster, case, folder, options.epochs, seed))
                         print(f"seed {seed}  {case:<22} {values[-1]:.4f}", flush=True)
-    base = found.get(WHOLE)
+    base = accuracies_of.get(WHOLE)
     rows = [["files", "files in a batch", "entropy of labels", "rank correlation", "accuracy %", "points to arrays"]]
-    for case, values in found.items():
+    for case, values in accuracies_of.items():
         count, entropy, ranks = orders[case]
         shown = mean_and_deviation([100 * value for value in values]) if values else "-"
-        apart = f"{100 * (statistics.mean(values) - statistics.mean(base)):+.2f}" if values and base else "-"
-        rows.append([case, f"{count:.1f}", f"{entropy:.2f}", f"{ranks:+.2f}", shown, apart])
+        difference = f"{100 * (statistics.mean(values) - statistics.mean(base)):+.2f}" if values and base else "-"
+        rows.append([case, f"{count:.1f}", f"{entropy:.2f}", f"{ranks:+.2f}", shown, difference])
     print(
         f"\n{options.samples} samples in {options.files} files, {SLOTS} slots, {options.epochs} epochs, {options.seeds} seeds"
     )
     print(table(rows))
-    return found
+    return accuracies_of
 
 
 def arguments() -> argparse.ArgumentParser:

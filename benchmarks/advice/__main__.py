@@ -49,33 +49,35 @@ def _part(text: str) -> tuple[int, int]:
     return int(number) - 1, int(of)
 
 
-def main(given: Sequence[str] | None = None) -> list[Record]:
+def main(arguments_of_command: Sequence[str] | None = None) -> list[Record]:
     """Run the benchmark, print the report, and return the records."""
-    options = arguments().parse_args(given)
+    options = arguments().parse_args(arguments_of_command)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with tempfile.TemporaryDirectory() as folder:
         options.out = options.out or Path(folder) / "records.jsonl"
         if options.quick or options.part is not None:
-            for one in _quickly(options, Path(folder)) if options.quick else _all(options, Path(folder)):
+            for record in _quickly(options, Path(folder)) if options.quick else _all(options, Path(folder)):
                 with options.out.open("a") as file:
-                    file.write(json.dumps(one) + "\n")
+                    file.write(json.dumps(record) + "\n")
         elif not options.report:
             _in_two_processes(options)
-        marks = {("", "", one.kind, one.base, one.mark) for one in DEFECTS}
-        records = [one for one in known(options.out) if not one.get("text") or _key(one) in marks]  # of today's corpus
+        marks = {("", "", record.kind, record.base, record.mark) for record in DEFECTS}
+        records = [
+            record for record in records_in(options.out) if not record.get("text") or _key(record) in marks
+        ]  # of today's corpus
     if options.part is None:
         print("\n".join(report(records)))
     return records
 
 
-def known(path: Path) -> list[Record]:
+def records_in(path: Path) -> list[Record]:
     """Return the records of a file; for each defect and program the last one."""
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return list({_key(one): one for one in found}.values())
+    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return list({_key(record): record for record in records}.values())
 
 
-def _key(one: Record) -> tuple[str, ...]:
-    return tuple(one.get(name, "") for name in ("programs", "whole", "kind", "base", "text"))
+def _key(record: Record) -> tuple[str, ...]:
+    return tuple(record.get(name, "") for name in ("programs", "whole", "kind", "base", "text"))
 
 
 def _in_two_processes(options: argparse.Namespace) -> None:
@@ -97,8 +99,8 @@ def _quickly(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
     from benchmarks.advice.trial import quickly
 
     number, parts = options.part or (0, 1)
-    meant = [one for one in DEFECTS if _is_meant(options, one.kind, one.base, *one.rules)]
-    yield from (quickly(one, folder) for one in meant[number::parts])
+    chosen = [defect for defect in DEFECTS if _is_meant(options, defect.kind, defect.base, *defect.rules)]
+    yield from (quickly(defect, folder) for defect in chosen[number::parts])
 
 
 def _is_meant(options: argparse.Namespace, *names: str) -> bool:
@@ -112,12 +114,12 @@ def _all(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
 
     number, parts = options.part
     end = time.monotonic() + options.seconds
-    there = known(options.out)
-    bases: dict[str, Any] = {one["programs"]: one for one in there if "programs" in one}
-    done = {_key(one): one for one in there}
-    chosen = [one for one in DEFECTS if _is_meant(options, one.kind, one.base, *one.rules)]
+    earlier = records_in(options.out)
+    bases: dict[str, Any] = {record["programs"]: record for record in earlier if "programs" in record}
+    done = {_key(record): record for record in earlier}
+    chosen = [record for record in DEFECTS if _is_meant(options, record.kind, record.base, *record.rules)]
     repeated: set[str] = set()
-    chosen.sort(key=lambda one: one.base)
+    chosen.sort(key=lambda record: record.base)
     for defect in chosen[len(chosen) * number // parts : len(chosen) * (number + 1) // parts]:
         before = done.get(("", "", defect.kind, defect.base, defect.mark))
         if (
@@ -133,7 +135,9 @@ def _all(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
             bases[defect.base] = of_base(defect.base, folder, bases[defect.base])
         repeated.add(defect.base)
         yield of_defect(defect, bases[defect.base], folder, before, not options.untrained)
-    healthy = [one for one in programs(folder) if _is_meant(options, *one[:2])] if options.what != "defects" else []
+    healthy = (
+        [record for record in programs(folder) if _is_meant(options, *record[:2])] if options.what != "defects" else []
+    )
     for whole in healthy[number::parts]:
         if ("", whole[1], "", "", "") in done and not options.again:
             continue

@@ -56,40 +56,40 @@ def text(program: str, seed: int) -> str:
     return whole.replace(line, lines + line)
 
 
-async def found(path: Path) -> tuple[list[int], int]:
+async def doubtful_labels(path: Path) -> tuple[list[int], int]:
     """Samples whose labels are doubted, and how many samples there are."""
     answer = await advise(app_of(path), "cluster", workers=2, cluster=Cluster.local(2))
-    for sentence in (*answer.left, *(f"{one.rule.id} failed: {one.why}" for one in answer.failed)):
+    for sentence in (*answer.left, *(f"{advice.rule.id} failed: {advice.why}" for advice in answer.failed)):
         print(sentence)
-    doubts = [one.finding.samples for one in answer.advice if one.rule.id == "D18"]
+    doubts = [advice.finding.samples for advice in answer.advice if advice.rule.id == "D18"]
     return list(doubts[0]) if doubts else [], 1400
 
 
-def main(given: Sequence[str] | None = None) -> dict[str, tuple[float, float]]:
+def main(argv: Sequence[str] | None = None) -> dict[str, tuple[float, float]]:
     """Print the table; returns recall and precision of each program, over all seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0,1,2,3,4,5", help="with commas; 0 flips nothing")
     parser.add_argument("--programs", default=",".join(PROGRAMS))
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     rows, means = [["program", "seed", "flipped", "found", "of these flipped", "recall", "precision", "s"]], {}
     with tempfile.TemporaryDirectory() as folder:
         for program in options.programs.split(","):
-            each = []
+            pairs = []
             for seed in map(int, options.seeds.split(",")):
                 path = Path(folder) / f"{program}.py"
                 path.write_text(text(program, seed), encoding="utf-8")
                 begin = time.monotonic()
-                doubted, _ = asyncio.run(found(path))
+                doubted, _ = asyncio.run(doubtful_labels(path))
                 seconds = time.monotonic() - begin
                 wrong = set(flipped(seed)[0]) if seed else set()
                 hit = len(wrong & set(doubted))
                 recall, precision = hit / max(1, len(wrong)), hit / max(1, len(doubted))
                 if seed:
-                    each.append((recall, precision))
+                    pairs.append((recall, precision))
                 shares = (f"{recall:.0%}", f"{precision:.0%}", f"{seconds:.0f}")
                 rows.append([program, str(seed), str(len(wrong)), str(len(doubted)), str(hit), *shares])
-            if each:
-                means[program] = tuple(statistics.mean(column) for column in zip(*each, strict=True))
+            if pairs:
+                means[program] = tuple(statistics.mean(column) for column in zip(*pairs, strict=True))
     print(table(rows))
     for program, (recall, precision) in means.items():
         print(f"{program}: recall {recall:.0%}, precision {precision:.0%}")

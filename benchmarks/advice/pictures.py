@@ -36,30 +36,30 @@ def sheet(x: Any, other: Any, pairs: Sequence[tuple[int, int]], path: Path) -> N
 
     some = np.sort(np.random.default_rng(0).choice(len(pairs), min(DRAWN, len(pairs)), replace=False))
     whole = Image.new("RGB", (IN_A_ROW * (2 * SIDE + 12), -(-len(some) // IN_A_ROW) * (SIDE + 6)), "white")
-    for place, number in enumerate(some):
-        row, column = divmod(place, IN_A_ROW)
+    for index, number in enumerate(some):
+        row, column = divmod(index, IN_A_ROW)
         for offset, picture in ((0, x[pairs[number][0]]), (SIDE, other[pairs[number][1]])):
-            one = Image.fromarray(((np.asarray(picture) + 0.5) * 255).astype("uint8")).resize((SIDE, SIDE))
-            whole.paste(one, (column * (2 * SIDE + 12) + offset, row * (SIDE + 6)))
+            image = Image.fromarray(((np.asarray(picture) + 0.5) * 255).astype("uint8")).resize((SIDE, SIDE))
+            whole.paste(image, (column * (2 * SIDE + 12) + offset, row * (SIDE + 6)))
     whole.save(path)
 
 
-def main(given: Sequence[str] | None = None) -> dict[str, int]:
+def main(argv: Sequence[str] | None = None) -> dict[str, int]:
     """Print the table; returns how many there are of each data set."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sheet", type=Path)
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     arrays.NEAR_SHOWN = 1_000_000
     rows, counts = [["data", "pictures of the test", "near duplicates", "s"]], {}
     for name, load in (("CIFAR-10", load_cifar10), ("MNIST", load_mnist)):
         (x, _), (other, _) = load()
         begin = time.monotonic()
-        found = arrays.near_duplicates(x, other)
-        assert found is not None
-        rows.append([name, f"{found['of']:,}", str(found["count"]), f"{time.monotonic() - begin:.1f}"])
-        counts[name] = found["count"]
+        duplicates = arrays.near_duplicates(x, other)
+        assert duplicates is not None
+        rows.append([name, f"{duplicates['of']:,}", str(duplicates["count"]), f"{time.monotonic() - begin:.1f}"])
+        counts[name] = duplicates["count"]
         if name == "CIFAR-10" and options.sheet is not None:
-            sheet(x, other, found["pairs"], options.sheet)
+            sheet(x, other, duplicates["pairs"], options.sheet)
     print(table(rows))
     return counts
 

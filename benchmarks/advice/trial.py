@@ -47,11 +47,11 @@ def app_of(path: Path) -> Any:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     with contextlib.redirect_stdout(None):
         spec.loader.exec_module(module)
-    kinds = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, ddlf.IApp)]
-    own = [one for one in kinds if one.__module__ == name]
-    if not own:
+    kinds = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, ddlf.IApp)]
+    own_apps = [value for value in kinds if value.__module__ == name]
+    if not own_apps:
         raise LookupError(f"no app in {path}")
-    return own[0]()
+    return own_apps[0]()
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -73,7 +73,7 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def asked(app: Any, level: Any, labels: bool = False) -> AdviserReport:
+def ask_adviser(app: Any, level: Any, labels: bool = False) -> AdviserReport:
     """Return the report of the adviser for two workers.
 
     Args:
@@ -89,8 +89,8 @@ def asked(app: Any, level: Any, labels: bool = False) -> AdviserReport:
 
 def found_in(answer: AdviserReport) -> list[list[str]]:
     """Return findings as lists of rule, severity, level and sentence."""
-    return [[one.rule.id, one.severity, one.rule.level, one.finding.message] for one in answer.advice] + [
-        [one.rule.id, "failed", one.rule.level, one.why] for one in answer.failed
+    return [[entry.rule.id, entry.severity, entry.rule.level, entry.finding.message] for entry in answer.advice] + [
+        [entry.rule.id, "failed", entry.rule.level, entry.why] for entry in answer.failed
     ]
 
 
@@ -111,7 +111,7 @@ def scores(path: Path, base: str, truth: Any, enough: float = 0.0) -> list[float
     from ddlf.data.app_data import batches
     from ddlf.extras.advice.collect import build, load
 
-    found: list[float] = []
+    results: list[float] = []
     keras.backend.clear_session()
     model = None
     for seed in SEEDS:
@@ -122,21 +122,21 @@ def scores(path: Path, base: str, truth: Any, enough: float = 0.0) -> list[float
         if model is None:
             model = app.model
             model.optimizer.build(model.trainable_variables)
-            begin = [np.asarray(one) for one in model.optimizer.variables]
+            begin = [np.asarray(array) for array in model.optimizer.variables]
         else:  # another model would have to be traced
             model.set_weights(app.model.get_weights())
             for variable, value in zip(model.optimizer.variables, begin, strict=True):
                 variable.assign(value)
         keras.utils.set_random_seed(seed)
-        given = dict(zip(("x", "y", "sample_weight"), batches(app, "train"), strict=False))
-        model.fit(**given, batch_size=app.batch_size, epochs=app.master_epochs, verbose=0)
-        own = app.y_test
-        same = truth is not None and base not in NUMBERS and len(_main(own)) == len(_main(truth))
+        arguments = dict(zip(("x", "y", "sample_weight"), batches(app, "train"), strict=False))
+        model.fit(**arguments, batch_size=app.batch_size, epochs=app.master_epochs, verbose=0)
+        labels = app.y_test
+        same = truth is not None and base not in NUMBERS and len(_main(labels)) == len(_main(truth))
         out = model.predict(app.x_test, batch_size=256, verbose=0)
-        found.append(score(base, _main(out), np.asarray(_main(truth if same else own))))
-        if found[0] < enough:
+        results.append(score(base, _main(out), np.asarray(_main(truth if same else labels))))
+        if results[0] < enough:
             break
-    return found
+    return results
 
 
 def _main(tree: Any) -> Any:
@@ -152,26 +152,26 @@ def score(base: str, out: Any, truth: Any) -> float:
         truth, out = truth.reshape(len(truth), -1).astype(np.float64), out.reshape(len(out), -1)
         return float(max(0.0, 1 - ((out - truth) ** 2).mean() / truth.var())) if out.shape == truth.shape else 0.0
     if base in ("outlines", "rare"):
-        hit, wanted = (out > 0.5).reshape(len(out), -1), (truth > 0.5).reshape(len(truth), -1)
-        both, either = (hit & wanted).sum(), (hit | wanted).sum()
-        return float(both / max(1, either) if base == "outlines" else 2 * both / max(1, hit.sum() + wanted.sum()))
+        hit, actual = (out > 0.5).reshape(len(out), -1), (truth > 0.5).reshape(len(truth), -1)
+        both, either = (hit & actual).sum(), (hit | actual).sum()
+        return float(both / max(1, either) if base == "outlines" else 2 * both / max(1, hit.sum() + actual.sum()))
     if base in TWO or base == "attributes":
         return float(((out > 0.5).reshape(len(out), -1) == (truth > 0.5).reshape(len(truth), -1)).mean())
     truth = truth.argmax(axis=-1) if truth.ndim == 2 and base != "letters" else truth
     return float((out.argmax(axis=-1) == truth).mean())
 
 
-def of_base(base: str, folder: Path, known: dict[str, Any] | None, train: bool = True) -> dict[str, Any]:
+def of_base(base: str, folder: Path, earlier: dict[str, Any] | None, train: bool = True) -> dict[str, Any]:
     """Return the findings in a healthy program, and its scores after training unless they are known."""
     path = written(folder, "base", healthy(base))
     with inside(path.parent):
         begin = time.monotonic()
-        found = found_in(asked(app_of(path), "batch"))
+        findings = found_in(ask_adviser(app_of(path), "batch"))
         seconds = time.monotonic() - begin
         return {
             "programs": base,
-            "found": found,
-            "scores": known["scores"] if known and known["scores"] else scores(path, base, None) if train else [],
+            "found": findings,
+            "scores": earlier["scores"] if earlier and earlier["scores"] else scores(path, base, None) if train else [],
             "seconds": seconds,
         }
 
@@ -181,14 +181,14 @@ def quickly(defect: Defect, folder: Path) -> dict[str, Any]:
     path = written(folder, "program", defect.text())
     with inside(path.parent):
         try:
-            found = found_in(asked(app_of(path), "quick"))
+            findings = found_in(ask_adviser(app_of(path), "quick"))
         except Exception as error:
-            found = [["refused", "E", "quick", str(error)]]
-    return {"kind": defect.kind, "base": defect.base, "rules": sorted(defect.rules), "hurts": True, "found": found}
+            findings = [["refused", "E", "quick", str(error)]]
+    return {"kind": defect.kind, "base": defect.base, "rules": sorted(defect.rules), "hurts": True, "found": findings}
 
 
 def of_defect(
-    defect: Defect, base: dict[str, Any], folder: Path, known: dict[str, Any] | None, train: bool = True
+    defect: Defect, base: dict[str, Any], folder: Path, earlier: dict[str, Any] | None, train: bool = True
 ) -> dict[str, Any]:
     """Return the findings in a program with a defect, whether the defect hurts, and whether the diff repairs it.
 
@@ -196,7 +196,7 @@ def of_defect(
         defect: The defect.
         base: The result of ``of_base`` for its healthy program.
         folder: The folder for files.
-        known: An earlier record of the defect. Results of training are taken from it.
+        earlier: An earlier record of the defect. Results of training are taken from it.
         train: Whether to train the program; without training, the defect counts as harmful.
     """
     whole = written(folder, "whole", healthy(defect.base))
@@ -214,32 +214,32 @@ def of_defect(
         before = {(rule, severity) for rule, severity, *_ in base["found"]}
         begin = time.monotonic()
         try:
-            answer = asked(app_of(path), defect.level, labels="D18" in defect.rules)
-            found = found_in(answer)
+            answer = ask_adviser(app_of(path), defect.level, labels="D18" in defect.rules)
+            findings = found_in(answer)
         except Exception as error:  # said in a sentence, before any training
-            answer, found = AdviserReport(), [["refused", "E", "quick", str(error)]]
+            answer, findings = AdviserReport(), [["refused", "E", "quick", str(error)]]
         facts |= {"seconds": time.monotonic() - begin}
-        facts["found"] = [one for one in found if (one[0], one[1]) not in before]
+        facts["found"] = [entry for entry in findings if (entry[0], entry[1]) not in before]
         if defect.nature:
             facts |= {"hurts": True, "nature": defect.nature}
-        elif known is not None and not known.get("untrained"):
-            facts |= {name: known[name] for name in ("scores", "lost", "hurts", "cannot") if name in known}
+        elif earlier is not None and not earlier.get("untrained"):
+            facts |= {name: earlier[name] for name in ("scores", "lost", "hurts", "cannot") if name in earlier}
         elif not train:
             facts |= {"hurts": True, "untrained": True}
         else:
             facts |= _trained(path, defect.base, truth, base["scores"])
-        if any(one.edits for one in answer.advice):
-            facts["fix"] = _mended(path, defect, answer, truth, base["scores"], facts, known)
+        if any(entry.edits for entry in answer.advice):
+            facts["fix"] = _mended(path, defect, answer, truth, base["scores"], facts, earlier)
     return facts
 
 
 def _trained(path: Path, base: str, truth: Any, before: list[float]) -> dict[str, Any]:
     try:
-        found = scores(path, base, truth, float(np.mean(before)) - OBVIOUS)
+        results = scores(path, base, truth, float(np.mean(before)) - OBVIOUS)
     except Exception as error:
         return {"hurts": True, "cannot": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}
-    lost = float(np.mean(before) - np.mean(found))
-    return {"scores": found, "lost": lost, "hurts": lost > max(max(before) - min(before), NOISE)}
+    lost = float(np.mean(before) - np.mean(results))
+    return {"scores": results, "lost": lost, "hurts": lost > max(max(before) - min(before), NOISE)}
 
 
 def _mended(
@@ -249,23 +249,23 @@ def _mended(
     truth: Any,
     before: list[float],
     mutant: dict[str, Any],
-    known: dict[str, Any] | None,
+    earlier: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Apply all changes of ``--diff``, and measure the resulting program."""
-    edits = [edit for one in answer.advice for edit in one.edits]
-    ids = {one.rule.id for one in answer.advice if one.edits}
-    wanted = next(iter(changed(edits).values()))
+    edits = [edit for advice in answer.advice for edit in advice.edits]
+    ids = {advice.rule.id for advice in answer.advice if advice.edits}
+    expected = next(iter(changed(edits).values()))
     patched = subprocess.run(["patch", "-p0"], input=diff(edits), text=True, capture_output=True).returncode == 0
     text = path.read_text("utf-8")
     facts: dict[str, Any] = {
         "rules": sorted(ids),
-        "applies": patched and text == wanted,
+        "applies": patched and text == expected,
         "text": zlib.crc32(text.encode()),
     }
-    same = known.get("fix", {}) if known is not None else {}
+    same = earlier.get("fix", {}) if earlier is not None else {}
     again = written(path.parents[1], "mended", text)
     try:
-        left = {one[0] for one in found_in(asked(app_of(again), defect.level))}
+        left = {advice[0] for advice in found_in(ask_adviser(app_of(again), defect.level))}
         facts["silent"] = not ids & left
         if not defect.nature and not mutant.get("untrained"):
             if text == healthy(defect.base):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.advice.trial import app_of, asked, found_in, inside, written
+from benchmarks.advice.trial import app_of, ask_adviser, found_in, inside, written
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -72,8 +72,8 @@ def programs(folder: Path) -> Iterator[tuple[str, str, Path]]:
     Args:
         folder: The folder for generated programs.
     """
-    for place in ("programs", "healthy"):
-        yield from (("own", path.stem, path) for path in sorted((HERE / place).glob("*.py")))
+    for folder_name in ("programs", "healthy"):
+        yield from (("own", path.stem, path) for path in sorted((HERE / folder_name).glob("*.py")))
     for path in sorted((ROOT / "apps").rglob("*.py")):
         if path.stem not in NOT_HERE and "IApp)" in path.read_text("utf-8"):
             yield "app", path.relative_to(ROOT / "apps").as_posix(), path
@@ -90,8 +90,8 @@ def of_whole(kind: str, name: str, path: Path, folder: Path) -> dict[str, Any]:
     keras.backend.clear_session()
     with inside(folder):
         begin = time.monotonic()
-        found = found_in(asked(_text_app(path, folder) if kind == "text" else app_of(path), "batch"))
-        return {"whole": name, "what": kind, "found": found, "seconds": time.monotonic() - begin}
+        findings = found_in(ask_adviser(_text_app(path, folder) if kind == "text" else app_of(path), "batch"))
+        return {"whole": name, "what": kind, "found": findings, "seconds": time.monotonic() - begin}
 
 
 def _text_app(path: Path, folder: Path) -> Any:

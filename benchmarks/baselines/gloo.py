@@ -45,12 +45,12 @@ def step(values: int) -> Callable[[], object]:
     model = DistributedDataParallel(Sum(values))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def one() -> None:
+    def exchange() -> None:
         optimizer.zero_grad()
         model().backward()
         optimizer.step()
 
-    return one
+    return exchange
 
 
 WAYS = {"gloo": reduction, "ddp": step}
@@ -66,11 +66,11 @@ def main(way: str, rank: int, world: int, address: str, values: int, repeats: in
         world_size=world,
         timeout=datetime.timedelta(minutes=30),
     )
-    one = WAYS[way](values)
+    exchange = WAYS[way](values)
     for _ in range(repeats):
         distributed.barrier()
         begin = time.perf_counter()
-        one()
+        exchange()
         seconds = time.perf_counter() - begin
         distributed.barrier()
         if rank == 0:

@@ -89,9 +89,9 @@ class Worker:
     def load_partition(self, permutation: np.ndarray[Any, Any]) -> None:
         """Copy the data in the given order and keep this worker's part of it."""
         size = len(self.x_train) // self.N
-        mine = slice((self.id - 1) * size, self.id * size)
-        self.x_part = self.x_train[permutation][mine]
-        self.y_part = self.y_train[permutation][mine]
+        partition = slice((self.id - 1) * size, self.id * size)
+        self.x_part = self.x_train[permutation][partition]
+        self.y_part = self.y_train[permutation][partition]
 
     def train(self, weights: Weights, epochs: int, batch_size: int) -> Weights:
         """Train on the part; return this worker's share of the mean update."""

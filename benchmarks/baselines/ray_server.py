@@ -45,7 +45,7 @@ class Server:
         """Return the current weights."""
         return self.weights
 
-    def found(self) -> list[float]:
+    def times_of_pushes(self) -> list[float]:
         """Return the time of each push."""
         return self.times
 
@@ -68,30 +68,30 @@ class Worker:
 
 def main(address: str, host: str, workers: int, values: int, pushes: int) -> None:
     """Run the driver."""
-    until, there = time.monotonic() + START_S, list[str]()
-    while len(there) <= workers and time.monotonic() < until:
+    until, nodes = time.monotonic() + START_S, list[str]()
+    while len(nodes) <= workers and time.monotonic() < until:
         try:
             ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
-            there = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+            nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
         except ConnectionError:  # the first node is not there yet
             pass
         time.sleep(1)
-    others = [one for one in there if one != host]
-    assert len(others) == workers, f"{len(others)} nodes of {workers} are there"
+    worker_nodes = [address for address in nodes if address != host]
+    assert len(worker_nodes) == workers, f"{len(worker_nodes)} nodes of {workers} are there"
 
     def on(node: str) -> dict[str, dict[str, float]]:
         return {"resources": {f"node:{node}": 0.01}}
 
     server = Server.options(**on(host)).remote(values)
-    held = [Worker.options(**on(node)).remote(values) for node in others]
+    workers_on_nodes = [Worker.options(**on(node)).remote(values) for node in worker_nodes]
     now = server.get_weights.remote()
-    waiting = {worker.compute_gradients.remote(now): worker for worker in held}
+    waiting = {worker.compute_gradients.remote(now): worker for worker in workers_on_nodes}
     for _ in range(pushes * workers):
         (ready, *_), _ = ray.wait(list(waiting))
         worker = waiting.pop(ready)
         now = server.apply_gradients.remote(ready)
         waiting[worker.compute_gradients.remote(now)] = worker
-    times = ray.get(server.found.remote())[LEFT_OUT * workers :]
+    times = ray.get(server.times_of_pushes.remote())[LEFT_OUT * workers :]
     print(*(after - before for before, after in pairwise(times)), flush=True)
     ray.shutdown()
 

@@ -25,14 +25,14 @@ BUFFER = 10_000
 
 def samples(source: str) -> Iterator[tuple[Any, int]]:
     """Pictures, as arrays or encoded, with their labels."""
-    found = dict(np.load(source))
-    if "ends" in found:
-        data, begin = found["x"].tobytes(), 0
-        for end, label in zip(found["ends"].tolist(), found["y"].tolist(), strict=True):
+    arrays = dict(np.load(source))
+    if "ends" in arrays:
+        data, begin = arrays["x"].tobytes(), 0
+        for end, label in zip(arrays["ends"].tolist(), arrays["y"].tolist(), strict=True):
             yield data[begin:end], label
             begin = end
     else:
-        yield from zip(found["x"], found["y"].tolist(), strict=True)
+        yield from zip(arrays["x"], arrays["y"].tolist(), strict=True)
 
 
 class TFRecords:
@@ -63,15 +63,17 @@ class TFRecords:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         shape = json.loads((folder / "shape.json").read_text())
-        wanted = {"x": tf.io.FixedLenFeature([], tf.string), "y": tf.io.FixedLenFeature([], tf.int64)}
+        features = {"x": tf.io.FixedLenFeature([], tf.string), "y": tf.io.FixedLenFeature([], tf.int64)}
 
         def parse(records: Any) -> Any:
-            found = tf.io.parse_example(records, wanted)
+            columns = tf.io.parse_example(records, features)
             if shape:
-                x = tf.reshape(tf.io.decode_raw(found["x"], tf.uint8, fixed_length=int(np.prod(shape))), [-1, *shape])
+                x = tf.reshape(tf.io.decode_raw(columns["x"], tf.uint8, fixed_length=int(np.prod(shape))), [-1, *shape])
             else:
-                x = tf.map_fn(lambda one: tf.io.decode_jpeg(one, channels=3), found["x"], fn_output_signature=tf.uint8)
-            return x, found["y"]
+                x = tf.map_fn(
+                    lambda image: tf.io.decode_jpeg(image, channels=3), columns["x"], fn_output_signature=tf.uint8
+                )
+            return x, columns["y"]
 
         options = tf.data.Options()
         options.autotune.enabled = False

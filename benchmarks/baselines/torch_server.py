@@ -53,7 +53,7 @@ class Server:
             self.times.append(time.perf_counter())
         return self.model
 
-    def found(self) -> list[float]:
+    def times_of_pushes(self) -> list[float]:
         """Return the time of each push."""
         return self.times
 
@@ -77,9 +77,9 @@ def main(rank: int, world: int, address: str, values: int, pushes: int) -> None:
     rpc.init_rpc("server" if rank == 0 else f"rank{rank}", rank=rank, world_size=world, rpc_backend_options=how)
     if rank == 0:
         server = rpc.remote("server", Server, (values,))
-        waiting = [rpc.rpc_async(f"rank{one}", push, (server, values, pushes), timeout=0) for one in range(1, world)]
+        waiting = [rpc.rpc_async(f"rank{peer}", push, (server, values, pushes), timeout=0) for peer in range(1, world)]
         torch.futures.wait_all(waiting)
-        times = server.rpc_sync().found()[LEFT_OUT * (world - 1) : -(world - 1)]
+        times = server.rpc_sync().times_of_pushes()[LEFT_OUT * (world - 1) : -(world - 1)]
         print(*(after - before for before, after in pairwise(times)), flush=True)
     rpc.shutdown(timeout=0)
 

@@ -81,8 +81,8 @@ def main() -> int:
         other = shutil.copy(HERE / "tfjs.cjs", folder)
         for name, model in (("WebNN CNN", cnn()), ("MLP 784-256-10", mlp())):
             ours = milliseconds(str(HERE / "engine.mjs"), task(model, options.batches), str(ENGINE))
-            theirs = milliseconds(other, task(model, max(3, options.batches // 10)), cwd=folder)
-            print(f"{name}: {ours:.1f} ms, TensorFlow.js on cpu {theirs:.1f} ms, ratio {theirs / ours:.1f}")
+            tfjs = milliseconds(other, task(model, max(3, options.batches // 10)), cwd=folder)
+            print(f"{name}: {ours:.1f} ms, TensorFlow.js on cpu {tfjs:.1f} ms, ratio {tfjs / ours:.1f}")
     return 0
 
 

@@ -32,7 +32,7 @@ class Choice:
         quorum: Posts that a round needs.
         way: ``"rounds"`` or ``"swap"`` of peers; the mode of a run with workers, such as ``"sync"``.
         merge: The merge rule.
-        reveals: What the merge rule passes on besides sums of updates, as a sentence; empty if nothing.
+        reveals: A sentence about the parts of single updates that the merge rule passes on; empty if there are none.
         update_policy: The policy for suspicious updates; None by default.
         codec: How weights of peers, or updates of workers travel.
         outward: How weights travel to workers.

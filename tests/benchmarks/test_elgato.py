@@ -1,11 +1,12 @@
-"""Tests of the pure functions of ``benchmarks.elgato``, and of its smallest run."""
+"""Tests of the pure functions of ``benchmarks.elgato`` and its results, and of its smallest run."""
 
 import random
 
 import pytest
 
 from benchmarks import elgato, elgato_links
-from benchmarks.elgato import Run, bars, by_setting, rows, speed_ups, updates
+from benchmarks.elgato import updates
+from benchmarks.elgato_results import WAYS, Run, bars, by_setting, rows, speed_ups
 from ddlf.extras.planner.model import Measured, Predicted, Setting
 from tests.mnist import folder_with_mnist
 
@@ -18,7 +19,7 @@ def timed(model, way, batch, seconds, *, repeat=0, computing=None):
         repeat=repeat,
         seconds=[9.0, seconds, seconds],
         accuracy=[0.5, 0.9],
-        updates=updates(50_000, elgato.WAYS[way][1], batch),
+        updates=updates(50_000, WAYS[way][1], batch),
         computing=computing,
     )
 
@@ -63,12 +64,7 @@ def test_the_bars_hold_for_good_runs_only():
 def test_panels_are_drawn(tmp_path):
     from benchmarks.elgato_plots import Panels
 
-    runs = [
-        timed(model, way, batch, 2.0, computing=1.0)
-        for model in ("mlp",)
-        for way in elgato.WAYS
-        for batch in (100, 500)
-    ]
+    runs = [timed(model, way, batch, 2.0, computing=1.0) for model in ("mlp",) for way in WAYS for batch in (100, 500)]
     predictions = {("mlp", 100, "towers"): Predicted(seconds=5.0, low=4.5, high=5.5)}
     paths = Panels(by_setting(runs), predictions, tmp_path / "new").write()
     assert len(paths) == 5

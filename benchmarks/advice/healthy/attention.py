@@ -16,16 +16,16 @@ class App(ddlf.IApp):
     def load_dataset(self):
         random = np.random.default_rng(7)
         x = random.integers(3, 40, (1600, 16))
-        places = np.argsort(random.random(x.shape), axis=1)[:, :2]
-        x[np.arange(1600), places[:, 0]], x[np.arange(1600), places[:, 1]] = 1, 2
-        y = (places[:, 0] < places[:, 1]).astype("int64")
+        positions = np.argsort(random.random(x.shape), axis=1)[:, :2]
+        x[np.arange(1600), positions[:, 0]], x[np.arange(1600), positions[:, 1]] = 1, 2
+        y = (positions[:, 0] < positions[:, 1]).astype("int64")
         self.x_train, self.y_train = x[:1400], y[:1400]
         self.x_test, self.y_test = x[1400:], y[1400:]
 
     def create_model(self):
         inputs = keras.Input((16,), dtype="int32")
-        places = layers.Embedding(16, 24)(keras.ops.arange(16))
-        h = layers.Embedding(40, 24)(inputs) + places
+        positions = layers.Embedding(16, 24)(keras.ops.arange(16))
+        h = layers.Embedding(40, 24)(inputs) + positions
         h = layers.LayerNormalization()(h + layers.MultiHeadAttention(2, 12)(h, h))
         h = layers.LayerNormalization()(h + layers.Dense(24)(layers.Dense(48, activation="gelu")(h)))
         h = layers.GlobalAveragePooling1D()(h)

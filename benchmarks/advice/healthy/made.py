@@ -20,8 +20,8 @@ class Waves(keras.utils.PyDataset):
     def __getitem__(self, number):
         random = np.random.default_rng((self.seed, number))
         y = random.integers(0, 2, 32)
-        places = np.arange(30) * np.where(y, 0.4, 0.7)[:, None] + random.uniform(0, 6, (32, 1))
-        return (np.sin(places) + random.normal(0, 0.1, places.shape)).astype("float32"), y
+        phases = np.arange(30) * np.where(y, 0.4, 0.7)[:, None] + random.uniform(0, 6, (32, 1))
+        return (np.sin(phases) + random.normal(0, 0.1, phases.shape)).astype("float32"), y
 
 
 class App(ddlf.IApp):

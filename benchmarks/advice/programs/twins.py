@@ -20,21 +20,21 @@ class App(ddlf.IApp):
         order = random.permutation(len(x))
         x, digits = (x[order] / 16).astype("float32"), digits[order]
         for part, low, high, count in (("train", 0, 1400, 2400), ("test", 1400, len(x), 600)):
-            one = random.integers(low, high, count)
-            other = random.integers(low, high, count)
+            left = random.integers(low, high, count)
+            right = random.integers(low, high, count)
             for number in range(0, count, 2):  # every second pair is one of equal digits
-                same = np.flatnonzero(digits[low:high] == digits[one[number]]) + low
-                other[number] = random.choice(same)
-            setattr(self, f"x_{part}", [x[one], x[other]])
-            setattr(self, f"y_{part}", (digits[one] == digits[other]).astype("float32"))
+                same = np.flatnonzero(digits[low:high] == digits[left[number]]) + low
+                right[number] = random.choice(same)
+            setattr(self, f"x_{part}", [x[left], x[right]])
+            setattr(self, f"y_{part}", (digits[left] == digits[right]).astype("float32"))
 
     def create_model(self):
         encoder = keras.Sequential([keras.Input((64,)), layers.Dense(48, activation="relu"), layers.Dense(16)])
-        one, other = keras.Input((64,)), keras.Input((64,))
-        apart = layers.Subtract()([encoder(one), encoder(other)])
-        apart = keras.ops.square(apart)
-        h = layers.Dense(16, activation="relu")(apart)
-        self.model = keras.Model([one, other], layers.Dense(1, activation="sigmoid")(h))
+        left, right = keras.Input((64,)), keras.Input((64,))
+        distance = layers.Subtract()([encoder(left), encoder(right)])
+        distance = keras.ops.square(distance)
+        h = layers.Dense(16, activation="relu")(distance)
+        self.model = keras.Model([left, right], layers.Dense(1, activation="sigmoid")(h))
         self.model.compile(keras.optimizers.Adam(0.003), "binary_crossentropy", metrics=["accuracy"])
 
 

@@ -1,7 +1,7 @@
 """The board, which holds the state, history and log of a cluster and its run, for the dashboard's pages and metrics.
 Runs on the master.
 
-Memory is bounded, however long the run and its log are. A ``Seen`` records what one viewer has received. The difference
+Memory is bounded, however long the run and its log are. A ``Received`` records what one viewer has received. The difference
 to the board is always small, so no viewer needs a queue: a slow viewer only receives fewer updates.
 """
 
