@@ -97,7 +97,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     findings = [
         *of_machine(this_machine, HERE),
         *(finding for answer in answers for finding in of_answer(this_machine, answer)),
-        *(others := list(_of_cards(cluster, answers))),
+        *(card_findings := list(_of_cards(cluster, answers))),
     ]
     # The run would refuse this, too.
     lacking = [answer.machine["unmet"] for answer in answers if answer.error is None] or [this_machine["unmet"]]
@@ -105,7 +105,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     for finding in joined(findings):
         print(f"{finding.level:<8}  {', '.join(finding.where)}: {finding.what}\n     try  {finding.do}")
     print("done      --dry-run: nothing was started or trained")
-    refused = ConfigError.exit_code if others else refused
+    refused = ConfigError.exit_code if card_findings else refused
     return _exit_code(answers, enough, options) or refused
 
 

@@ -180,10 +180,10 @@ def of_checks(problems: Iterable[tuple[str, str, str]], where: str) -> Iterator[
         where: Name of the machine, for people.
     """
     cards: dict[tuple[str, str], list[str]] = {}
-    for card, what, do in problems:
-        cards.setdefault((what, do), []).append(card)
-    for (what, do), names in cards.items():
-        yield Problem("warning", (where,), f"the card{'s' * (len(names) > 1)} {', '.join(names)}: {what}", do)
+    for card, problem, do in problems:
+        cards.setdefault((problem, do), []).append(card)
+    for (problem, do), names in cards.items():
+        yield Problem("warning", (where,), f"the card{'s' * (len(names) > 1)} {', '.join(names)}: {problem}", do)
 
 
 def _foreign_processes(processes: Iterable[int], programs: dict[str, str]) -> list[str]:
