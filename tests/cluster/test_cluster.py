@@ -600,7 +600,7 @@ async def test_silent_workers_are_listed_in_one_table_within_one_timeout(start_w
     assert "no DDLF handshake" in rows[1]
     assert caught.value.exit_code == 3
     assert all(row.count("127.0.0.1") == 1 for row in rows)
-    assert not any(worker_.connected for worker_ in cluster.workers)
+    assert not any(member.connected for member in cluster.workers)
     for server in silent:
         server.close()
 

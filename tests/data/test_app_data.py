@@ -79,10 +79,8 @@ def test_labels_of_other_classes_are_refused(tmp_path, part):
 
     app = Blobs()
     app.train_data = placed("cat", "dog", "eel")
-    for accepted in (
-        placed("cat", "dog", "eel"),
-        placed("dog", "cat"),
-    ):  # a missing last class does not change the numbers
+    # A missing last class does not change the numbers.
+    for accepted in (placed("cat", "dog", "eel"), placed("dog", "cat")):
         setattr(app, f"{part}_data", accepted)
         check_data(app)
     setattr(app, f"{part}_data", placed("dog", "eel"))

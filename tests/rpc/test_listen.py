@@ -133,9 +133,8 @@ async def test_a_connection_that_arrives_while_accepting_is_cancelled_stays_with
             accepting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await accepting
-            waiting_sock, _ = (
-                listener.accept()
-            )  # does not wait: the connection is there, or this raises BlockingIOError
+            # This does not wait: the connection is there, or it raises BlockingIOError.
+            waiting_sock, _ = listener.accept()
             waiting_sock.close()
 
 

@@ -148,11 +148,11 @@ def killing_at(monkeypatch, cluster, verb, *, worker, slot):
     """Kill a worker when the master first asks the worker of a slot for a step of a sum."""
     ask, killed = Carrier.ask, []
 
-    async def kill(self, to, verb_, *arguments):
-        if verb_ == verb and to.id == slot and not killed:
+    async def kill(self, to, step, *arguments):
+        if step == verb and to.id == slot and not killed:
             killed.append(worker)
             cluster.machine(worker).kill()
-        return await ask(self, to, verb_, *arguments)
+        return await ask(self, to, step, *arguments)
 
     monkeypatch.setattr(Carrier, "ask", kill)
     return killed

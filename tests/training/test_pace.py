@@ -47,9 +47,7 @@ async def paced(**settings):
 
 
 def samples_of(run, number):
-    return [
-        record.samples for record in sorted(run.history, key=lambda record_: record_.slot) if record.round == number
-    ]
+    return [record.samples for record in sorted(run.history, key=lambda record: record.slot) if record.round == number]
 
 
 async def test_steps_follow_speed_after_two_measured_rounds():

@@ -74,11 +74,11 @@ async def test_weights_and_metrics_are_those_of_federated_averaging_by_samples()
 
 def inflated(data):
     """Return the inflated form of all compressed data within some bytes."""
-    content_ = bytearray()
+    inflated_bytes = bytearray()
     for begin in [match.start() for match in re.finditer(b"\x78[\x01\x5e\x9c\xda]", data)]:
         with contextlib.suppress(zlib.error):
-            content_ += zlib.decompressobj().decompress(data[begin:])
-    return bytes(content_)
+            inflated_bytes += zlib.decompressobj().decompress(data[begin:])
+    return bytes(inflated_bytes)
 
 
 def forms(data):
@@ -125,11 +125,10 @@ async def test_neither_wire_nor_run_folder_nor_checkpoints_have_a_trace_of_priva
         await app.train_sync()
         weights = app.model.get_weights()
     files = b"".join(path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file())
-    for content_ in (bytes(wire), files):
-        assert any(
-            form in content_ + inflated(content_) for form in forms(weights[0].tobytes()[:64])
-        )  # the search finds weights, so it would find samples
-        searched = content_ + inflated(content_)
+    for captured_bytes in (bytes(wire), files):
+        searched = captured_bytes + inflated(captured_bytes)
+        # The search finds weights, so it would find samples.
+        assert any(form in searched for form in forms(weights[0].tobytes()[:64]))
         assert not [trace for number in SIZES for trace in traces(number) if trace in searched]
 
 

@@ -188,9 +188,8 @@ def test_slices_of_encoded_values_are_hardly_more_than_the_whole(name):
         return sum(array.nbytes for payload in message["payloads"] for array in payload.values())
 
     parts = [size(take_encoded(encoded, MODEL, part)) for part in cut(SIZE, 4)]
-    overhead = (
-        8192 if "block" in name or name == "powersgd" else 64
-    )  # at each cut, both slices have the same block or matrix
+    # At each cut, both slices have the same block or matrix.
+    overhead = 8192 if "block" in name or name == "powersgd" else 64
     assert sum(parts) <= size(encoded) + 3 * overhead
 
 
@@ -235,7 +234,7 @@ def rounds_of_shards(merge, outer, shards, slots, rounds, length):
     for number in range(rounds):
         updates = updates_of(slots, number)
         after, states_after = empty(), [empty() for _ in states]
-        for part in itertools.chain.from_iterable(pieces(range_, length) for range_ in cut(SIZE, shards)):
+        for part in itertools.chain.from_iterable(pieces(span, length) for span in cut(SIZE, shards)):
             indices = [i for i, _, _ in overlapped(MODEL, part)]
             state, values = stepped(
                 merge,

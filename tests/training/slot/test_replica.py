@@ -529,7 +529,7 @@ def test_moving_statistics_follow_the_formula_and_change_no_training():
     mean, variance = replica.statistics(round_task)
     hidden = np.tanh(blobs(203)[0][indices].astype("f8") @ weights[0] + weights[1])
     batches = [hidden[begin : begin + 16] for begin in (0, 16, 32)]
-    expected = [sum(len(batch) * a(batch, axis=0) for batch in batches) / 40 for a in (np.mean, np.var)]
+    expected = [sum(len(batch) * statistic(batch, axis=0) for batch in batches) / 40 for statistic in (np.mean, np.var)]
     assert np.allclose(mean, expected[0], rtol=1e-5, atol=1e-6)
     assert np.allclose(variance, expected[1], rtol=1e-4, atol=1e-6)
     assert not np.allclose(

@@ -54,10 +54,10 @@ def tied():
     class Back(keras.layers.Layer):
         def __init__(self, forward_layer, **options):
             super().__init__(**options)
-            self.other = forward_layer
+            self.forward_layer = forward_layer
 
         def call(self, x):
-            return keras.ops.matmul(x, keras.ops.transpose(self.other.kernel))
+            return keras.ops.matmul(x, keras.ops.transpose(self.forward_layer.kernel))
 
     x, first = keras.Input((8,)), keras.layers.Dense(4, name="first")
     hidden = keras.layers.Dense(4, activation="tanh", name="second")(first(x))

@@ -60,10 +60,8 @@ def test_two_replicas_take_the_steps_of_one_process_with_the_samples_of_both(bui
     parts = Parts(build, split, 16, 2, replicas=2)
     steps = []
     for number in range(2):
-        first, second = (
-            batches[number],
-            tuple(a[: 5 * number] for a in batches[2]),
-        )  # the second replica begins without samples
+        # The second replica begins without samples.
+        first, second = batches[number], tuple(a[: 5 * number] for a in batches[2])
         steps.append(([first, second], [(0, number), (0, number, 1)]))
         parts.train_replicas(*steps[-1])
     assert distance(parts.weights(), trained_replicas(build, steps, 2)) < tolerance
