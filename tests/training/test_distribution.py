@@ -20,6 +20,7 @@ from ddlf.training.slot.distribution import (
     strategy_of,
     without_distribution,
 )
+from ddlf.training.slot.replica import Replica
 from tests.training.models import Blobs, app
 
 
@@ -57,6 +58,20 @@ def test_an_evaluation_has_no_distribution_and_restores_it(monkeypatch):
     with without_distribution():
         assert now[-1] is None
     assert now[-1] == "of the app"
+
+
+async def test_distribution_of_create_model_ends_with_it_on_the_master(monkeypatch):
+    """Otherwise it divides the model of the next app, too."""
+    made, now = Blobs(), [None]
+    monkeypatch.setattr("keras.distribution.distribution", lambda: now[-1])
+    monkeypatch.setattr("keras.distribution.set_distribution", now.append)
+
+    async def create():
+        await made.create_model()
+        now.append("of the app")
+
+    await Replica.build_on_master(made, 0, create)
+    assert now == [None, "of the app", None]
 
 
 def test_models_without_a_strategy_may_have_any_batches():

@@ -23,20 +23,27 @@ def forget_distribution() -> None:
 
 
 @contextlib.contextmanager
+def own_distribution() -> Iterator[None]:
+    """Let the distribution of Keras that is set in this context end with it. Then that of before holds again."""
+    import keras
+
+    before = keras.distribution.distribution()
+    try:
+        yield
+    finally:
+        if keras.distribution.distribution() is not before:
+            keras.distribution.set_distribution(before)
+
+
+@contextlib.contextmanager
 def without_distribution() -> Iterator[None]:
     """Let each card compute whole batches in this context, whatever distribution of Keras the app has set.
 
     An evaluation so has any number of samples, and its bits are those of the master, whose thread has no distribution.
     """
-    import keras
-
-    before = keras.distribution.distribution()
-    forget_distribution()
-    try:
+    with own_distribution():
+        forget_distribution()
         yield
-    finally:
-        if before is not None:
-            keras.distribution.set_distribution(before)
 
 
 class _NextKey:

@@ -44,6 +44,7 @@ from ddlf.training.slot.distribution import (
     check_division,
     check_one_card,
     forget_distribution,
+    own_distribution,
     separate_strategies,
 )
 from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
@@ -125,9 +126,10 @@ class Replica:
 
         keras.utils.set_random_seed(seed)
         separate_strategies()
-        with fresh_names():
-            await create()
-        ready_model(app)
+        with own_distribution():  # it would divide the model of the next app in this process, too
+            with fresh_names():
+                await create()
+            ready_model(app)
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
