@@ -291,11 +291,11 @@ def spread(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     groups = {name: group for name, value in values.items() if (group := group_of(name, value)) is not None}
     flattened = {name: value for name, value in values.items() if name not in groups}
     for name, group in groups.items():
-        given = group.chosen_values()
+        group_values = group.chosen_values()
         if group.name:
-            given["mode" if isinstance(group, StrategySettings) else "exchange"] = group.name
+            group_values["mode" if isinstance(group, StrategySettings) else "exchange"] = group.name
         settings = {**SETTINGS, **{setting.name: setting for setting in group.settings()}}
-        for key, value in given.items():
+        for key, value in group_values.items():
             if key in flattened and settings[key].check(key, flattened[key]) != value:
                 text = repr(value if isinstance(value, str | int | float | None) else str(value))
                 raise ConfigError(

@@ -83,7 +83,7 @@ class Facts:
         seed: Seed of the partitions and of all random numbers on the workers.
         update_policy: What to do with a suspicious update.
         local: The local rule, which changes the gradients of local training, as text.
-        apart: Indices of the weights that each slot keeps to itself.
+        local_weights: Indices of the weights that each slot keeps to itself.
         statistics: Indices of the moving statistics that are recalibrated after each merge.
         files: The data set of partition files, as the master has opened it; None for arrays.
         shuffle: The shuffle rule for rows of partition files, as text.
@@ -99,7 +99,7 @@ class Facts:
     update_policy: str
     local: str
     grows: bool
-    apart: tuple[int, ...] = ()
+    local_weights: tuple[int, ...] = ()
     statistics: tuple[int, ...] = ()
     files: Any = None
     shuffle: str = ""
@@ -762,7 +762,7 @@ class Run:
             weights=shapes(progress.weights),
             version=progress.merges,
             local=self.facts.local,
-            apart=self.facts.apart,
+            apart=self.facts.local_weights,
             before=progress.preceding(slot, number),
             rates=progress.rates,
             **(means or {}),

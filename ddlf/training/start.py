@@ -68,7 +68,7 @@ from ddlf.training.slot.parts import SlotPlan, keeps_little, kept_parts
 from ddlf.training.slot.task import HELD
 from ddlf.training.slot.variables import set_weights, shapes_of
 from ddlf.training.spec import RunSpec
-from ddlf.training.strategy import Loop, Place, parts_of
+from ddlf.training.strategy import Loop, WeightContext, parts_of
 
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
 """Settings that are also arguments of ``train_sync`` and ``train_async``."""
@@ -319,7 +319,7 @@ async def _run(
     contradictions.check(privacy_choice(spec, averages=averages, momenta=momenta))
     trained = {id(weight) for weight in app.model.trainable_weights}
     norms = norms_of(app, spec.batchnorm)
-    local_weights = norms.get("apart", ())
+    local_weights = norms.get("local_weights", ())
     trainable = [id(weight) in trained and index not in local_weights for index, weight in enumerate(app.model.weights)]
     if spec.data.noises_updates and not all(trainable):
         untrained = [weight.path for weight, on in zip(app.model.weights, trainable, strict=True) if not on]
@@ -329,7 +329,9 @@ async def _run(
     if reason := check_effect(spec, shapes_of(app.model.weights), trainable):
         app.run_context.emit(Warned(about="codec", why=reason))
     exact = [not flag for flag in trainable]
-    weight_context = Place(app.run_context.name, crew, app.cluster, exact, spec, isinstance(spec.outer, Streaming))
+    weight_context = WeightContext(
+        app.run_context.name, crew, app.cluster, exact, spec, isinstance(spec.outer, Streaming)
+    )
     strategy, exchange = parts_of(spec)
     weights_out = strategy.weights(weight_context) or exchange.weights(weight_context)
     progress, keeper, source = await begin(app, samples, spec, fresh=fresh, restoring=weights_out.restoring)

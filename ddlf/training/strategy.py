@@ -54,7 +54,7 @@ MAX_STALENESS: Setting[int | None, int | None] = Setting(
 as they arrive."""
 
 
-class Place(NamedTuple):
+class WeightContext(NamedTuple):
     """Everything that an exchange needs to find and fetch the weights of a run.
 
     Args:
@@ -111,7 +111,7 @@ class Strategy(StrategySettings):
         """
         raise NotImplementedError
 
-    def weights(self, weight_context: Place) -> WeightSource | None:
+    def weights(self, weight_context: WeightContext) -> WeightSource | None:
         """Return the object that supplies the weights for tasks; None leaves this to the exchange."""
         return None
 
@@ -149,14 +149,14 @@ class Exchange(ExchangeSettings):
         """Return the function that makes the common step of all slots; None if slots train locally."""
         return None
 
-    def weights(self, weight_context: Place) -> WeightSource:
+    def weights(self, weight_context: WeightContext) -> WeightSource:
         """Return the object that supplies the weights for tasks. By default these come from the master."""
         from ddlf.training.exchanges.carrier import StarWeights
 
         return StarWeights(str(self.weights_codec), weight_context.lossless, fragments=weight_context.fragments)
 
     def states(
-        self, weight_context: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
+        self, weight_context: WeightContext, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
         """Return the object that keeps the states of the slots between rounds.
 

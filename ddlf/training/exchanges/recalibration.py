@@ -101,4 +101,4 @@ def norms_of(app: App, setting: str) -> dict[str, tuple[int, ...]]:
             f"batchnorm={setting!r} has no effect: the model has no {kind} that normalizes by batches",
             hint="leave batchnorm at 'averaged'",
         )
-    return {"apart" if setting == "local" else "statistics": indices}
+    return {"local_weights" if setting == "local" else "statistics": indices}

@@ -13,7 +13,7 @@ from ddlf.privacy.secure_sum import LEAST, MOST
 from ddlf.privacy.weighted_sum import check_update_limit
 from ddlf.training.exchanges.masked.rule import BySamples, Rule, rule_of
 from ddlf.training.spec import Data, Refusal
-from ddlf.training.strategy import Exchange, Loop, Place
+from ddlf.training.strategy import Exchange, Loop, WeightContext
 
 if TYPE_CHECKING:
     from ddlf.algorithms.merge import Rule as MergeRule
@@ -49,7 +49,7 @@ class Masked(Exchange):
 
         return MaskedRounds(outer=outer, rule=self.rule)
 
-    def weights(self, weight_context: Place) -> WeightSource:
+    def weights(self, weight_context: WeightContext) -> WeightSource:
         """Return the object that supplies the weights for tasks, whose replies have no update."""
         from ddlf.training.exchanges.carrier import StarWeights
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ddlf.training.spec import Refusal, RunSpec
-from ddlf.training.strategy import Exchange, Loop, Place
+from ddlf.training.strategy import Exchange, Loop, WeightContext
 
 if TYPE_CHECKING:
     from ddlf.algorithms.merge import Rule
@@ -41,7 +41,7 @@ class Sharded(Exchange):
 
         return ShardedRounds(merge=merge, outer=outer, balance=balance, codec=str(self.weights_codec))
 
-    def weights(self, weight_context: Place) -> WeightSource:
+    def weights(self, weight_context: WeightContext) -> WeightSource:
         """Return the object that gives the master the weights, whose slices are on the workers."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.exchanges.sharded.plan import EXCHANGE
@@ -56,7 +56,7 @@ class Sharded(Exchange):
         return members
 
     def states(
-        self, weight_context: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
+        self, weight_context: WeightContext, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
         """Return the object that manages the states of the slots, which stay on the workers."""
         from ddlf.training.exchanges.sharded.states import ShardedStates

@@ -12,7 +12,7 @@ from ddlf.settings.checks import Whole
 from ddlf.settings.setting import FACT, FILE, Setting
 from ddlf.training.exchanges.split.cut import CUT, Cut
 from ddlf.training.spec import Refusal, RunSpec
-from ddlf.training.strategy import Exchange, Loop, Place
+from ddlf.training.strategy import Exchange, Loop, WeightContext
 
 if TYPE_CHECKING:
     from ddlf.algorithms.merge import Rule
@@ -155,7 +155,7 @@ class Split(Exchange):
         plan.check()
         return plan
 
-    def weights(self, weight_context: Place) -> WeightSource:
+    def weights(self, weight_context: WeightContext) -> WeightSource:
         """Return the object through which workers meet. Their weights come from the master's loop."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.roles import REPLICA
@@ -165,7 +165,7 @@ class Split(Exchange):
         )
 
     def states(
-        self, weight_context: Place, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
+        self, weight_context: WeightContext, source: WeightSource, states: list[SlotState], parts: Mapping[str, Kept]
     ) -> SlotStates:
         """Return the object that manages the optimizer, which stays with the parts."""
         from ddlf.training.exchanges.split.states import SplitStates

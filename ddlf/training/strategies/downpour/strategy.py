@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddlf.training.spec import RunSpec
 from ddlf.training.strategies.downpour.settings import DownpourSettings
-from ddlf.training.strategy import CommonStep, Loop, Place
+from ddlf.training.strategy import CommonStep, Loop, WeightContext
 
 if TYPE_CHECKING:
     from ddlf.training.context import App
@@ -27,7 +27,7 @@ class Downpour(DownpourSettings):
             return GroupedReplicas(self, spec.exchange.weights_codec, plan)
         return Replicas(self, spec.exchange.weights_codec)
 
-    def weights(self, weight_context: Place) -> WeightSource:
+    def weights(self, weight_context: WeightContext) -> WeightSource:
         """Return the object through which the master gets the weights: the servers on the workers."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.roles import SERVERS

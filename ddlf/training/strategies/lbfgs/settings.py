@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlf.settings.checks import Number, Whole
 from ddlf.settings.setting import FACT, FILE, Setting
 from ddlf.training.spec import Refusal, RunSpec
-from ddlf.training.strategy import CommonStep, Loop, Place, Strategy
+from ddlf.training.strategy import CommonStep, Loop, Strategy, WeightContext
 
 if TYPE_CHECKING:
     from ddlf.training.context import App
@@ -99,7 +99,7 @@ class LBFGS(Strategy):
 
         return Iterations(history=self.history, tolerance=self.tolerance, portion=self.portion, shards=self.shards)
 
-    def weights(self, weight_context: Place) -> WeightSource:
+    def weights(self, weight_context: WeightContext) -> WeightSource:
         """Return the object through which the master reaches the shards on the workers."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.strategies.lbfgs.shards import SHARDS
