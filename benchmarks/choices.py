@@ -286,7 +286,7 @@ async def master(facts: dict[str, Any]) -> None:
         seconds, fit = await measured(app, settings, label(chosen), facts["repeats"], fit_s)
         say(f"measured in {time.perf_counter() - begin:.1f} s")
     predicted = (
-        {} if result is None else {label(prediction.setting): prediction.epoch.seconds for prediction in result.all}
+        {} if result is None else {label(prediction.setting): prediction.epoch.seconds for prediction in result.choices}
     )
     outcome = Outcome(
         situation=situation,

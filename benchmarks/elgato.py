@@ -46,7 +46,7 @@ from benchmarks.workload import SINGLE_THREADED, batches
 from ddlf import Cluster
 from ddlf.errors import ConfigError
 from ddlf.events import Committed, Event, TrainingBegan
-from ddlf.extras.planner.choice import alone, epoch
+from ddlf.extras.planner.choice import epoch, epoch_of_fit
 from ddlf.extras.planner.model import Predicted, Setting
 from ddlf.extras.planner.planning import plan
 from ddlf.extras.planner.result import Plan
@@ -165,7 +165,7 @@ def predicted(result: Plan, way: str, batch: int) -> Predicted:
     """Return what a plan predicts for an epoch."""
     how, slots = WAYS[way]
     if not slots:
-        return alone(result.model, batch, result.samples, how)
+        return epoch_of_fit(result.model, batch, result.samples, how)
     steps = 1.0 if how.is_one_step else result.samples / (slots * batch)
     return epoch(result.model, Setting(way=how, slots=slots, batch=batch, steps=steps), result.samples)
 

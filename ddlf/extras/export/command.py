@@ -65,12 +65,12 @@ def compare_backends(options: argparse.Namespace) -> int:
     _check_inputs(options.inputs)
     backends = _named(options.backends) if options.backends else installed_backends()
     if len(backends) < 2:
-        lacking = [name for name in ("tensorflow-cpu", "jax", "torch") if name.removesuffix("-cpu") not in backends]
+        missing = [name for name in ("tensorflow-cpu", "jax", "torch") if name.removesuffix("-cpu") not in backends]
         raise ConfigError(
             f"there is one backend of Keras, {BACKENDS[backends[0]]}, and nothing to compare it with"
             if backends
             else "no backend of Keras is installed",
-            hint=to_install(lacking[:1]),
+            hint=to_install(missing[:1]),
         )
     with tempfile.TemporaryDirectory(prefix="ddlf-export-") as name:
         steps = StepRunner(Path(name), options.code)
@@ -138,16 +138,16 @@ def _row_line(row: Row, tolerance: float) -> str:
         )
     if row.refused is not None:
         return _line(row.label, row.by, "", (), "", str(row.refused))
-    far = "reference" if row.difference is None else f"{row.difference:.1e}"
+    difference = "reference" if row.difference is None else f"{row.difference:.1e}"
     note = "" if row.agrees(tolerance) else f"differs by more than {tolerance:g}, at batch {row.batch}"
     times = [f"{1000 * item:.3g} ms" for item in row.seconds]
-    return _line(row.label, row.by, far, times, size(row.bytes) if row.bytes else "", note)
+    return _line(row.label, row.by, difference, times, size(row.bytes) if row.bytes else "", note)
 
 
-def _line(label: str, by: str, far: str, times: Sequence[str], bytes: str, note: str = "") -> str:
-    if note and not far:
+def _line(label: str, by: str, difference: str, times: Sequence[str], bytes: str, note: str = "") -> str:
+    if note and not difference:
         return f"{label:<12}{by:<31}  {note}"
-    return f"{label:<12}{by:<31}  {far:<11}{''.join(f'{item:<11}' for item in times)}{bytes:<9}{note}".rstrip()
+    return f"{label:<12}{by:<31}  {difference:<11}{''.join(f'{item:<11}' for item in times)}{bytes:<9}{note}".rstrip()
 
 
 def _first(layers: LayerComparison, reference: str, tolerance: float) -> str:

@@ -73,8 +73,8 @@ def plan(
         raise ConfigError(f"the folder {folder} cannot be written to", hint="name another with --out")
     result = []
     for item in formats:
-        if item.name == "onnx" and source.half is not None:
-            layer, policy = source.half
+        if item.name == "onnx" and source.half_precision is not None:
+            layer, policy = source.half_precision
             raise ConfigError(
                 f"ONNX files need models in float32, but the layer {layer!r} of {source.path} computes in {policy}",
                 hint="make the model without keras.config.set_dtype_policy, and give it the same weights",
@@ -145,34 +145,34 @@ def write(
 
 def _write(model: Path, target: ExportTarget, stem: str, steps: StepRunner, batch: int | None) -> Exported:
     folder = target.paths[0].parent
-    beside = folder / f".{stem}.{os.getpid()}"
+    temporary = folder / f".{stem}.{os.getpid()}"
     try:
         folder.mkdir(exist_ok=True)
-        beside.mkdir()
+        temporary.mkdir()
         done = steps.do(
             f"write-{target.format.name}",
             target.backend,
             do="write",
             model=str(model),
             format=target.format.name,
-            folder=str(beside),
+            folder=str(temporary),
             stem=stem,
             batch=batch,
         )
         if isinstance(done, Refused):
             return Exported(target, refused=done)
-        if lacking := [path.name for path in target.paths if not (beside / path.name).exists()]:
-            return Exported(target, refused=Refused("Keras", f"it wrote no {lacking[0]}"))
+        if missing := [path.name for path in target.paths if not (temporary / path.name).exists()]:
+            return Exported(target, refused=Refused("Keras", f"it wrote no {missing[0]}"))
         for path in target.paths:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path.exists() and (beside / path.name).is_dir():
+            elif path.exists() and (temporary / path.name).is_dir():
                 path.unlink()
-            (beside / path.name).replace(path)
+            (temporary / path.name).replace(path)
     except OSError as error:
         raise ConfigError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return Exported(target, sum(map(size_of, target.paths)))
 
 

@@ -174,14 +174,14 @@ def writer_of(format: Format, backend: str | None) -> str:
             f"Keras writes {format.name} for any batch on {_or([BACKENDS[name] for name in format.writers])} only, not on {BACKENDS[backend]}",
             hint=f"leave --backend {backend} out, or {format.name}",
         )
-    usual = next(iter(format.writers))
-    chosen = backend or next((name for name in format.writers if not format.lacks(name)), usual)
-    if lacking := format.lacks(chosen):
+    default = next(iter(format.writers))
+    writer = backend or next((name for name in format.writers if not format.lacks(name)), default)
+    if missing := format.lacks(writer):
         raise ConfigError(
-            f"{format.name} needs {' and '.join(lacking)}, which {'is' if len(lacking) == 1 else 'are'} not installed",
-            hint=to_install(lacking),
+            f"{format.name} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            hint=to_install(missing),
         )
-    return chosen
+    return writer
 
 
 def to_install(distributions: list[str]) -> str:

@@ -243,12 +243,12 @@ def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
         flat: A list of the model's inputs.
     """
     result: dict[str, Any] = {}
-    times: dict[str, int] = {}
-    usual = keras.Operation.__call__
+    call_counts: dict[str, int] = {}
+    original_call = keras.Operation.__call__
 
     def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = usual(operation, *args, **kwargs)
-        times[operation.name] = count = times.get(operation.name, 0) + 1
+        outputs = original_call(operation, *args, **kwargs)
+        call_counts[operation.name] = count = call_counts.get(operation.name, 0) + 1
         name = operation.name if count == 1 else f"{operation.name}, time {count}"
         leaves = keras.tree.flatten(outputs)
         for number, leaf in enumerate(leaves):
@@ -262,7 +262,7 @@ def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
     try:
         loaded.model(loaded.packed([keras.ops.convert_to_tensor(array) for array in flat]), training=False)
     finally:
-        keras.Operation.__call__ = usual
+        keras.Operation.__call__ = original_call
     return result
 
 
@@ -288,8 +288,8 @@ def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | 
         paths[0].write_bytes(exported.mlir_module_serialized)
         paths[1].write_bytes(exported.serialize())
         return
-    more = {"dynamic_shapes": _free(loaded)} if format.name == "torch" else {}
-    loaded.model.export(str(paths[0]), format=format.keras, verbose=False, **more)
+    options = {"dynamic_shapes": _free(loaded)} if format.name == "torch" else {}
+    loaded.model.export(str(paths[0]), format=format.keras, verbose=False, **options)
     if format.name == "onnx":  # tf2onnx also writes operators that it does not know
         import onnx
 

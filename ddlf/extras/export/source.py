@@ -31,13 +31,13 @@ class ExportSource:
         path: Its file.
         stem: The name of the written files.
         custom_layers: The registered names of the user's own layers in the model.
-        half: The first layer that computes in 16 bits and its type policy, or None.
+        half_precision: The first layer that computes in 16 bits and its type policy, or None.
     """
 
     path: Path
     stem: str
     custom_layers: tuple[str, ...] = ()
-    half: tuple[str, str] | None = None
+    half_precision: tuple[str, str] | None = None
 
     @property
     def is_text(self) -> bool:
@@ -75,7 +75,7 @@ def find(path: Path, code: Path | None) -> ExportSource:
     elif path.suffix == SAVED:
         source = _saved(path, stem)
     else:
-        raise ConfigError(f"{path} is neither a .keras file nor a .nnm text", hint=_instead(path))
+        raise ConfigError(f"{path} is neither a .keras file nor a .nnm text", hint=_advice(path))
     if source.custom_layers and code is None:
         raise ConfigError(
             f"{path} has custom layers: {', '.join(source.custom_layers)}",
@@ -86,8 +86,8 @@ def find(path: Path, code: Path | None) -> ExportSource:
 
 def _written(path: Path, stem: str) -> ExportSource:
     """Return the model in a model text as an export source, after a check of the text."""
-    custom_layers, half = provided("layers_of_text", str(path))(path)
-    return ExportSource(path, stem, custom_layers, half)
+    custom_layers, half_precision = provided("layers_of_text", str(path))(path)
+    return ExportSource(path, stem, custom_layers, half_precision)
 
 
 def _suggestion(path: Path) -> str:
@@ -96,7 +96,7 @@ def _suggestion(path: Path) -> str:
     return f"did you mean {str(siblings[matches[0]])!r}?" if matches else ""
 
 
-def _instead(path: Path) -> str:
+def _advice(path: Path) -> str:
     if path.suffix == ".py":
         return f"train the app with: ddlf run {path} --save model.keras"
     if path.suffix in (".h5", ".hdf5"):
@@ -114,7 +114,7 @@ def _saved(path: Path, stem: str) -> ExportSource:
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         raise ConfigError(f"{path} is not a .keras file: {error}", hint="save the model again") from error
     custom_layers: dict[str, None] = {}
-    half = None
+    half_precision = None
     for item in _objects(config):
         if item.get("class_name") == "Lambda" and _of_keras(item):
             raise ConfigError(
@@ -124,9 +124,9 @@ def _saved(path: Path, stem: str) -> ExportSource:
         if not _of_keras(item):
             custom_layers[str(item.get("registered_name") or item["class_name"])] = None
         policy = _policy(item)
-        if half is None and policy.removeprefix("mixed_") in HALF:
-            half = (str(item["config"].get("name", stem)), policy)
-    return ExportSource(path, stem, tuple(custom_layers), half)
+        if half_precision is None and policy.removeprefix("mixed_") in HALF:
+            half_precision = (str(item["config"].get("name", stem)), policy)
+    return ExportSource(path, stem, tuple(custom_layers), half_precision)
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:

@@ -152,9 +152,9 @@ def main(job_file: Path) -> None:
     except Exception as error:
         traceback.print_exc()
         done = {"refused": refusal(error).to_data()}
-    beside = job_file.with_suffix(".done.new")
-    beside.write_text(json.dumps(done), encoding="utf-8")
-    beside.replace(job_file.with_suffix(".done.json"))
+    temporary = job_file.with_suffix(".done.new")
+    temporary.write_text(json.dumps(done), encoding="utf-8")
+    temporary.replace(job_file.with_suffix(".done.json"))
 
 
 def _build(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
@@ -230,8 +230,8 @@ def _inputs_of(folder: Path, batch: int) -> Path:
 def _save(path: Path, arrays: Sequence[Any]) -> None:
     result = [np.asarray(array) for array in arrays]
     # .npz files cannot store bfloat16
-    usual = [item.astype("float32") if item.dtype.kind == "V" else item for item in result]
-    named: dict[str, Any] = {str(number): array for number, array in enumerate(usual)}
+    storable = [item.astype("float32") if item.dtype.kind == "V" else item for item in result]
+    named: dict[str, Any] = {str(number): array for number, array in enumerate(storable)}
     np.savez(path, **named)
 
 
@@ -260,8 +260,8 @@ def refusal(error: BaseException) -> Refused:
     """Return the name of the installed package whose code raised an error, and the relevant sentence of its message."""
     package_name = "Python"
     for frame in traceback.extract_tb(error.__traceback__):
-        _, installed, inside = frame.filename.replace(os.sep, "/").rpartition("/site-packages/")
-        package = inside.partition("/")[0].removesuffix(".py")
+        _, installed, module_path = frame.filename.replace(os.sep, "/").rpartition("/site-packages/")
+        package = module_path.partition("/")[0].removesuffix(".py")
         if installed and package not in NOBODY:
             package_name = CALLED.get(package, package)
     return Refused(package_name, _sentence(error))

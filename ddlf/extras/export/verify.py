@@ -147,9 +147,9 @@ class BackendComparison:
             yield Row(format.name, f"Keras on {BACKENDS[written.target.backend]}", refused=written.refused)
             return
         for number, runtime in enumerate(format.runtimes):
-            if lacking := absent(runtime.modules):
+            if missing := absent(runtime.modules):
                 if number == 0:  # the further runtimes are optional
-                    yield Row(format.name, runtime.called, bytes=written.bytes, lacking=to_install(lacking))
+                    yield Row(format.name, runtime.called, bytes=written.bytes, lacking=to_install(missing))
                 continue
             name = f"run-{format.name}-{runtime.name}"
             done = self.steps.do(
@@ -169,19 +169,19 @@ class BackendComparison:
             yield self._compared(Row(format.name, by, bytes=written.bytes, seconds=tuple(done["seconds"])), name)
 
     def _compared(self, row: Row, name: str) -> Row:
-        worst, at, wrong = 0.0, 0, ""
+        worst, worst_batch, problem = 0.0, 0, ""
         for batch in self.batches:
             expected = self.steps.outputs(f"keras-{self.reference}", batch)
             result = self.steps.outputs(name, batch)
             shapes, other_shapes = ([array.shape for array in arrays] for arrays in (expected, result))
             if shapes != other_shapes:
-                wrong = f"at batch {batch} it gives {_shapes(other_shapes)}, and Keras {_shapes(shapes)}"
+                problem = f"at batch {batch} it gives {_shapes(other_shapes)}, and Keras {_shapes(shapes)}"
                 break
-            far = max(map(difference, expected, result), default=0.0)
-            if far >= worst:
-                worst, at = far, batch
-        refused = Refused(row.by, wrong) if wrong else None
-        return Row(row.label, row.by, None if wrong else worst, at, row.seconds, row.bytes, refused)
+            deviation = max(map(difference, expected, result), default=0.0)
+            if deviation >= worst:
+                worst, worst_batch = deviation, batch
+        refused = Refused(row.by, problem) if problem else None
+        return Row(row.label, row.by, None if problem else worst, worst_batch, row.seconds, row.bytes, refused)
 
     def by_layer(self, tolerance: float) -> list[LayerComparison]:
         """Compare the layers of each backend that ran with those of the reference, even if output shapes differ.
@@ -207,11 +207,11 @@ class BackendComparison:
         common = [name for name in outputs if name in other_outputs]
         before = 0.0
         for name in common:
-            same = outputs[name].shape == other_outputs[name].shape
-            far = difference(outputs[name], other_outputs[name]) if same else math.inf
-            if far > tolerance:
-                return LayerComparison(backend, len(common), name, far, before)
-            before = max(before, far)
+            is_same_shape = outputs[name].shape == other_outputs[name].shape
+            deviation = difference(outputs[name], other_outputs[name]) if is_same_shape else math.inf
+            if deviation > tolerance:
+                return LayerComparison(backend, len(common), name, deviation, before)
+            before = max(before, deviation)
         return LayerComparison(backend, len(common), before=before)
 
 
@@ -227,13 +227,13 @@ def difference(expected: Any, result: Any) -> float:
     expected, result = np.asarray(expected, "float64"), np.asarray(result, "float64")
     if not expected.size:
         return 0.0
-    same = (expected == result) | (np.isnan(expected) & np.isnan(result))
-    if not (np.isfinite(expected) & np.isfinite(result))[~same].all():
+    is_equal = (expected == result) | (np.isnan(expected) & np.isnan(result))
+    if not (np.isfinite(expected) & np.isfinite(result))[~is_equal].all():
         return math.inf
     finite = np.abs(expected[np.isfinite(expected)])
     scale = max(1.0, float(finite.max(initial=0.0)))
-    far = np.abs(np.subtract(result, expected, where=~same, out=np.zeros_like(expected)))
-    return float(far.max()) / scale
+    deviations = np.abs(np.subtract(result, expected, where=~is_equal, out=np.zeros_like(expected)))
+    return float(deviations.max()) / scale
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:

@@ -50,9 +50,9 @@ class Child:
         trained: The batch sizes that it has trained.
     """
 
-    def __init__(self, app: bytes, request: dict[str, Any], ends: float) -> None:
+    def __init__(self, app: bytes, request: dict[str, Any], deadline: float) -> None:
         own_socket, child_socket = socket.socketpair()
-        self._ends = ends
+        self._deadline = deadline
         with child_socket:
             self._process = subprocess.Popen(
                 [sys.executable, *PROGRAM, str(child_socket.fileno())],
@@ -111,7 +111,7 @@ class Child:
 
     def _received(self) -> dict[str, Any]:
         while not self._link.poll(POLL_S):
-            if time.monotonic() > self._ends:
+            if time.monotonic() > self._deadline:
                 self.has_ended = True
                 raise TimeoutError("it needs too much time")
         try:
@@ -138,12 +138,12 @@ def measure_here(app: bytes, request: dict[str, Any]) -> dict[str, Any]:
         ``peaks`` and ``largest``, or ``why`` there are none.
     """
     begin = time.monotonic()
-    ends = begin + request["seconds"]
+    deadline = begin + request["seconds"]
     children = list[Child]()
 
     def child() -> Child:
         if not children or children[-1].has_ended:
-            children.append(Child(app, request, ends))
+            children.append(Child(app, request, deadline))
         return children[-1]
 
     def train(batch: int) -> Peak | None:
@@ -156,7 +156,7 @@ def measure_here(app: bytes, request: dict[str, Any]) -> dict[str, Any]:
 
     limit = request["limit"]
     try:
-        peaks = measured(child, request["worker"], request["batches"], ends)
+        peaks = measured(child, request["worker"], request["batches"], deadline)
         largest = None
         if limit is not None:
             largest, peaks = find_largest(peaks, limit, request["exchange"], train)
@@ -168,7 +168,7 @@ def measure_here(app: bytes, request: dict[str, Any]) -> dict[str, Any]:
     return {"peaks": asdict(peaks), "largest": None if largest is None else asdict(largest)}
 
 
-def measured(child: Callable[[], Any], worker: int, batches: Sequence[int], ends: float) -> Peaks:
+def measured(child: Callable[[], Any], worker: int, batches: Sequence[int], deadline: float) -> Peaks:
     """Let a child train larger and larger batches until its memory grows clearly.
 
     A process keeps memory of each batch size that it has trained. So few sizes far apart show the bytes of a sample better
@@ -178,7 +178,7 @@ def measured(child: Callable[[], Any], worker: int, batches: Sequence[int], ends
         child: Returns the child; another one after it has ended.
         worker: Number of its worker.
         batches: The batch sizes to begin with.
-        ends: The time when it must end. A third of the time until then begins the last batch size after three.
+        deadline: The time when it must end. A third of the time until then begins the last batch size after three.
 
     Raises:
         ChildEnded: The child could not train the first batch.
@@ -204,7 +204,7 @@ def measured(child: Callable[[], Any], worker: int, batches: Sequence[int], ends
             factor, batches_left = 2, [smaller]
             continue
         grown = max(earlier.most for earlier in peaks) - min(earlier.most for earlier in peaks)
-        is_late = len(peaks) >= LEAST_SIZES and time.monotonic() - begin > (ends - begin) / 3
+        is_late = len(peaks) >= LEAST_SIZES and time.monotonic() - begin > (deadline - begin) / 3
         are_more_needed = len(peaks) < LEAST_SIZES or (grown < ENOUGH_BYTES and len(peaks) < MOST_SIZES)
         if not batches_left and batch < samples and are_more_needed and not is_late:
             batches_left.append(min(next_size(peaks, factor), samples))

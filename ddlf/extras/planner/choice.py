@@ -68,12 +68,12 @@ class Length:
         """Return K, the batches of a slot in a round."""
         if way.is_one_step:
             return 1.0
-        whole = self.samples / (slots * batch)
+        epoch_steps = self.samples / (slots * batch)
         if self.steps is not None:
-            return min(float(self.steps), max(whole, 1.0))
+            return min(float(self.steps), max(epoch_steps, 1.0))
         if self.most is not None:
             return max(min(self.samples, self.most) / (slots * batch), 1.0)
-        return max(whole, 1.0) * self.epochs
+        return max(epoch_steps, 1.0) * self.epochs
 
 
 Goal = Literal["time", "cost", "memory"]
@@ -162,7 +162,7 @@ def updates(setting: Setting, samples: int) -> float:
     return samples / setting.samples * (setting.slots if setting.way.mode == "async" else 1)
 
 
-def alone(model: TimeModel, batch: int, samples: int, way: Way) -> Predicted:
+def epoch_of_fit(model: TimeModel, batch: int, samples: int, way: Way) -> Predicted:
     """Return the seconds of an epoch of ``fit`` on one machine, without any exchange."""
     steps = samples / batch
     rounds = model.predict_as_measured(Setting(way=way, slots=1, batch=batch, steps=steps))
@@ -193,7 +193,7 @@ def choices(
     compared = []
     for way in ways:
         for batch in batches:
-            fit = alone(model, batch, length.samples, way)
+            fit = epoch_of_fit(model, batch, length.samples, way)
             for count, balanced in itertools.product(slots, balance):
                 if count * batch > length.samples or (balanced and not can_balance(way, count) and False in balance):
                     continue
@@ -233,14 +233,14 @@ def choice(
     )
     seconds = epoch(model, setting, length.samples)
     factor = fit.seconds / seconds.seconds
-    half = (half_of(fit) ** 2 + half_of(seconds) ** 2) ** 0.5
+    half_width = (half_of(fit) ** 2 + half_of(seconds) ** 2) ** 0.5
     return Choice(
         setting=setting,
         epoch=seconds,
         update_s=seconds.seconds / updates(setting, length.samples),
         factor=factor,
-        low=factor / (1.0 + half),
-        high=factor * (1.0 + half),
+        low=factor / (1.0 + half_width),
+        high=factor * (1.0 + half_width),
         memory=None if memory is None else memory.predict(batch, way.exchange),
     )
 

@@ -169,8 +169,8 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
     settings, current = settings_of(plan.best), settings_of(plan.now)
     named = {name for name, value in settings.items() if not value == USUAL.get(name) == current.get(name, value)}
     named |= given_names(options, [*settings])
-    chosen = {"slots": settings.pop("slots"), "batch_size": plan.best.setting.batch, **settings}
-    needed = {name: value for name, value in chosen.items() if name in named or name not in USUAL}
+    settings_of_best = {"slots": settings.pop("slots"), "batch_size": plan.best.setting.batch, **settings}
+    needed = {name: value for name, value in settings_of_best.items() if name in named or name not in USUAL}
     return command_line("ddlf run", options.app, options, needed)
 
 

@@ -82,19 +82,19 @@ class Explained:
     @property
     def lines(self) -> list[str]:
         """The explanation as lines to print."""
-        where = f" of worker {self.worker}" if self.worker is not None else ""
+        worker_text = f" of worker {self.worker}" if self.worker is not None else ""
         lines = [
             f"rounds    {self.measured:.3g} s each, predicted {self.predicted:.3g} s ({self.low:.3g}-{self.high:.3g})"
         ]
         shown = {name: seconds for name, seconds in self.parts.items() if seconds > 0.0}
         if self.measured > self.high and shown:
             lines.append("more      " + ", ".join(f"{name} {seconds:.3g} s" for name, seconds in shown.items()))
-        more = f" ({self.detail})" if self.detail else ""
-        return [*lines, f"{self.cause}{where}: {SENTENCES[self.cause]}{more}"]
+        detail_text = f" ({self.detail})" if self.detail else ""
+        return [*lines, f"{self.cause}{worker_text}: {SENTENCES[self.cause]}{detail_text}"]
 
 
 @dataclass(slots=True)
-class _OfWorker:
+class _WorkerCosts:
     """The seconds and bytes that one worker needed for its rounds."""
 
     compute: list[float] = field(default_factory=list)
@@ -131,7 +131,7 @@ class _RunFacts:
         rounds: The rounds of each slot; under None, the common rounds.
         most: The most samples of a round of each slot, likewise.
         lost: How often a worker was lost.
-        late: Number of slots that a second worker had to compute, because the first one was late.
+        backups: Number of slots that a second worker had to compute, because the first one was late.
         evaluation_s: Seconds of evaluations on the master or on workers.
         writing_s: Seconds of checkpoints.
         median_s: The median that the run itself has measured with a better clock.
@@ -142,27 +142,32 @@ class _RunFacts:
     rounds: dict[int | None, list[_Round]] = field(default_factory=lambda: defaultdict(list))
     most: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
     lost: int = 0
-    late: int = 0
+    backups: int = 0
     evaluation_s: float = 0.0
     writing_s: float = 0.0
     median_s: float = 0.0
     is_over: bool = False
 
     @property
-    def whole(self) -> dict[int | None, list[_Round]]:
+    def whole_rounds(self) -> dict[int | None, list[_Round]]:
         """The rounds of each slot without shorter last rounds of epochs. Slots without such rounds are missing."""
         rounds = {
-            slot: [slot_round for slot_round in all if slot_round.work >= WHOLE * self.most[slot]]
-            for slot, all in self.rounds.items()
+            slot: [slot_round for slot_round in slot_rounds if slot_round.work >= WHOLE * self.most[slot]]
+            for slot, slot_rounds in self.rounds.items()
         }
-        return {slot: all for slot, all in rounds.items() if all}
+        return {slot: slot_rounds for slot, slot_rounds in rounds.items() if slot_rounds}
 
     @property
-    def workers(self) -> dict[int, _OfWorker]:
+    def workers(self) -> dict[int, _WorkerCosts]:
         """The seconds and bytes of each worker in these rounds, by its number."""
-        workers = dict[int, _OfWorker]()
-        for update in (update for all in self.whole.values() for slot_round in all for update in slot_round.updates):
-            costs = workers.setdefault(update.worker, _OfWorker())
+        workers = dict[int, _WorkerCosts]()
+        for update in (
+            update
+            for slot_rounds in self.whole_rounds.values()
+            for slot_round in slot_rounds
+            for update in slot_round.updates
+        ):
+            costs = workers.setdefault(update.worker, _WorkerCosts())
             costs.compute.append(update.compute_s)
             costs.transfer.append(update.transfer_s)
             costs.swapped.append(update.swapped)
@@ -178,10 +183,10 @@ def explain(events: Iterable[tuple[float, Event]], *, evaluates_there: bool = Fa
     """
     facts = _facts_of(events)
     predicted = facts.predicted
-    rounds = facts.whole
+    rounds = facts.whole_rounds
     if predicted is None or not rounds or not facts.workers:
         return None
-    between = {slot: median(slot_round.between for slot_round in all) for slot, all in rounds.items()}
+    between = {slot: median(slot_round.between for slot_round in slot_rounds) for slot, slot_rounds in rounds.items()}
     slot, measured = max(between.items(), key=lambda item: item[1])
     measured = facts.median_s if slot is None and facts.median_s else measured
     records = [slot_round.record for slot_round in rounds[slot]]
@@ -225,7 +230,7 @@ def _facts_of(events: Iterable[tuple[float, Event]]) -> _RunFacts:
             case WorkerLost():
                 facts.lost += 1
             case SlotBackedUp():
-                facts.late += 1
+                facts.backups += 1
             case PhaseEnded(what="evaluating" | "validating") if not facts.is_over:
                 facts.evaluation_s += event.seconds
             case CheckpointWritten():
@@ -250,7 +255,7 @@ def _parts(
     extra = max(compute[slowest] - loading - predicted.compute_s, 0.0)
     others_compute = [seconds for number, seconds in compute.items() if number != slowest]
     of_all = not others_compute or median(others_compute) - loading - predicted.compute_s > ALIKE * extra
-    is_late = facts.late > MOST_OF * rounds
+    is_late = facts.backups > MOST_OF * rounds
     if is_late:  # the first worker's time for it is in no update
         extra, of_all = max(measured - predicted.seconds, extra), False
     moving = max(transfer[farthest] - (predicted.seconds - predicted.compute_s), 0.0)

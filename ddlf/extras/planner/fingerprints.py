@@ -36,8 +36,8 @@ def data_of(app: App) -> str:
             array = np.asarray(leaf)
             digest.update(f"{path} {array.dtype} {array.shape}".encode())
             if array.ndim and len(array) and not array.dtype.hasobject:
-                chosen = np.unique(np.linspace(0, len(array) - 1, MOST_ROWS).astype(int))
-                digest.update(np.ascontiguousarray(array[chosen]).tobytes())
+                indices = np.unique(np.linspace(0, len(array) - 1, MOST_ROWS).astype(int))
+                digest.update(np.ascontiguousarray(array[indices]).tobytes())
     return f"{samples_of(app, 'train')} {digest.hexdigest()[:16]}"
 
 
@@ -48,8 +48,8 @@ def files_of(app: App) -> dict[str, str]:
         with suppress(OSError, TypeError):
             folders += [Path(inspect.getfile(kind)).resolve().parent] * (kind.__module__.partition(".")[0] != "ddlf")
     files = {Path(module.__file__).resolve() for module in own_modules()}
-    inside = [file for file in files if any(file.is_relative_to(folder) for folder in folders)]
-    return {str(file): hash_of(file) for file in sorted(inside)}
+    app_files = [file for file in files if any(file.is_relative_to(folder) for folder in folders)]
+    return {str(file): hash_of(file) for file in sorted(app_files)}
 
 
 def changed(files: Mapping[str, str]) -> list[str]:

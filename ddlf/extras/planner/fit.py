@@ -71,10 +71,10 @@ class Fit:
         seconds = float(row @ self.values)
         if seconds <= 0:
             return 0.0, 0.0
-        part = row[self.used] / seconds
-        far = float(part @ self.spread @ part)
+        scaled_row = row[self.used] / seconds
+        distance = float(scaled_row @ self.spread @ scaled_row)
         t = QUANTILES[self.freedom - 1] if self.freedom <= len(QUANTILES) else NORMAL
-        return seconds, t * self.error * float(np.sqrt(1.0 + far))
+        return seconds, t * self.error * float(np.sqrt(1.0 + distance))
 
 
 def fitted(rows: Array, seconds: Array, least: float, weights: Array | None = None) -> Fit:

@@ -138,12 +138,12 @@ class MemoryModel:
             batch: b, the samples of a batch.
             exchange: How updates travel.
         """
-        more = COPIES.get(exchange, 0.0) * self.peaks.weights
-        count, half = self._fit.predict(np.array([1.0, float(batch)]))
+        copies = COPIES.get(exchange, 0.0) * self.peaks.weights
+        count, half_width = self._fit.predict(np.array([1.0, float(batch)]))
         return Bytes(
-            count=max(count, self.peaks.loaded) + more,
-            low=max(count / (1.0 + half), self.peaks.loaded) + more,
-            high=max(count * (1.0 + half), self.peaks.loaded) + more,
+            count=max(count, self.peaks.loaded) + copies,
+            low=max(count / (1.0 + half_width), self.peaks.loaded) + copies,
+            high=max(count * (1.0 + half_width), self.peaks.loaded) + copies,
         )
 
     def largest(self, limit: int, exchange: str = "star") -> int:
@@ -157,8 +157,8 @@ class MemoryModel:
     @property
     def parts(self) -> dict[str, float]:
         """Bytes of a worker by their use, without the part of the batch."""
-        rest = self.constant - self.peaks.framework - self.peaks.data
-        return {"framework": self.peaks.framework, "data": self.peaks.data, "model": max(rest, 0.0)}
+        model = self.constant - self.peaks.framework - self.peaks.data
+        return {"framework": self.peaks.framework, "data": self.peaks.data, "model": max(model, 0.0)}
 
 
 def rounded(batch: int) -> int:

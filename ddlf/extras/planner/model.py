@@ -238,11 +238,11 @@ class TimeModel:
         """
         if setting.way not in self.ways:
             raise ConfigError(f"no round of {setting.way} was measured", hint="plan with more time (--budget)")
-        seconds, half = self.fit.predict(self._row(setting))
+        seconds, half_width = self.fit.predict(self._row(setting))
         return Predicted(
             seconds=seconds,
-            low=seconds / (1.0 + half),
-            high=seconds * (1.0 + half),
+            low=seconds / (1.0 + half_width),
+            high=seconds * (1.0 + half_width),
             within=setting.slots <= self._most[setting.way],
         )
 

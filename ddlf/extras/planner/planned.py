@@ -57,7 +57,7 @@ async def choose_settings(app: IApp) -> None:
     await app.connect()
     assert app.cluster is not None
     plan = _plan(app, [worker.facts for worker in app.cluster.workers])
-    vars(app).update(_chosen(app, plan))
+    vars(app).update(_settings_to_take(app, plan))
     _planned.add(app)
     value, reason = _decision(plan)
     app.run_context.emit(Decided(key="run", value=value, rule="planned", why=reason))
@@ -79,7 +79,7 @@ def preview_plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> str:
         return "unknown, because it belongs to the workers, which are not here yet" * _asks(app)
     if _asks(app):
         plan = _plan(app, workers)
-        _chosen(app, plan)
+        _settings_to_take(app, plan)
         return ": ".join(_decision(plan))
     try:
         own_ways(app)
@@ -156,20 +156,20 @@ def _parameters(app: IApp) -> str:
     return "".join(f", {name}={value}" for name, value in sorted(own_parameters(app).items()) if len(value) <= SHORT)
 
 
-def _chosen(app: App, plan: Plan) -> dict[str, int | str]:
+def _settings_to_take(app: App, plan: Plan) -> dict[str, int | str]:
     """Return the settings that a run takes from its plan.
 
     Raises:
         ConfigError: Another setting contradicts one of them.
     """
-    chosen = settings_of(plan.best) if plan.is_taken else {}
-    for name, value in chosen.items():
+    settings = settings_of(plan.best) if plan.is_taken else {}
+    for name, value in settings.items():
         if name in vars(app) and str(vars(app)[name]) != str(value):
             raise ConfigError(
                 f"{name}={vars(app)[name]!r} contradicts planned=True, which takes {name}={value!r}",
                 hint="leave one of them out",
             )
-    return chosen
+    return settings
 
 
 def _decision(plan: Plan) -> tuple[str, str]:

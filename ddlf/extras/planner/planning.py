@@ -13,7 +13,7 @@ from ddlf.app import IApp
 from ddlf.data.app_data import samples_of, take_made
 from ddlf.errors import ConfigError, DDLFError
 from ddlf.events.record import size
-from ddlf.extras.planner.choice import WORTH, Length, Wish, alone, can_balance, choices
+from ddlf.extras.planner.choice import WORTH, Length, Wish, can_balance, choices, epoch_of_fit
 from ddlf.extras.planner.fingerprints import data_of, files_of
 from ddlf.extras.planner.measurement_files import Measurements, read, write
 from ddlf.extras.planner.memory import MemoryModel
@@ -355,8 +355,8 @@ def planned(
         samples=measurements.samples,
         now=now,
         best=best,
-        fit=alone(model, batch, measurements.samples, now.setting.way),
-        all=tuple(compared),
+        fit=epoch_of_fit(model, batch, measurements.samples, now.setting.way),
+        choices=tuple(compared),
         step_s=model.step(batch),
         exchange_s=model.exchange(now.setting.way, slots_now),
         model=model,

@@ -135,7 +135,7 @@ class Rounds:
             seconds=tuple(self.seconds[index] for index in counted),
             computing=tuple(self.computing[index] for index in counted),
             sent=self.sent / len(self.seconds),
-            paces=tuple((number, median(all)) for number, all in sorted(self.paces.items())),
+            paces=tuple((number, median(paces)) for number, paces in sorted(self.paces.items())),
         )
 
     def _counted(self) -> set[int | None]:
@@ -182,8 +182,8 @@ class Probe:
         app.worker_steps = None if way.is_one_step else round(setting.steps)
         app.master_epochs = self._epochs(setting)
         self._setting = setting
-        heard = Rounds(setting, app.stop_training)
-        ends = [app.subscribe(self._hear), app.subscribe(heard.hear)]
+        measured_rounds = Rounds(setting, app.stop_training)
+        unsubscribers = [app.subscribe(self._hear), app.subscribe(measured_rounds.hear)]
         limit = asyncio.timeout(most_s)
         try:
             async with limit:
@@ -192,9 +192,9 @@ class Probe:
             if not limit.expired():  # a worker that does not answer, for example
                 raise
         finally:
-            for end in ends:
-                end()
-        return heard.result()
+            for unsubscribe in unsubscribers:
+                unsubscribe()
+        return measured_rounds.result()
 
     def _epochs(self, setting: Setting) -> int:
         """Return a number of epochs with enough rounds."""
@@ -377,9 +377,9 @@ async def explore(
         if measured is None:
             return
         if (before := measured_settings.get(setting)) is not None:
-            both = before.seconds + measured.seconds, before.computing + measured.computing
+            merged = before.seconds + measured.seconds, before.computing + measured.computing
             paces = measured.paces or before.paces
-            measured = replace(measured, seconds=both[0], computing=both[1], paces=paces)
+            measured = replace(measured, seconds=merged[0], computing=merged[1], paces=paces)
         measured_settings[setting] = measured
         say(
             f"{setting.slots} slot{'s' * (setting.slots != 1)}, {setting.way}, {setting.way.codec}, batch {setting.batch}, "
@@ -424,10 +424,10 @@ async def explore(
     if budget.most > budget.seconds and not knows_step(
         measured_settings, batches[0]
     ):  # the noise is larger than the steps
-        alone = [setting for setting in measured_settings if setting.slots == 1]
-        necessary.update(alone)
+        of_one_slot = [setting for setting in measured_settings if setting.slots == 1]
+        necessary.update(of_one_slot)
         for _ in range(MOST_MORE):
-            await measure_all(alone)
+            await measure_all(of_one_slot)
             if knows_step(measured_settings, batches[0]):
                 break
     return list(measured_settings.values())
@@ -459,10 +459,10 @@ def step_of(rounds: Sequence[Measured]) -> float:
     steps a long round must have.
     """
     short, long = rounds[0], rounds[-1]
-    whole = long.median / long.setting.steps
+    mean_step = long.median / long.setting.steps
     if short.setting.steps == long.setting.steps:
-        return whole
-    return max((long.median - short.median) / (long.setting.steps - short.setting.steps), whole / MOST_OTHER)
+        return mean_step
+    return max((long.median - short.median) / (long.setting.steps - short.setting.steps), mean_step / MOST_OTHER)
 
 
 def _many_steps(ways: Sequence[Way]) -> Way:
@@ -495,7 +495,7 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
 
     own_way, batch, timed = ways[0], batches[0], _many_steps(ways)
     long = max(4.0 * SHORT_STEPS, LONG_ROUND_S / step)
-    usual = min(length.of(timed, most, batch), long)
+    app_steps = min(length.of(timed, most, batch), long)
     # With another number of slots, workers on one machine may need other threads, and then restart. So all rounds of one
     # slot come together, and before rounds of all workers: nothing can be compared without the time of a step.
     if long > LONGER * SECOND_STEPS:
@@ -507,19 +507,21 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     for way in ways[1:]:
         if way.is_one_step:
             yield from setting(way, most, batch, 1)
-    was_measured = FIRST_STEPS / LONGER <= usual <= FIRST_STEPS * LONGER  # the first measurement of all says as much
+    was_measured = (
+        FIRST_STEPS / LONGER <= app_steps <= FIRST_STEPS * LONGER
+    )  # the first measurement of all says as much
     if not was_measured:
-        yield from setting(own_way, most, batch, usual)
+        yield from setting(own_way, most, batch, app_steps)
     for other in batches[1:]:
         yield from setting(own_way, most, other, long * batch / other)
     for way in ways[1:]:
-        yield from setting(way, most, batch, usual)
-    yield from setting(own_way, most, batch, usual)
-    if long > LONGER * usual:
+        yield from setting(way, most, batch, app_steps)
+    yield from setting(own_way, most, batch, app_steps)
+    if long > LONGER * app_steps:
         yield from setting(own_way, most, batch, long)
     # Further settings make constants more certain. They hardly change the choice.
     for way in ways[1:]:
-        yield from setting(way, most, batch, SHORT_STEPS if usual >= 4 * SHORT_STEPS else long)
+        yield from setting(way, most, batch, SHORT_STEPS if app_steps >= 4 * SHORT_STEPS else long)
     for way in ways[1:]:
         if way.is_one_step:
             yield from setting(way, 1, batch, 1)

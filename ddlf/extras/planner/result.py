@@ -34,7 +34,7 @@ class Plan:
         now: The prediction for the app's own settings.
         best: The best choice with the app's own batch size.
         fit: Seconds of an epoch of ``fit`` on one machine.
-        all: All predictions, the fastest first.
+        choices: All predictions, the fastest first.
         step_s: Seconds of a step of one slot, without an exchange.
         exchange_s: Seconds of an exchange of the app's own settings.
         model: Predicts other settings.
@@ -52,7 +52,7 @@ class Plan:
     now: Choice
     best: Choice
     fit: Predicted
-    all: tuple[Choice, ...]
+    choices: tuple[Choice, ...]
     step_s: float
     exchange_s: float
     model: TimeModel
@@ -78,7 +78,7 @@ class Plan:
         return self.verdict != "unclear" or self.best.epoch.high < self.now.epoch.low
 
     @property
-    def whole(self) -> Predicted:
+    def training(self) -> Predicted:
         """The prediction for all epochs of the training with the best choice, without validation and test data."""
         return self.best.epoch.times(self.wish.epochs)
 
@@ -118,14 +118,14 @@ class Plan:
             "link": None if self.model.link is None else asdict(self.model.link),
             "epochs": epochs,
             "training": {
-                "best": asdict(self.whole),
+                "best": asdict(self.training),
                 "now": asdict(self.now.epoch.times(epochs)),
                 "fit": asdict(self.fit.times(epochs)),
             },
             "fit": asdict(self.fit),
             "best": asdict(self.best),
             "now": asdict(self.now),
-            "all": [asdict(choice) for choice in self.all],
+            "all": [asdict(choice) for choice in self.choices],
             "measured": [asdict(rounds) for rounds in self.measured],
         }
 
@@ -142,7 +142,7 @@ def lines(plan: Plan, run: str = "", longer: str = "", width: int | None = None)
     head = ["", "slots", "way", "batch", "codec", "s/epoch", "s/update"]
     rows = [[*head, *["memory"] * (plan.memory is not None), "of fit", INTERVAL]]
     shown = [("nearest" if plan.is_beyond else "best", plan.best), ("now", plan.now)]
-    shown += [("", choice) for choice in plan.all if choice not in (plan.best, plan.now)][:MOST_ROWS]
+    shown += [("", choice) for choice in plan.choices if choice not in (plan.best, plan.now)][:MOST_ROWS]
     for label, choice in shown:
         setting = choice.setting
         rows.append(
@@ -205,13 +205,14 @@ def fitting(rows: list[list[str]], width: int | None) -> tuple[list[str], list[s
 def aligned(rows: list[list[str]], gap: int) -> list[str]:
     """Return the lines of a table. Its first column has labels, and its last one is as long as its texts."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    sides = ["<" if rows[0][column] in LEFT else ">" for column in range(len(widths))]
-    sides[-1], widths[-1] = "<", 0
+    alignments = ["<" if rows[0][column] in LEFT else ">" for column in range(len(widths))]
+    alignments[-1], widths[-1] = "<", 0
     space = " " * gap
     return [
         f"{row[0]:<10}"
         + space.join(
-            f"{cell:{side}{width or ''}}" for cell, side, width in list(zip(row, sides, widths, strict=True))[1:]
+            f"{cell:{alignment}{width or ''}}"
+            for cell, alignment, width in list(zip(row, alignments, widths, strict=True))[1:]
         )
         for row in rows
     ]
@@ -224,7 +225,7 @@ def of_batches(plan: Plan) -> str:
     best_batch = plan.best.setting.batch
     fit_seconds = {
         choice.setting.batch: choice.factor * choice.epoch.seconds
-        for choice in plan.all
+        for choice in plan.choices
         if choice.setting.batch != best_batch
     }
     comparisons = [f"{number(seconds)} s with {batch}" for batch, seconds in sorted(fit_seconds.items())]
@@ -275,23 +276,23 @@ def remembered(plan: Plan) -> list[str]:
             fits, none = "does not fit into", ", and no choice does"
         lines.append(f"limit     batch {plan.best.setting.batch} {fits} {size(limit)}{none}")
     if (largest := plan.largest) is not None:
-        where = f"into {size(largest.limit)} of worker {peaks.worker}"
-        more = f"; not {', '.join(map(str, largest.failed))}" if largest.failed else ""
+        place_text = f"into {size(largest.limit)} of worker {peaks.worker}"
+        failed_text = f"; not {', '.join(map(str, largest.failed))}" if largest.failed else ""
         how = "a process there trained with it" if largest.confirmed else "no time was left to confirm it"
         lines.append(
-            f"largest   batch {largest.batch:,} fits {where}: {how}{more}"
+            f"largest   batch {largest.batch:,} fits {place_text}: {how}{failed_text}"
             if largest.batch
-            else f"largest   no batch was found that fits {where}{more}"
+            else f"largest   no batch was found that fits {place_text}{failed_text}"
         )
     return lines
 
 
 def wished(plan: Plan) -> list[str]:
     """Return a line about the whole training, and lines about the cost and the deadline if somebody asked for them."""
-    wish, best, whole = plan.wish, plan.best, plan.whole
+    wish, best, training = plan.wish, plan.best, plan.training
     takes = "1 epoch takes" if wish.epochs == 1 else f"all {wish.epochs} epochs take"
     lines = [
-        f"training  {takes} {number(whole.seconds)} s ({number(whole.low)}-{number(whole.high)}); fit on one machine needs "
+        f"training  {takes} {number(training.seconds)} s ({number(training.low)}-{number(training.high)}); fit on one machine needs "
         f"{number(plan.fit.times(wish.epochs).seconds)}"
     ]
     if wish.goal == "cost":
@@ -300,7 +301,7 @@ def wished(plan: Plan) -> list[str]:
         )
     if wish.deadline_s is not None:
         verdict = "in time" if wish.meets(best) else "not surely in time" if wish.may_meet(best) else "not in time"
-        none = "" if any(wish.meets(choice) for choice in (best, *plan.all)) else ", and no choice is"
+        none = "" if any(wish.meets(choice) for choice in (best, *plan.choices)) else ", and no choice is"
         lines.append(f"deadline  {number(wish.deadline_s)} s: {verdict}{none}")
     return lines
 
@@ -344,17 +345,19 @@ def last(plan: Plan, run: str, longer: str) -> str:
 def helps(plan: Plan) -> list[str]:
     """Return what would keep the limits that no choice with the app's batch size keeps."""
     wish, batch = plan.wish, plan.best.setting.batch
-    if (other := next((choice for choice in plan.all if wish.meets(choice) and wish.fits(choice)), None)) is not None:
+    if (
+        other := next((choice for choice in plan.choices if wish.meets(choice) and wish.fits(choice)), None)
+    ) is not None:
         return [f"within the limits are {' '.join(words(other))} --batch-size {other.setting.batch}"]
     advice = []
     if not wish.may_fit(plan.best):
         assert plan.memory is not None
-        alone, largest = sum(plan.memory.parts.values()), 0 if plan.largest is None else plan.largest.batch
+        without_batch, largest = sum(plan.memory.parts.values()), 0 if plan.largest is None else plan.largest.batch
         advice.append(
             f"--batch-size {largest} fits"
             if largest
-            else f"allow more memory, because a worker needs {size(round(alone))} without any sample of a batch"
-            if wish.max_memory is not None and alone > wish.max_memory
+            else f"allow more memory, because a worker needs {size(round(without_batch))} without any sample of a batch"
+            if wish.max_memory is not None and without_batch > wish.max_memory
             else f"a batch smaller than {batch}, or more memory"
         )
     if not wish.may_meet(plan.best):

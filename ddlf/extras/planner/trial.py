@@ -211,9 +211,9 @@ def limit_memory(limit: int | None) -> None:
     from ddlf.worker.machine import memory
 
     now, free = memory_now(), memory()[1]
-    more = limit - now if limit is not None else resource.RLIM_INFINITY if free is None else free
+    allowed = limit - now if limit is not None else resource.RLIM_INFINITY if free is None else free
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = more if more == resource.RLIM_INFINITY else _status()["VmData"] + max(more, 0)
+    soft = allowed if allowed == resource.RLIM_INFINITY else _status()["VmData"] + max(allowed, 0)
     resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 

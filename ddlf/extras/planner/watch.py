@@ -134,8 +134,8 @@ class Watch:
 
     def _is_typical(self, rounds: Rounds) -> bool:
         """Return whether rounds show how long such rounds take in other runs, too."""
-        busy, whole = median(rounds.busy), median(rounds.seconds)
-        return rounds.is_usual and len(rounds.seconds) >= LEAST_ROUNDS and busy >= (1.0 - MOST_IDLE) * whole
+        busy, duration = median(rounds.busy), median(rounds.seconds)
+        return rounds.is_usual and len(rounds.seconds) >= LEAST_ROUNDS and busy >= (1.0 - MOST_IDLE) * duration
 
 
 def setting_of(event: TrainingBegan) -> Setting:

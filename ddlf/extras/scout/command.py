@@ -130,7 +130,7 @@ def lines(result: Scouted, width: int | None = None) -> list[str]:
         f"tried     {result.trials} trials with {result.steps:,} steps in {result.seconds:.0f} s, compared by {result.judged_by}",
         *shown(result.curve, verdict, width),
         *costs(result),
-        *outside(result),
+        *outside_bounds(result),
         *at_bound(result),
         *(line for comparison in result.also for line in lines_of(comparison, result.doubt)),
         *([SCALED] if result.is_scaled else []),
@@ -154,7 +154,7 @@ def costs(result: Scouted) -> list[str]:
     return cost_lines
 
 
-def outside(result: Scouted) -> list[str]:
+def outside_bounds(result: Scouted) -> list[str]:
     """Return a line about the user's rate if it is outside the user's bounds, where it cannot be the answer."""
     verdict, (low, high) = result.verdict, result.bounds
     if verdict.own_rate is None or low <= verdict.own_rate <= high:

@@ -41,14 +41,14 @@ def _loss_of_all_starts(point: Point, best: Point, first: tuple[float, ...]) -> 
     tried = len(point.losses)
     if tried >= len(best.losses) or not (math.isfinite(point.loss) and math.isfinite(best.loss)):
         return point.loss
-    more = math.fsum(loss - least for loss, least in zip(point.losses, best.losses, strict=False)) / tried
+    excess = math.fsum(loss - least for loss, least in zip(point.losses, best.losses, strict=False)) / tried
     learnt = math.fsum(before - least for before, least in zip(first[:tried], best.losses, strict=False)) / tried
-    if more <= 0:  # better than the best one
-        return best.loss + more
+    if excess <= 0:  # better than the best one
+        return best.loss + excess
     untrained = math.fsum(first[: len(best.losses)]) / len(best.losses)
-    if more >= learnt:  # not better than the untrained models
-        return untrained + more - learnt
-    return best.loss + more / learnt * (untrained - best.loss)
+    if excess >= learnt:  # not better than the untrained models
+        return untrained + excess - learnt
+    return best.loss + excess / learnt * (untrained - best.loss)
 
 
 def shown(curve: Curve, verdict: Verdict, width: int | None = None) -> list[str]:

@@ -196,13 +196,13 @@ def search(
     return Curve(first=tuple(first), points=tuple(points[rate] for rate in sorted(points)))
 
 
-def beside(curve: Curve, rate: float, rung: Rung, low: float = 0.0, high: float = math.inf) -> Search:
+def measure_neighbours(curve: Curve, rate: float, rung: Rung, low: float = 0.0, high: float = math.inf) -> Search:
     """Measure half and double of a rate, and return the curve with them.
 
     A rate that has trials of this rung or is not between ``low`` and ``high`` is not measured.
     """
     points = {point.rate: point for point in curve.points}
-    more = [
+    missing_rates = [
         neighbour
         for neighbour in (rounded(rate / 2), rounded(rate * 2))
         if low <= neighbour <= high
@@ -212,8 +212,8 @@ def beside(curve: Curve, rate: float, rung: Rung, low: float = 0.0, high: float 
             or len(points[neighbour].losses) < rung.starts
         )
     ]
-    if more:
-        yield from _measure(more, rung, points)
+    if missing_rates:
+        yield from _measure(missing_rates, rung, points)
     return Curve(first=curve.first, points=tuple(points[measured_rate] for measured_rate in sorted(points)))
 
 

@@ -23,7 +23,7 @@ from ddlf.errors import AppError, ConfigError, DatasetError
 from ddlf.extras import hooks
 from ddlf.extras.scout.comparisons import SEEDS, Comparison, Setting, compare
 from ddlf.extras.scout.curve import comparable
-from ddlf.extras.scout.halving import STARTS, Curve, Rung, Trial, beside, grid, rungs, search, steps_of
+from ddlf.extras.scout.halving import STARTS, Curve, Rung, Trial, grid, measure_neighbours, rungs, search, steps_of
 from ddlf.extras.scout.trials import TrialReplica, highest_rate, optimizers_of
 from ddlf.extras.scout.verdict import Verdict, doubt, judged
 from ddlf.monitor.runs.summary import source_of
@@ -236,7 +236,7 @@ class Trials:
         self._samples = samples - self._held_out_count
         if self._samples < 1:
             raise ConfigError("one training sample is too few: a part is held out to compare rates")
-        self._all = samples
+        self._sample_count = samples
         self._weights: list[Weights] = []
         self._sent: list[StarWeights] = []
         self._sent_tasks = self._count = self._steps = 0
@@ -322,7 +322,7 @@ class Trials:
         check_learns(curve, bounds, source_of(self._app))
         verdict = judged(curve.within(*bounds), own_rate)
         for _ in range(MOST_HALVINGS):
-            curve = await self._driven(beside(curve, verdict.rate, ladder[-1], *bounds))
+            curve = await self._driven(measure_neighbours(curve, verdict.rate, ladder[-1], *bounds))
             before, verdict = verdict, judged(curve.within(*bounds), own_rate)
             if verdict.rate == before.rate:
                 break
@@ -419,20 +419,20 @@ class Trials:
         """The samples that are held out, as a message; None if the app has validation data."""
         if not self._held_out_count:
             return None
-        indices = self._whole[self._samples :]
+        indices = self._ordered_samples[self._samples :]
         return indices.to_message() if self._files else np.sort(indices)
 
     @cached_property
-    def _whole(self) -> Any:
+    def _ordered_samples(self) -> Any:
         """All training samples in an order. Its last samples are held out."""
         if not self._files:
-            return shuffled(self._all, self._spec.seed, ORDER)
+            return shuffled(self._sample_count, self._spec.seed, ORDER)
         shuffle = str(self._spec.data.shuffle)
-        return Portion(shuffle=shuffle, seed=self._spec.seed, epoch=0, slots=1, start=0, stop=self._all)
+        return Portion(shuffle=shuffle, seed=self._spec.seed, epoch=0, slots=1, start=0, stop=self._sample_count)
 
     def _order(self, trial: Trial) -> Any:
         """Return the samples of a trial in their order. Trials of one start begin with the same ones."""
-        indices, count = self._whole[: self._samples], trial.steps * self._batch_of(trial)
+        indices, count = self._ordered_samples[: self._samples], trial.steps * self._batch_of(trial)
         if self._files:
             return indices[:count]  # at most one pass
         seed, passes = self.starts[trial.start], math.ceil(count / self._samples)
@@ -449,9 +449,11 @@ def check_data(app: App) -> None:
     for name in NAMES:
         data = None if name.endswith("_test") else getattr(app, name, None)
         for _, array in () if data is None else leaves(data):
-            bad = [number for number in range(0, len(array), ROWS) if not is_finite(array[number : number + ROWS])]
-            if bad:
-                first = next(number for number in range(bad[0], len(array)) if not is_finite(array[number]))
+            bad_blocks = [
+                number for number in range(0, len(array), ROWS) if not is_finite(array[number : number + ROWS])
+            ]
+            if bad_blocks:
+                first = next(number for number in range(bad_blocks[0], len(array)) if not is_finite(array[number]))
                 raise DatasetError(
                     f"{name} has NaN or an infinite value, first in sample {first}, so no learning rate helps",
                     hint="repair or leave out such samples in load_dataset",
@@ -475,11 +477,11 @@ def check_learns(curve: Curve, bounds: tuple[float, float] = (0.0, math.inf), fi
     Raises:
         ConfigError: Each trial diverged, or none has a smaller loss than the untrained model.
     """
-    first, inside = max(curve.first), curve.within(*bounds).points
-    if any(point.loss < first for point in inside):
+    first, points = max(curve.first), curve.within(*bounds).points
+    if any(point.loss < first for point in points):
         return
-    low, high, diverged = inside[0].rate, inside[-1].rate, sum(math.isinf(point.loss) for point in inside)
-    how = "diverged with each" if diverged == len(inside) else f"diverged with {diverged} of {len(inside)}"
+    low, high, diverged = points[0].rate, points[-1].rate, sum(math.isinf(point.loss) for point in points)
+    how = "diverged with each" if diverged == len(points) else f"diverged with {diverged} of {len(points)}"
     how += "".join(f". Yours, {point.rate:g}, lowers it" for point in curve.points if point.loss < first)
     raise ConfigError(
         f"no learning rate from {low:g} to {high:g} lowers the loss of the untrained model, {first:.3g}; training {how}",
@@ -495,15 +497,15 @@ def advise(file: str) -> str:
 def line_of(trials: Sequence[Trial]) -> str:
     """Return a line about trials that begin."""
 
-    def several(count: int, noun: str) -> str:
+    def counted(count: int, noun: str) -> str:
         return f"{count} {noun}{'s' * (count != 1)}"
 
-    starts = several(len({trial.start for trial in trials}), "start")
+    starts = counted(len({trial.start for trial in trials}), "start")
     compared = len({(trial.batch, trial.warmup, trial.rate) for trial in trials})
     values = "batch sizes" if trials[0].batch else "warm-ups" if trials[0].warmup else ""
-    trials_text = f"{values} with rates: {several(compared, 'pair')}" if values else several(compared, "rate")
+    trials_text = f"{values} with rates: {counted(compared, 'pair')}" if values else counted(compared, "rate")
     least, most = min(trial.steps for trial in trials), max(trial.steps for trial in trials)
-    steps = f"{least} to {most} steps" if least < most else several(most, "step")
+    steps = f"{least} to {most} steps" if least < most else counted(most, "step")
     return f"{trials_text}, {starts}, {steps} each"
 
 

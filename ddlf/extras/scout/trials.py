@@ -29,10 +29,10 @@ from ddlf.training.slot.variables import set_weights
 def optimizers_of(optimizer: Any) -> Iterator[Any]:
     """Yield the optimizers that change weights: one, or several inside a ``MultiOptimizer``."""
     inner = innermost(optimizer)
-    several = getattr(inner, "optimizers", ())
-    for inner_optimizer in several:
+    inner_optimizers = getattr(inner, "optimizers", ())
+    for inner_optimizer in inner_optimizers:
         yield from optimizers_of(inner_optimizer)
-    if inner is not None and not several:
+    if inner is not None and not inner_optimizers:
         yield inner
 
 

@@ -129,7 +129,7 @@ def as_good(curve: Curve, point: Point) -> bool:
 def cost(curve: Curve, point: Point, least: float) -> float:
     """Return what a rate loses against the smallest loss, as a share of what the rate with this loss has learnt."""
     first = math.fsum(curve.first[: len(point.losses)]) / len(point.losses)
-    learnt, more = first - least, point.loss - least
-    if more <= 0:
+    learnt, excess = first - least, point.loss - least
+    if excess <= 0:
         return 0.0
-    return more / learnt if learnt > 0 else math.inf
+    return excess / learnt if learnt > 0 else math.inf

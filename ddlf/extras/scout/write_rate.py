@@ -118,12 +118,12 @@ def in_text(path: Path, text: str) -> tuple[int, int]:
         ConfigError: The optimizer has a schedule.
     """
     bare = COMMENT.sub(lambda match: " " * len(match[0]), text)
-    if (alone := ALONE.search(bare)) is not None:
-        return alone.span(1)
+    if (statement := ALONE.search(bare)) is not None:
+        return statement.span(1)
     if (optimizer := OPTIMIZER.search(bare)) is not None and "learning_rate" in optimizer[0]:
-        inside = list(IN_BRACKETS.finditer(bare, *optimizer.span()))
-        if len(inside) == 1:
-            return inside[0].span(1)
+        numbers = list(IN_BRACKETS.finditer(bare, *optimizer.span()))
+        if len(numbers) == 1:
+            return numbers[0].span(1)
         raise ConfigError(
             f"the optimizer in {path} has no learning_rate=NUMBER to write the rate to",
             hint="scale its schedule yourself",

@@ -55,8 +55,8 @@ class AGC(Wrapper):
     def _clipped(self, gradient: Any, variable: Any) -> Any:
         if self._var_key(variable) in self._free:
             return gradient
-        whole = dense(gradient)
-        return whole * self.rule.factor(whole, keras.ops.convert_to_tensor(variable), keras.ops)
+        dense_gradient = dense(gradient)
+        return dense_gradient * self.rule.factor(dense_gradient, keras.ops.convert_to_tensor(variable), keras.ops)
 
     def options(self) -> dict[str, Any]:
         """Return the arguments to save with the optimizer. Implements ``Wrapper.options``."""

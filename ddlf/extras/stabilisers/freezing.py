@@ -77,10 +77,10 @@ def _add(model: Any, sources: dict[int, list[int]], calls: list[tuple[str, list[
             if not inputs:
                 continue  # an input
             if _graph(layer := node.operation) is not None:
-                inside = {id(tensor): index for tensor, index in zip(_graph(layer).inputs, inputs, strict=True)}
-                outputs = _add(layer, inside, calls)
+                inner_sources = {id(tensor): index for tensor, index in zip(_graph(layer).inputs, inputs, strict=True)}
+                outputs = _add(layer, inner_sources, calls)
             else:
-                calls.append((layer.name, sorted({index for some in inputs for index in some})))
+                calls.append((layer.name, sorted({index for indices in inputs for index in indices})))
                 outputs = [[len(calls) - 1]] * len(node.output_tensors)
             sources.update({id(tensor): index for tensor, index in zip(node.output_tensors, outputs, strict=True)})
     return [sources[id(tensor)] for tensor in graph.outputs]

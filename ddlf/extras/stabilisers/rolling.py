@@ -57,16 +57,16 @@ class RollingClip(Wrapper):
             keras.ops.cond(keras.ops.isfinite(norm), lambda: self._step(gradients, variables, norm), lambda: None)
             return
         # A branch in JAX has no side effects: it takes all values as arguments, and returns the new ones.
-        whole = [*variables, *self.variables]
-        values = [variable.value for variable in whole]
+        all_variables = [*variables, *self.variables]
+        values = [variable.value for variable in all_variables]
 
         def stepped() -> list[Any]:
-            with keras.StatelessScope(state_mapping=list(zip(whole, values, strict=True))) as scope:
+            with keras.StatelessScope(state_mapping=list(zip(all_variables, values, strict=True))) as scope:
                 self._step(gradients, variables, norm)
-            return [scope.get_current_value(variable) for variable in whole]
+            return [scope.get_current_value(variable) for variable in all_variables]
 
         for variable, value in zip(
-            whole, keras.ops.cond(keras.ops.isfinite(norm), stepped, lambda: values), strict=True
+            all_variables, keras.ops.cond(keras.ops.isfinite(norm), stepped, lambda: values), strict=True
         ):
             variable.assign(value)
 

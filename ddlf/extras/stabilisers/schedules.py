@@ -65,11 +65,11 @@ class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         if self.position is not None:
             step, steps, warm = read_position(self.position, step)
         else:
-            steps, warm = self._alone()
+            steps, warm = self._steps_and_warmup()
             step = keras.ops.cast(step, "float32") + 1
         return self.peak * self.rule.share(step, steps, warm, keras.ops)
 
-    def _alone(self) -> tuple[float, float]:
+    def _steps_and_warmup(self) -> tuple[float, float]:
         if self._planned is not None:
             return self._planned
         if self.steps is None:

@@ -95,7 +95,7 @@ def layers_of_text(path: Path) -> tuple[tuple[str, ...], tuple[str, str] | None]
     """
     model = load(path)
     custom_layers: dict[str, None] = {}
-    half = None
+    half_precision = None
     for graph in (model.graph, *(graph for _, graph in model.parts.values())):
         for node in graph.nodes:
             package, _, _ = node.operator.rpartition(">")
@@ -103,9 +103,9 @@ def layers_of_text(path: Path) -> tuple[tuple[str, ...], tuple[str, str] | None]
                 custom_layers[node.operator] = None
             dtypes = [arg.value.name for arg in node.options if arg.key == "dtype" and isinstance(arg.value, Word)]
             kind = dtypes[0] if dtypes else node.dtype
-            if half is None and kind.removeprefix("mixed_") in HALF:
-                half = (node.name or node.operator, kind)
-    return tuple(custom_layers), half
+            if half_precision is None and kind.removeprefix("mixed_") in HALF:
+                half_precision = (node.name or node.operator, kind)
+    return tuple(custom_layers), half_precision
 
 
 def model_of_text(path: Path) -> Any:
@@ -161,17 +161,17 @@ def show(options: argparse.Namespace) -> int:
     _warn(model)
     graph = model.graph
     rows = [("", "layer", "reads", "shape", "type", "parameters")]
-    far = distances(graph)
+    lengths = distances(graph)
     for number, node in enumerate(graph.nodes):
         learned = ", ".join(
-            f"{parameter.name} {shown(parameter.shape)} ({far[number][0]},{far[number][1] + 1})"
+            f"{parameter.name} {shown(parameter.shape)} ({lengths[number][0]},{lengths[number][1] + 1})"
             for parameter in node.parameters
         )
         reads = ", ".join(str(source + 1) for source in node.inputs)
         rows.append((str(number + 1), _called(node), reads, shown(node.shape), node.dtype, learned))
-    wide = [max(len(row[column]) for row in rows) for column in range(5)]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
-        print("  ".join(f"{text:<{width}}" for text, width in zip(row, [*wide, 0], strict=True)).rstrip())
+        print("  ".join(f"{text:<{width}}" for text, width in zip(row, [*widths, 0], strict=True)).rstrip())
     for head in graph.heads:
         node = graph.nodes[head.node]
         loss = f", loss {head.loss}" if head.loss else ""
@@ -207,7 +207,7 @@ def _warn(model: Model) -> None:
 
 def _facts(model: Model) -> dict[str, Any]:
     graph = model.graph
-    far = distances(graph)
+    lengths = distances(graph)
     return {
         "parameters": graph.parameters,
         "layers": [
@@ -223,11 +223,11 @@ def _facts(model: Model) -> dict[str, Any]:
                         "dtype": parameter.dtype,
                         "count": parameter.count,
                     }
-                    | {"from_input": begun, "to_output": left + 1}
+                    | {"from_input": from_input, "to_output": to_output + 1}
                     for parameter in node.parameters
                 ],
             }
-            for node, (begun, left) in zip(graph.nodes, far, strict=True)
+            for node, (from_input, to_output) in zip(graph.nodes, lengths, strict=True)
         ],
         "outputs": [{"name": head.name, "reads": head.node + 1, "loss": head.loss or None} for head in graph.heads],
         "warnings": [warning._asdict() for warning in model.warnings],

@@ -95,7 +95,7 @@ class TextApp(IApp):
         return super().__getstate__() | {"_arrays": None, "_notes": []}
 
     def __reduce__(self) -> Any:
-        return _again, (type(self).__name__, type(self).notation), self.__getstate__()
+        return _restored, (type(self).__name__, type(self).notation), self.__getstate__()
 
 
 def app_of(path: Path, data: str | None = None) -> type[TextApp]:
@@ -115,11 +115,11 @@ def app_of(path: Path, data: str | None = None) -> type[TextApp]:
 
 def _app_class(name: str, notation: Notation) -> type[TextApp]:
     settings = notation.train_block.settings
-    more = {"notation": notation, "__module__": __name__, "__doc__": f"The model of {notation.file}."}
-    return type(name, (TextApp,), {**settings, **more})
+    attributes = {"notation": notation, "__module__": __name__, "__doc__": f"The model of {notation.file}."}
+    return type(name, (TextApp,), {**settings, **attributes})
 
 
-def _again(name: str, notation: Notation) -> TextApp:
+def _restored(name: str, notation: Notation) -> TextApp:
     kind = _app_class(name, notation)
     return kind.__new__(kind)
 
@@ -132,9 +132,9 @@ def _source(name: str | None, notation: Notation) -> DataSource:
             f"{notation.file} does not say what data it is to learn",
             hint=f"name it: --data {'|'.join(SETS)}|FILE.npz, or train:data {SETS[0]}; in the text",
         )
-    beside = Path(notation.file).parent / named
-    is_beside = named not in SETS and not Path(named).is_file() and beside.is_file()
-    return DataSource(str(beside) if is_beside else named, notation.position_of("data"))
+    file = Path(notation.file).parent / named
+    is_beside = named not in SETS and not Path(named).is_file() and file.is_file()
+    return DataSource(str(file) if is_beside else named, notation.position_of("data"))
 
 
 def _spelled(value: Any) -> str:

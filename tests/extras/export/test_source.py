@@ -106,8 +106,8 @@ def test_find_refuses_a_lambda_by_name(saved):
 def test_find_names_the_first_16_bit_layer(saved, policy):
     written = {"module": "keras", "class_name": "DTypePolicy", "config": {"name": policy}, "registered_name": None}
     path = saved(layer("Dense", dtype="float32"), layer("Dense", name="second", dtype=written))
-    assert find(path, None).half == ("second", policy)
-    assert find(saved(layer("Dense", dtype="float32")), None).half is None
+    assert find(path, None).half_precision == ("second", policy)
+    assert find(saved(layer("Dense", dtype="float32")), None).half_precision is None
 
 
 def text_of(layers, tmp_path):
@@ -124,7 +124,7 @@ def text_of(layers, tmp_path):
     ],
 )
 def test_find_names_the_first_16_bit_layer_of_a_text(tmp_path, layers, half):
-    assert find(text_of(layers, tmp_path), None).half == half
+    assert find(text_of(layers, tmp_path), None).half_precision == half
 
 
 def test_find_names_custom_layers_of_a_text(tmp_path):

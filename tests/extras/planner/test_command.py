@@ -43,7 +43,7 @@ PLAN = Plan(
     now=NOW,
     best=BEST,
     fit=Predicted(seconds=7.8, low=7.0, high=8.6),
-    all=(BEST, NOW, FAR),
+    choices=(BEST, NOW, FAR),
     step_s=0.00849,
     exchange_s=0.0683,
 )
@@ -124,7 +124,7 @@ WIDE = dataclasses.replace(
             batches=(Peak(batch=64, most=900_000_000), Peak(batch=128, most=1_000_000_000)),
         )
     ),
-    all=tuple(
+    choices=tuple(
         dataclasses.replace(
             choice(16, 2.0, 1234.0, way, within=way.mode == "sync"), memory=Bytes(count=9e8, low=9e8, high=1e9)
         )
@@ -159,8 +159,8 @@ def test_the_table_fits_the_terminal_and_says_what_it_leaves_out(width, head, le
 
 
 def test_a_batch_size_that_differs_stays_in_a_narrow_table():
-    other = dataclasses.replace(WIDE.all[0], setting=dataclasses.replace(WIDE.all[0].setting, batch=2000))
-    printed = lines(dataclasses.replace(WIDE, all=(*WIDE.all, other)), RUN, width=60)
+    other = dataclasses.replace(WIDE.choices[0], setting=dataclasses.replace(WIDE.choices[0].setting, batch=2000))
+    printed = lines(dataclasses.replace(WIDE, choices=(*WIDE.choices, other)), RUN, width=60)
     rows = [line for line in printed if line[10:15].strip().isdigit() or " way " in line]
     assert " batch " in rows[0]
     assert max(map(len, rows)) <= 60
@@ -251,7 +251,7 @@ def test_a_printed_limit_of_cards_is_that_of_the_call(size):
 def test_rows_compare_with_fit_with_their_own_batch_size():
     other = choice(6, 3.0, 1.2, NOW.setting.way)
     other = dataclasses.replace(other, setting=dataclasses.replace(other.setting, batch=128))
-    plan = dataclasses.replace(PLAN, all=(other, *PLAN.all))
+    plan = dataclasses.replace(PLAN, choices=(other, *PLAN.choices))
     assert lines(plan, RUN)[0].endswith("fit on one machine takes 7.8 s an epoch with batch 64, 3.6 s with 128")
 
 
@@ -463,7 +463,7 @@ MEMORY = MemoryModel(
 def test_memory_is_printed_as_a_column_and_lines(wish, largest, expected):
     choices = [dataclasses.replace(option, memory=MEMORY.predict(64)) for option in (BEST, NOW, FAR)]
     plan = dataclasses.replace(
-        PLAN, best=choices[0], now=choices[1], all=tuple(choices), memory=MEMORY, wish=wish, largest=largest
+        PLAN, best=choices[0], now=choices[1], choices=tuple(choices), memory=MEMORY, wish=wish, largest=largest
     )
     printed = lines(plan, RUN)
     assert printed[1:3] == [
@@ -496,7 +496,7 @@ def test_a_limit_that_no_choice_keeps_has_no_command_but_help(limit, largest, ba
         PLAN,
         best=choices[0],
         now=choices[0],
-        all=tuple(choices),
+        choices=tuple(choices),
         memory=MEMORY,
         wish=Wish(max_memory=limit),
         largest=Largest(limit=limit, batch=largest),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlf.errors import ConfigError
-from ddlf.extras.planner.choice import Choice, Length, Wish, alone, choices, updates
+from ddlf.extras.planner.choice import Choice, Length, Wish, choices, epoch_of_fit, updates
 from ddlf.extras.planner.fit import fitted, nonnegative
 from ddlf.extras.planner.measurement_files import Measurements
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
@@ -106,7 +106,7 @@ def test_the_number_of_slots_with_the_fastest_epoch_is_found():
     exact = {n: made_up(STAR, n, 64, 100 / n) for n in range(1, 17)}
     assert candidates[0].setting.slots == min(exact, key=exact.get)
     assert candidates[0].epoch.seconds == pytest.approx(min(exact.values()), rel=1e-6)
-    fit = alone(model, 64, 6_400, STAR)
+    fit = epoch_of_fit(model, 64, 6_400, STAR)
     assert fit.seconds == pytest.approx(100 * (0.002 + 0.0032), rel=1e-6)
     assert candidates[0].factor == pytest.approx(fit.seconds / candidates[0].epoch.seconds)
 
@@ -192,8 +192,8 @@ def test_another_link_adds_the_time_of_its_bytes_and_messages(link, more):
         max(more - 0.12, 0.0), abs=1e-6
     )  # the measured exchange has a link, too
     assert (usual.within, slow.within) == (True, False)
-    assert alone(TimeModel(rounds, link), 64, 6400, STAR).seconds == pytest.approx(
-        alone(TimeModel(rounds), 64, 6400, STAR).seconds
+    assert epoch_of_fit(TimeModel(rounds, link), 64, 6400, STAR).seconds == pytest.approx(
+        epoch_of_fit(TimeModel(rounds), 64, 6400, STAR).seconds
     )
 
 

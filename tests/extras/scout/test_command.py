@@ -10,7 +10,7 @@ import pytest
 
 from ddlf.cli.main import main
 from ddlf.cli.results import on_terminal
-from ddlf.extras.scout.command import at_bound, lines, outside, place_line
+from ddlf.extras.scout.command import at_bound, lines, outside_bounds, place_line
 from ddlf.extras.scout.comparisons import Comparison, Variant
 from ddlf.extras.scout.curve import comparable, svg
 from ddlf.extras.scout.halving import Curve, Point
@@ -79,8 +79,8 @@ def test_a_rate_outside_the_bounds_is_compared_and_named():
         "bounds    the best rate, 0.1, is the lowest one between your bounds, so a lower one may be better: --from 0.01",
         "rate      0.1 instead of 0.05; flat from 0.1 to 0.2",
     ]
-    assert not outside(dataclasses.replace(FOUND, bounds=(0.05, 0.2)))
-    assert not outside(FOUND)
+    assert not outside_bounds(dataclasses.replace(FOUND, bounds=(0.05, 0.2)))
+    assert not outside_bounds(FOUND)
 
 
 @pytest.mark.parametrize(

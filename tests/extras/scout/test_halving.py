@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.extras.scout.halving import Curve, Point, Rung, Trial, beside, grid, rungs, search
+from ddlf.extras.scout.halving import Curve, Point, Rung, Trial, grid, measure_neighbours, rungs, search
 from ddlf.extras.scout.verdict import interval, judged
 
 LADDER = [Rung(steps=10, starts=1), Rung(steps=20, starts=2), Rung(steps=40, starts=3)]
@@ -126,10 +126,10 @@ def test_a_search_ends_if_each_trial_diverges():
 
 def test_half_and_double_are_measured_as_long_as_the_winner():
     curve, _ = run(search(RATES, None, LADDER))
-    more, trials_by_rung = run(beside(curve, 0.032, LADDER[-1]))
+    more, trials_by_rung = run(measure_neighbours(curve, 0.032, LADDER[-1]))
     assert [trial.rate for trial in trials_by_rung[0]] == [0.016] * 3 + [0.064] * 3
     assert more.at(0.064) == Point(rate=0.064, steps=40, losses=more.at(0.064).losses, least=more.at(0.016).loss)
-    assert run(beside(more, 0.032, LADDER[-1])) == (more, [])
+    assert run(measure_neighbours(more, 0.032, LADDER[-1])) == (more, [])
 
 
 def points(**losses):
@@ -158,7 +158,7 @@ def test_the_rate_of_the_user_is_kept_if_it_is_as_good(user_rate, rate, keeps):
 def test_a_search_uses_about_its_limit_of_steps(steps):
     ladder = rungs(steps, len(RATES), 10**9)
     curve, trials_by_rung = run(search(RATES, 1e-4, ladder))
-    _, more = run(beside(curve, judged(curve, 1e-4).rate, ladder[-1]))
+    _, more = run(measure_neighbours(curve, judged(curve, 1e-4).rate, ladder[-1]))
     total = sum(trial.steps for trials in [*trials_by_rung, *more] for trial in trials)
     assert 0.5 * steps <= total <= max(1.3 * steps, 150)
 

@@ -183,10 +183,10 @@ class _Building:
         name = call.name if isinstance(call, Call) else call.operator
         if name in self.text.parts and name not in self.models:
             form, graph = self.text.parts[name]
-            inside = _Building(self.text, form, graph, self.models, None, self.initial)
-            self.models[name] = inside.model()
-            self.factors |= inside.factors
-            self.positions |= inside.positions
+            inner = _Building(self.text, form, graph, self.models, None, self.initial)
+            self.models[name] = inner.model()
+            self.factors |= inner.factors
+            self.positions |= inner.positions
         return self.models.get(name)
 
     def _input(self, node: Node) -> Any:
@@ -229,13 +229,13 @@ class _Building:
         return layer(into) if node.operator not in OPERATORS and takes_a_list(layer, len(into)) else layer(*into)
 
     def _part(self, node: Node) -> Any:
-        several, index = self.outputs[node.inputs[0]], node.operands[0]
+        tensors, index = self.outputs[node.inputs[0]], node.operands[0]
         assert isinstance(index, Number)
-        count = len(several) if isinstance(several, list) else 1
+        count = len(tensors) if isinstance(tensors, list) else 1
         if index.value >= count:
             self.problems.add(node.call, f"there is no tensor {index.value} among {count}, counted from 0")
             return None
-        return several[int(index.value)] if isinstance(several, list) else several
+        return tensors[int(index.value)] if isinstance(tensors, list) else tensors
 
     def _learned(self, number: int, output: Any) -> None:
         """Compare a layer's output shape in Keras with the shape in the model text. If the text lacks it, infer the
@@ -393,8 +393,8 @@ def initial_values(graph: Graph, number: int, written: str = "") -> Sequence[str
     weights = "he_uniform" if follows in RELU_LIKE else "glorot_uniform"
     bias = BEFORE_RELU if follows == "relu" else 0.0
     if operator.kind == "norm":
-        usual = [0.0, 1.0, 1.0, 0.0] if operator.name == "batchNormalization" else [1.0, 0.0]
-        return usual[: len(node.parameters)]
+        initial = [0.0, 1.0, 1.0, 0.0] if operator.name == "batchNormalization" else [1.0, 0.0]
+        return initial[: len(node.parameters)]
     if operator.name == "prelu":
         return [0.25]
     if operator.name in ("mul", "div", "pow", "quantizeLinear", "dequantizeLinear"):

@@ -95,12 +95,12 @@ def _written(entry: Config, model: Any, way: _Way) -> str:
     text.model(entry, model)
     try:
         written = format("".join(f"{line}\n" for line in text.lines()))
-        again = plainly(keras.saving.serialize_keras_object(build(read(written, custom_layers=text.custom_layers))))
+        restored = plainly(keras.saving.serialize_keras_object(build(read(written, custom_layers=text.custom_layers))))
     except NotationError as error:
         raise CannotComeBack(f"the text of the model {model.name!r} cannot be read: {error}") from error
-    if again != plainly(entry):
+    if restored != plainly(entry):
         raise CannotComeBack(
-            f"the model {model.name!r} cannot be restored exactly: {first_difference(plainly(entry), again)}"
+            f"the model {model.name!r} cannot be restored exactly: {first_difference(plainly(entry), restored)}"
         )
     return written
 
@@ -261,10 +261,10 @@ class _Functional:
 
     def write(self) -> None:
         inputs = [chain[0].layer for chain in self.chains if chain[0].is_input]
-        alone = len(inputs) == 1 and key_of(self.config["input_layers"], self.entries) is not None
+        is_single_input = len(inputs) == 1 and key_of(self.config["input_layers"], self.entries) is not None
         for chain in self.chains:
             self.blocks[chain[-1].key] = (
-                self.block if alone and chain[0].is_input else self.text.free(self._base(chain))
+                self.block if is_single_input and chain[0].is_input else self.text.free(self._base(chain))
             )
         head = [*self.call.args]
         for key, structure in (("inputs", self.config["input_layers"]), ("outputs", self.config["output_layers"])):
@@ -290,11 +290,11 @@ class _Functional:
         names.
         """
         firsts = [unit for chain in self.chains for unit in chain if not (unit.is_input or unit.tensor or unit.call)]
-        again = {unit.layer for chain in self.chains for unit in chain if unit.call}
+        shared = {unit.layer for chain in self.chains for unit in chain if unit.call}
         block_names = {self.blocks[chain[-1].key] for chain in self.chains if chain[0].is_input}
         block_names |= set(self.models)
         order = [(unit.layer, self.text.kind(unit.entry)) for unit in firsts if unit.layer not in self.models]
-        return unfree_names(order, block_names, {name for name in again if name not in self.models})
+        return unfree_names(order, block_names, {name for name in shared if name not in self.models})
 
     def _chain(self, chain: list[Unit], explicit: set[str]) -> None:
         block, calls = self.blocks[chain[-1].key], []
@@ -337,9 +337,9 @@ class _Functional:
             kwargs = {}  # Keras records these for a call without arguments
         keys = [key_of(arg) for arg in args]
         if not kwargs and len(args) == 1 and isinstance(args[0], list) and len(args[0]) > 1:
-            several = [key_of(item) for item in args[0]]
-            if None not in several and takes_a_list(self.layers[unit.layer], len(several)):
-                return [self._to(several[1:])]
+            keys_of_list = [key_of(item) for item in args[0]]
+            if None not in keys_of_list and takes_a_list(self.layers[unit.layer], len(keys_of_list)):
+                return [self._to(keys_of_list[1:])]
         elif not kwargs and None not in keys and not takes_a_list(self.layers[unit.layer], len(keys)):
             return [self._to(keys[1:])] if len(keys) > 1 else []
         call_args = [Arg("", self._value(arg, unit), 0) for arg in args]
@@ -514,45 +514,45 @@ class Chains(list[list[Unit]]):
         """
         uses = Counter(key for unit in units.values() for key in unit.reads)
         uses.update(outputs)
-        again = {key[0] for key in units if key[1]}
+        shared = {key[0] for key in units if key[1]}
         follows: dict[Key, Key] = {}
         for unit in units.values():
             before = unit.reads[0] if unit.reads else None
             if before is None or uses[before] > 1 or before in outputs:
                 continue
-            if (cut and len({*unit.reads}) > 1) or (cut > 1 and {unit.layer, before[0]} & again):
+            if (cut and len({*unit.reads}) > 1) or (cut > 1 and {unit.layer, before[0]} & shared):
                 continue
             follows[before] = unit.key
-        inside = set(follows.values())
+        followers = set(follows.values())
         chains: dict[Key, list[Unit]] = {}
-        where: dict[Key, Key] = {}
+        chain_of: dict[Key, Key] = {}
         for key in units:
-            if key in inside:
+            if key in followers:
                 continue
             chain = [units[key]]
             while chain[-1].key in follows:
                 chain.append(units[follows[chain[-1].key]])
             chains[key] = chain
-            where.update({unit.key: key for unit in chain})
-        needs = {key: self._needs(key, chain, units, where) for key, chain in chains.items()}
-        order = _sorted(needs, [where[key] for key in outputs])
+            chain_of.update({unit.key: key for unit in chain})
+        needs = {key: self._needs(key, chain, units, chain_of) for key, chain in chains.items()}
+        order = _sorted(needs, [chain_of[key] for key in outputs])
         return None if order is None else [chains[key] for key in order]
 
-    def _needs(self, key: Key, chain: list[Unit], units: dict[Key, Unit], where: dict[Key, Key]) -> list[Key]:
+    def _needs(self, key: Key, chain: list[Unit], units: dict[Key, Unit], chain_of: dict[Key, Key]) -> list[Key]:
         needs: dict[Key, None] = {}
         for unit in chain:
             if unit.call and not unit.tensor:
-                needs[where[unit.layer, unit.call - 1, 0]] = None
-            needs.update(dict.fromkeys(where[item] for item in unit.reads))
+                needs[chain_of[unit.layer, unit.call - 1, 0]] = None
+            needs.update(dict.fromkeys(chain_of[item] for item in unit.reads))
         needs.pop(key, None)
         return [*needs]
 
 
-def _sorted(needs: dict[Key, list[Key]], ends: list[Key]) -> list[Key] | None:
+def _sorted(needs: dict[Key, list[Key]], outputs: list[Key]) -> list[Key] | None:
     """Return the chains in an order in which each one comes after the chains that it needs; None if they form a circle."""
     done: dict[Key, None] = {}
     inputs = [key for key, needed_keys in needs.items() if not needed_keys]
-    for begin in [*ends, *inputs, *needs]:
+    for begin in [*outputs, *inputs, *needs]:
         open_: dict[Key, Iterator[Key]] = {}
         waiting = [begin]
         while waiting:
@@ -603,7 +603,7 @@ def unfree_names(layers: list[tuple[str, str]], taken_names: set[str], explicit:
     """
     explicit = set(explicit or ())
     while True:
-        used, wrong = {*taken_names, *explicit}, set()
+        used, misnamed = {*taken_names, *explicit}, set()
         for name, kind in layers:
             if name in explicit:
                 continue
@@ -614,10 +614,10 @@ def unfree_names(layers: list[tuple[str, str]], taken_names: set[str], explicit:
                 free = f"{base}_{count}"
             used.add(free)
             if free != name:
-                wrong.add(name)
-        if not wrong:
+                misnamed.add(name)
+        if not misnamed:
             return explicit
-        explicit |= wrong
+        explicit |= misnamed
 
 
 def first_difference(first: Any, second: Any, path: str = "") -> str:
@@ -669,9 +669,9 @@ def respelled(config: Config, shape: Sequence[int | None], to: Sequence[str], va
     operator = OPERATORS[name]
     args = [Arg("", item, 0) for item in _operands(operator.kind, config["operands"], parameters)]
     *into, out = types
-    usual = types_of(Node(name), list(into))[1] if name != "cast" else ""
+    inferred = types_of(Node(name), list(into))[1] if name != "cast" else ""
     weights = out if out in INTEGERS else "float32"
-    if out != usual or any(dtype != weights for _, _, dtype, _ in parameters):
+    if out != inferred or any(dtype != weights for _, _, dtype, _ in parameters):
         args.append(Arg("", Word(out, 0), 0))
     options = {key: item for key, item in config["options"].items() if key != "shape"}
     args += [Arg(key, value(item), 0) for key, item in options.items()]

@@ -33,7 +33,7 @@ def of_options(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
 def _unary(function: Callable[..., Any], **defaults: Any) -> Formula:
     """Wrap a Keras function of one tensor and some numbers as a formula, which computes an operator."""
     return lambda into, operands, options: function(
-        into[0], **{key: options.get(key, usual) for key, usual in defaults.items()}
+        into[0], **{key: options.get(key, default) for key, default in defaults.items()}
     )
 
 
@@ -151,8 +151,8 @@ def _layer_normalization(into: list[Any], operands: list[Any], options: Options)
     x, rank = into[0], len(into[0].shape)
     axes = [axis % rank for axis in of_options(options.get("axes", [-1]), rank)]
     result = normalized(x, ops.moments(x, axes=axes, keepdims=True), options)
-    wide = [x.shape[axis] if axis in axes else 1 for axis in range(rank)]
-    return scaled(result, [ops.reshape(operand, wide) for operand in operands])
+    broadcast_shape = [x.shape[axis] if axis in axes else 1 for axis in range(rank)]
+    return scaled(result, [ops.reshape(operand, broadcast_shape) for operand in operands])
 
 
 def normalized(x: Any, moments: tuple[Any, Any], options: Options) -> Any:
@@ -181,11 +181,11 @@ def _matmul(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 def _gemm(into: list[Any], operands: list[Any], options: Options) -> Any:
     other = into[1] if len(into) > 1 else operands[0]
-    rest = operands if len(into) > 1 else operands[1:]
+    biases = operands if len(into) > 1 else operands[1:]
     if options.get("bTranspose"):
         other = ops.swapaxes(other, -1, -2)
     result = options.get("alpha", 1.0) * ops.matmul(into[0], other)
-    return result + options.get("beta", 1.0) * rest[0] if rest else result
+    return result + options.get("beta", 1.0) * biases[0] if biases else result
 
 
 def _concat(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -231,8 +231,8 @@ def _tile(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 def _split(into: list[Any], operands: list[Any], options: Options) -> Any:
     axis, splits = behind_batch(options.get("axis", 0)), options["splits"]
-    where = splits if isinstance(splits, int) else [sum(splits[: end + 1]) for end in range(len(splits) - 1)]
-    return ops.split(into[0], where, axis=axis)[options.get("index", 0)]
+    sections = splits if isinstance(splits, int) else [sum(splits[: end + 1]) for end in range(len(splits) - 1)]
+    return ops.split(into[0], sections, axis=axis)[options.get("index", 0)]
 
 
 def _where(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -316,16 +316,16 @@ def convolve_transposed(into: list[Any], operands: list[Any], options: Options) 
 
 
 def _transposed(x: Any, weights: Any, options: Options) -> Any:
-    strides, dilations, extra = (
-        options.get(key, usual)
-        for key, usual in (("strides", [1, 1]), ("dilations", [1, 1]), ("outputPadding", [0, 0]))
+    strides, dilations, output_padding = (
+        options.get(key, default)
+        for key, default in (("strides", [1, 1]), ("dilations", [1, 1]), ("outputPadding", [0, 0]))
     )
     result = ops.conv_transpose(
         x, weights, strides=tuple(strides), padding="valid", data_format="channels_last", dilation_rate=tuple(dilations)
     )
     for axis, (before, after) in enumerate(_padding(options)[1:3]):
-        wide = (weights.shape[axis] - 1) * dilations[axis] + 1
-        size = (x.shape[1 + axis] - 1) * strides[axis] + wide - before - after + extra[axis]
+        extent = (weights.shape[axis] - 1) * dilations[axis] + 1
+        size = (x.shape[1 + axis] - 1) * strides[axis] + extent - before - after + output_padding[axis]
         lacks = before + size - result.shape[1 + axis]
         result = ops.pad(result, [(0, max(lacks, 0) if item == 1 + axis else 0) for item in range(4)])
         cut = slice(before, before + size)
@@ -333,13 +333,13 @@ def _transposed(x: Any, weights: Any, options: Options) -> Any:
     return result
 
 
-def _pooled(x: Any, options: Options, pool: Callable[..., Any], value: float, whole: Callable[..., Any]) -> Any:
+def _pooled(x: Any, options: Options, pool: Callable[..., Any], value: float, pool_all: Callable[..., Any]) -> Any:
     window = options.get("windowDimensions")
     if window is None:
-        return whole(x, axis=(1, 2), keepdims=True)
+        return pool_all(x, axis=(1, 2), keepdims=True)
     padded = ops.pad(x, _padding(options), constant_values=value)
     if options.get("dilations", [1, 1]) != [1, 1]:
-        return whole(_dilated(padded, options), axis=0)
+        return pool_all(_dilated(padded, options), axis=0)
     return pool(
         padded,
         tuple(window),
@@ -403,8 +403,8 @@ def resample(into: list[Any], operands: list[Any], options: Options) -> Any:
         max(int(x.shape[axis] * scale), 1) for axis, scale in zip(axes, scales, strict=True)
     ]
     how = {"nearest-neighbor": "nearest", "linear": "bilinear"}[options.get("mode", "nearest-neighbor")]
-    rest = next(axis for axis in (1, 2, 3) if axis not in axes)
-    order = (0, *axes, rest)
+    channel_axis = next(axis for axis in (1, 2, 3) if axis not in axes)
+    order = (0, *axes, channel_axis)
     resized = ops.image.resize(ops.transpose(x, order), tuple(sizes), interpolation=how, data_format="channels_last")
     return ops.transpose(resized, [order.index(axis) for axis in range(4)])
 
@@ -559,8 +559,8 @@ def _numbered(indices: Any, shape: Any) -> Any:
 
 
 def _take(table: Any, indices: Any) -> Any:
-    wide = ops.broadcast_to(indices[..., None], (ops.shape(table)[0], indices.shape[1], table.shape[2]))
-    return ops.take_along_axis(table, wide, axis=1)
+    broadcast = ops.broadcast_to(indices[..., None], (ops.shape(table)[0], indices.shape[1], table.shape[2]))
+    return ops.take_along_axis(table, broadcast, axis=1)
 
 
 def _written(table: Any, indices: Any, values: Any) -> Any:

@@ -239,25 +239,25 @@ class Writer:
             now = plainly(keras.saving.serialize_keras_object(created)["config"])
             return [key for key in keys if key not in now or now[key] != expected[key]]
 
-        left = [key for key in keys if key not in args and key not in fixed]
+        remaining = [key for key in keys if key not in args and key not in fixed]
         while True:
             try:
-                wrong = differing(args)
+                differing_keys = differing(args)
             except REFUSED as error:
-                wrong = left  # try again with another argument
-                if not left:
+                differing_keys = remaining  # try again with another argument
+                if not remaining:
                     raise CannotBeWritten(f"{label} ({name}) cannot be made from its config: {error}") from error
-            if not wrong:
+            if not differing_keys:
                 break
-            more = [item for item in wrong if item in left][:1]
-            if not more:
-                raise CannotBeWritten(f"{label} ({name}) cannot be restored with the same {', '.join(wrong)}")
-            left.remove(more[0])
-            args[more[0]] = self.value(config[more[0]], label)
+            next_key = [item for item in differing_keys if item in remaining][:1]
+            if not next_key:
+                raise CannotBeWritten(f"{label} ({name}) cannot be restored with the same {', '.join(differing_keys)}")
+            remaining.remove(next_key[0])
+            args[next_key[0]] = self.value(config[next_key[0]], label)
         for key in [*args]:
-            rest = {other: value for other, value in args.items() if other != key}
-            if not _differs(differing, rest):
-                args = rest
+            fewer_args = {other: value for other, value in args.items() if other != key}
+            if not _differs(differing, fewer_args):
+                args = fewer_args
                 continue
             for short in self._shorter(config[key]):
                 if not _differs(differing, args | {key: short}):

@@ -85,8 +85,8 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         """
         rank, axis = len(x.shape), self.options.get("axis", 0)
         axis = (axis + 1 if axis >= 0 else axis) % rank
-        wide = [1 if item != axis else -1 for item in range(rank)]
-        mean, variance = (ops.reshape(operand, wide) for operand in operands[:2])
+        broadcast_shape = [1 if item != axis else -1 for item in range(rank)]
+        mean, variance = (ops.reshape(operand, broadcast_shape) for operand in operands[:2])
         if training and self.trainable:
             mean, variance = ops.moments(x, axes=[item for item in range(rank) if item != axis], keepdims=True)
             for moving, batch_value in zip(self.learned, (mean, variance), strict=False):
@@ -94,7 +94,8 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
                     MOMENTUM * moving + (1 - MOMENTUM) * ops.cast(ops.reshape(batch_value, (-1,)), moving.dtype)
                 )
         return scaled(
-            normalized(x, (mean, variance), self.options), [ops.reshape(operand, wide) for operand in operands[2:]]
+            normalized(x, (mean, variance), self.options),
+            [ops.reshape(operand, broadcast_shape) for operand in operands[2:]],
         )
 
     def get_config(self) -> dict[str, Any]:
@@ -116,11 +117,11 @@ def _initializer(initial: Any, layout: str) -> Any:
         return keras.initializers.Constant(initial)
     result = keras.initializers.get(initial)
 
-    def turned(shape: Any, dtype: Any = None) -> Any:
+    def transposed(shape: Any, dtype: Any = None) -> Any:
         if len(shape) != 4:
             return result(shape, dtype=dtype)
-        usual = "hwio"
-        drawn = result(tuple(shape[layout.index(letter)] for letter in usual), dtype=dtype)
-        return ops.transpose(drawn, [usual.index(letter) for letter in layout])
+        filter_layout = "hwio"
+        drawn = result(tuple(shape[layout.index(letter)] for letter in filter_layout), dtype=dtype)
+        return ops.transpose(drawn, [filter_layout.index(letter) for letter in layout])
 
-    return turned
+    return transposed

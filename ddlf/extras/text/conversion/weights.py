@@ -170,9 +170,9 @@ def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
             raise ConfigError(
                 f"{path} has weights of another model: {name!r} is {tensors[name].dtype} there and {item.dtype} here"
             )
-    if more := [name for name in tensors if name not in model_variables]:
-        many = f" and {len(more) - 1} more" * (len(more) > 1)
-        raise ConfigError(f"{path} has a tensor too many: the model has no {more[0]!r}{many}")
+    if surplus := [name for name in tensors if name not in model_variables]:
+        many = f" and {len(surplus) - 1} more" * (len(surplus) > 1)
+        raise ConfigError(f"{path} has a tensor too many: the model has no {surplus[0]!r}{many}")
     for name, item in model_variables.items():
         item.assign(tensors[name])
     for layer in model._flatten_layers():
@@ -188,10 +188,10 @@ def check_text(model: Model, text: str, path: Path) -> None:
         ConfigError: The text has changed since the weights were saved.
     """
     try:
-        same = read(text).graph.nodes == model.graph.nodes
+        is_same = read(text).graph.nodes == model.graph.nodes
     except NotationError:
-        same = False
-    if not same:
+        is_same = False
+    if not is_same:
         raise ConfigError(
             f"{model.file} was changed since its weights were saved to {path}",
             hint=f"`ddlf model diff {model.file} {path}` shows the differences; use the text in the file with the weights, or train again",
@@ -222,8 +222,8 @@ def _named(model: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield from _named(layer, f"{before}{layer.name}/")
             continue
         for weight in layer.weights:
-            _, inside, weight_name = str(weight.path).rpartition(f"{layer.name}/")
+            _, is_inside, weight_name = str(weight.path).rpartition(f"{layer.name}/")
             weight_name = re.sub(
-                r"\bvariable_\d+$", "variable", weight_name if inside else weight.name
+                r"\bvariable_\d+$", "variable", weight_name if is_inside else weight.name
             )  # Keras numbers layers without a name
             yield f"{before}{layer.name}/{weight_name}", weight

@@ -268,30 +268,32 @@ class Blocks(dict[str, Block]):
                 if close or lower:
                     self.problems.add(call.at, f"Keras has no layer {call.name!r}{close or lower}")
             return
-        usual = (*arguments, *COMMON_OPTIONS)
+        valid_keys = (*arguments, *COMMON_OPTIONS)
         for arg in call.args:
             if not arg.key:
                 self.problems.add(
                     arg.at,
                     f"{call.name} is a layer of Keras, whose arguments have keys, such as {(*arguments, 'name')[0]}=",
                 )
-            elif arg.key not in usual and (suggestion := self.problems.suggestion(arg.key, usual)):
+            elif arg.key not in valid_keys and (suggestion := self.problems.suggestion(arg.key, valid_keys)):
                 self.problems.add(arg.at, f"{call.name} has no argument {arg.key!r}{suggestion}")
             elif arg.key in EVERYWHERE or arg.key in keras_layers.COUNTS:
                 self.value(arg)
 
-    def option(self, name: str, arg: Arg, more: Collection[str] = ()) -> bool:
+    def option(self, name: str, arg: Arg, more_keys: Collection[str] = ()) -> bool:
         """Check an option of an operator, and return whether it is valid.
 
         Args:
             name: The operator.
             arg: The option.
-            more: Valid option names besides the operator's own.
+            more_keys: Valid option names besides the operator's own.
         """
         operator = OPERATORS[name]
-        usual = (*operator.options, *EVERYWHERE)
-        if arg.key not in usual:
-            suggestion = self.problems.suggestion(arg.key, (*usual, *more)) or f"; it has {', '.join(usual)}"
+        valid_keys = (*operator.options, *EVERYWHERE)
+        if arg.key not in valid_keys:
+            suggestion = (
+                self.problems.suggestion(arg.key, (*valid_keys, *more_keys)) or f"; it has {', '.join(valid_keys)}"
+            )
             self.problems.add(arg.at, f"{name} has no option {arg.key!r}{suggestion}")
             return False
         return self.value(arg)

@@ -72,8 +72,8 @@ def _head_fields(head: ModelOutput) -> Fields:
 
 def _graphs(first: Graph, second: Graph, prefix: str) -> Iterator[str]:
     pairs = _matched(first, second)
-    same = {before: after for before, after in pairs if before is not None and after is not None}
-    matched = set(same.values())
+    matches = {before: after for before, after in pairs if before is not None and after is not None}
+    matched = set(matches.values())
     for before, after in pairs:
         if before is None and after is not None:
             yield f"+ {prefix}{_described(second, after)}"
@@ -82,14 +82,14 @@ def _graphs(first: Graph, second: Graph, prefix: str) -> Iterator[str]:
         elif before is not None and after is not None:
             old, new = first.nodes[before], second.nodes[after]
             changes = [_changes(_node_fields(old), _node_fields(new))]
-            if matched.issuperset(new.inputs) and [same.get(source) for source in old.inputs] != [*new.inputs]:
+            if matched.issuperset(new.inputs) and [matches.get(source) for source in old.inputs] != [*new.inputs]:
                 changes.append(f"reads {_called(first, old.inputs)} -> {_called(second, new.inputs)}")
             if any(changes):
                 yield f"~ {prefix}{_called(first, [before])}: {', '.join(filter(None, changes))}"
-    yield from _heads(first, second, same, prefix)
+    yield from _heads(first, second, matches, prefix)
 
 
-def _heads(first: Graph, second: Graph, same: Mapping[int, int], prefix: str) -> Iterator[str]:
+def _heads(first: Graph, second: Graph, matches: Mapping[int, int], prefix: str) -> Iterator[str]:
     before, after = _named_heads(first), _named_heads(second)
     if len(before) == len(after) == 1:  # a single output is the same one, whatever its name is
         after = dict(zip(before, after.values(), strict=True))
@@ -98,7 +98,7 @@ def _heads(first: Graph, second: Graph, same: Mapping[int, int], prefix: str) ->
             yield f"- {prefix}output {name}"
             continue
         changes = [_changes(_head_fields(head), _head_fields(after[name]))]
-        if same.get(head.node) not in (after[name].node, None):
+        if matches.get(head.node) not in (after[name].node, None):
             changes.append(f"reads {_called(first, [head.node])} -> {_called(second, [after[name].node])}")
         if any(changes):
             yield f"~ {prefix}output {name}: {', '.join(filter(None, changes))}"
@@ -159,5 +159,5 @@ def _described(graph: Graph, number: int) -> str:
     options = ", ".join(filter(None, [_operands(node), _options(node.options)]))
     counts = [parameter.count for parameter in node.parameters]
     learned = f", {sum(count or 0 for count in counts):,} parameters" if counts and None not in counts else ""
-    inside = f"({options})" if options or node.operator != "input" else ""
-    return f"{number + 1} {node.operator}{inside} {node.name}".rstrip() + f" {shown(node.shape)}{learned}"
+    options_text = f"({options})" if options or node.operator != "input" else ""
+    return f"{number + 1} {node.operator}{options_text} {node.name}".rstrip() + f" {shown(node.shape)}{learned}"

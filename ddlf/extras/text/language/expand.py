@@ -42,11 +42,11 @@ class Scope:
 
     start: int
     names: dict[str, int] = field(default_factory=dict)
-    above: Scope | None = None
+    outer: Scope | None = None
 
 
 @dataclass(slots=True)
-class Within:
+class MacroContext:
     """The context of a layer: the enclosing macros, the factor of the learning rate, and the outermost macro's call."""
 
     macros: tuple[str, ...] = ()
@@ -94,26 +94,26 @@ class _Expansion:
         return Graph(tuple(self.nodes), tuple(heads))
 
     def _head(self, block: Block) -> ModelOutput | None:
-        says = block.statements
-        factors = [(name, says[name]) for name in ("delta", "gamma", "alpha") if name in says]
-        if "output" not in says:
+        statements = block.statements
+        factors = [(name, statements[name]) for name in ("delta", "gamma", "alpha") if name in statements]
+        if "output" not in statements:
             for property_ in ("loss", "delta", "gamma", "alpha"):
-                if property_ in says:
+                if property_ in statements:
                     self.problems.add(
-                        says[property_].at, f"{property_!r} belongs to a block with an output", derived=True
+                        statements[property_].at, f"{property_!r} belongs to a block with an output", derived=True
                     )
             return None
         end = self.ends.get(block.name)
-        if end is None or not says["output"].items:
+        if end is None or not statements["output"].items:
             return None
-        dtype, shape = typed(says["output"].items[0], "output", self.problems)
+        dtype, shape = typed(statements["output"].items[0], "output", self.problems)
         name, loss = block.name, ""
-        if "name" in says and says["name"].items:
-            name = str(plain(says["name"].items[0][0].value))
-        if "loss" in says and says["loss"].items:
-            loss = str(plain(says["loss"].items[0][0].value))
+        if "name" in statements and statements["name"].items:
+            name = str(plain(statements["name"].items[0][0].value))
+        if "loss" in statements and statements["loss"].items:
+            loss = str(plain(statements["loss"].items[0][0].value))
         numbers = tuple((key, float(factor.items[0][0].value.value)) for key, factor in factors if _is_number(factor))  # type: ignore[union-attr]
-        return ModelOutput(name, end, loss, numbers, dtype, shape, block.name, says["output"].at)
+        return ModelOutput(name, end, loss, numbers, dtype, shape, block.name, statements["output"].at)
 
     def _end(self, block: Block, at: int) -> int | None:
         """Return the number of the last node of a block that begins with an input or ``from``; None if a mistake hides
@@ -132,27 +132,27 @@ class _Expansion:
         names = self.names.setdefault(self.forms.owner(block.name), {})
         scope = Scope(-1 if current is None else current, names)
         for call in block.calls if current is not None else ():
-            current = self._layer(call, current, scope, Within())
+            current = self._layer(call, current, scope, MacroContext())
         self.open.pop()
         self.ends[block.name] = current
         return current
 
     def _start(self, block: Block) -> int | None:
-        says = block.statements
-        if "input" in says and "from" in says:
+        statements = block.statements
+        if "input" in statements and "from" in statements:
             self.problems.add(
-                says["from"].at, f"{block.name!r} has an input and 'from'; it can begin in one place only"
+                statements["from"].at, f"{block.name!r} has an input and 'from'; it can begin in one place only"
             )
-        if "input" in says:
-            if not says["input"].items:
+        if "input" in statements:
+            if not statements["input"].items:
                 return None
-            dtype, shape = typed(says["input"].items[0], "input", self.problems)
-            at = says["input"].at
-            more = tuple(arg for arg in says["input"].items[0] if arg.key not in ("", "shape"))
+            dtype, shape = typed(statements["input"].items[0], "input", self.problems)
+            at = statements["input"].at
+            options = tuple(arg for arg in statements["input"].items[0] if arg.key not in ("", "shape"))
             self.nodes.append(
                 Node(
                     "input",
-                    options=more,
+                    options=options,
                     name=block.name,
                     written=dtype or "float32",
                     declared_shape=shape,
@@ -161,14 +161,14 @@ class _Expansion:
                 )
             )
             return len(self.nodes) - 1
-        if "from" not in says:
+        if "from" not in statements:
             sentence = (
                 f"{block.name!r} has an output, but nothing goes in; write {block.name}:input or {block.name}:from"
             )
             if block.name not in self.blocks.broken:
-                self.problems.add(says["output" if "output" in says else "model"].at, sentence)
+                self.problems.add(statements["output" if "output" in statements else "model"].at, sentence)
             return None
-        if not says["from"].items or not isinstance(word := says["from"].items[0][0].value, Word):
+        if not statements["from"].items or not isinstance(word := statements["from"].items[0][0].value, Word):
             return None
         other = self.blocks.get(word.name)
         if other is None or other.is_macro or other.is_name_only:
@@ -184,23 +184,23 @@ class _Expansion:
             return None
         return self._end(other, word.at)
 
-    def _layer(self, call: Call, current: int | None, scope: Scope, within: Within) -> int | None:
+    def _layer(self, call: Call, current: int | None, scope: Scope, context: MacroContext) -> int | None:
         """Add a layer, or the layers of a macro. Return the number of the last node; None after a mistake."""
         self.layers += 1
         if self.layers > MAX_LAYERS:
-            where = call.at if within.call is None else within.call
-            self.problems.add(where, f"the text asks for more than {MAX_LAYERS:,} layers")
+            at = call.at if context.call is None else context.call
+            self.problems.add(at, f"the text asks for more than {MAX_LAYERS:,} layers")
             raise _TooMany
         options = {arg.key: arg for arg in call.args}
         if "shapes" in options and call.name != "Input":
-            return self._copies(call, options, current, scope, within)
+            return self._copies(call, options, current, scope, context)
         factor = plain(options["lrm"].value) if "lrm" in options else 1.0
-        lrm = within.lrm * (factor if isinstance(factor, int | float) and factor > 0 else 1.0)
+        lrm = context.lrm * (factor if isinstance(factor, int | float) and factor > 0 else 1.0)
         block = self.blocks.get(call.name)
         if block is not None and call.name not in OPERATORS and call.name not in self.forms:
-            end = self._macro(call, block, current, scope, replace(within, lrm=lrm))
+            end = self._macro(call, block, current, scope, replace(context, lrm=lrm))
         else:
-            end = self._node(call, current, scope, replace(within, lrm=lrm))
+            end = self._node(call, current, scope, replace(context, lrm=lrm))
         if end is not None and "name" in options and isinstance(options["name"].value, Word | String):
             name = str(plain(options["name"].value))
             last = self.blocks[name].calls[-1:] if name in self.blocks and name == self.open[-1] else []
@@ -210,7 +210,7 @@ class _Expansion:
         return end
 
     def _copies(
-        self, call: Call, options: dict[str, Arg], current: int | None, scope: Scope, within: Within
+        self, call: Call, options: dict[str, Arg], current: int | None, scope: Scope, context: MacroContext
     ) -> int | None:
         shapes = options["shapes"]
         if "shape" in options:
@@ -220,26 +220,28 @@ class _Expansion:
             isinstance(item, Items) for item in shapes.value.values
         ):
             return None  # already reported
-        rest = tuple(arg for arg in call.args if arg.key not in ("shapes", "name"))
+        other_args = tuple(arg for arg in call.args if arg.key not in ("shapes", "name"))
         for item in shapes.value.values[:-1]:
-            current = self._layer(replace(call, args=(*rest, Arg("shape", item, shapes.at))), current, scope, within)
+            current = self._layer(
+                replace(call, args=(*other_args, Arg("shape", item, shapes.at))), current, scope, context
+            )
         last = Arg("shape", shapes.value.values[-1], shapes.at)
         args = (*(arg for arg in call.args if arg.key != "shapes"), last)
-        return self._layer(replace(call, args=args), current, scope, within)
+        return self._layer(replace(call, args=args), current, scope, context)
 
-    def _macro(self, call: Call, block: Block, current: int | None, scope: Scope, within: Within) -> int | None:
+    def _macro(self, call: Call, block: Block, current: int | None, scope: Scope, context: MacroContext) -> int | None:
         self.called.add(block.name)
         if not block.is_macro:
             key = next(name for name in ("input", "from", "output", "model") if name in block.statements)
             suggestion = f", did you mean 'from {block.name}'?" if key != "output" else ""
             self.problems.add(call.at, f"{block.name!r} is not a macro: it has its own {key!r}{suggestion}")
             return None
-        if block.name in within.macros:
+        if block.name in context.macros:
             self.problems.add(
-                call.at, f"the macro {block.name!r} calls itself: {', '.join([*within.macros, block.name])}"
+                call.at, f"the macro {block.name!r} calls itself: {', '.join([*context.macros, block.name])}"
             )
             return None
-        if len(within.macros) >= MAX_NESTED:
+        if len(context.macros) >= MAX_NESTED:
             self.problems.add(call.at, f"macros are nested deeper than {MAX_NESTED}")
             return None
         for arg in call.args:
@@ -249,14 +251,16 @@ class _Expansion:
             if "layers" not in block.statements and block.name not in self.blocks.broken:
                 self.problems.add(call.at, f"the macro {block.name!r} has no layers")
             return None
-        inside = Within((*within.macros, block.name), within.lrm, call.at if within.call is None else within.call)
+        inner_context = MacroContext(
+            (*context.macros, block.name), context.lrm, call.at if context.call is None else context.call
+        )
         body = self._bound(call, block)
         if body is None or current is None:
             return None
         inner: Scope = Scope(current, {}, scope)
         at: int | None = current
         for item in body:
-            at = self._layer(item, at, inner, inside)
+            at = self._layer(item, at, inner, inner_context)
         return at
 
     def _bound(self, call: Call, block: Block) -> list[Call] | None:
@@ -267,7 +271,7 @@ class _Expansion:
         body, used_keys = list(block.calls), set[str]()
         for arg in passed:
             for index, item in enumerate(block.calls):
-                if item.name == arg.key and (replacement := self._instead(item, arg)):
+                if item.name == arg.key and (replacement := self._replacement(item, arg)):
                     body[index], used_keys = replacement, used_keys | {arg.key}
         free = [call.name for call in block.calls if self.blocks.is_free(call.name) and call.name not in used_keys]
         for arg in passed:
@@ -291,7 +295,7 @@ class _Expansion:
             self.problems.add(call.at, f"{block.name!r} needs {name}=, such as {block.name}({name}=relu)", derived=True)
         return None if free else body
 
-    def _instead(self, call: Call, arg: Arg) -> Call | None:
+    def _replacement(self, call: Call, arg: Arg) -> Call | None:
         """Return the layer that an option of a macro's call puts in place of a layer of the macro, or None after a
         mistake.
         """
@@ -323,8 +327,8 @@ class _Expansion:
             return key in (*keras_layers.arguments().get(name, (key,)), *EVERYWHERE)
         return name not in self.blocks and key in EVERYWHERE
 
-    def _node(self, call: Call, current: int | None, scope: Scope, within: Within) -> int | None:
-        name, at = call.name, call.at if within.call is None else within.call
+    def _node(self, call: Call, current: int | None, scope: Scope, context: MacroContext) -> int | None:
+        name, at = call.name, call.at if context.call is None else context.call
         keras = is_keras(name) or name in self.forms
         if name not in OPERATORS and not keras:
             if name not in self.blocks.broken:
@@ -335,9 +339,9 @@ class _Expansion:
             return None
         if keras:
             self.blocks.refuse_code(call)
-        more = self.blocks.free if within.macros else ()
-        wrong = 0 if keras else sum(not self.blocks.option(name, arg, more) for arg in call.args if arg.key)
-        if wrong:
+        placeholders = self.blocks.free if context.macros else ()
+        mistakes = 0 if keras else sum(not self.blocks.option(name, arg, placeholders) for arg in call.args if arg.key)
+        if mistakes:
             return None
         options_by_key = {arg.key: arg for arg in call.args if arg.key}
         written, operands = self._operands(call, scope, "to" in options_by_key)
@@ -357,15 +361,17 @@ class _Expansion:
         call_arguments, inputs = read
         share = ""
         if keras and "share" in options_by_key:
-            again = self._shared(call, options_by_key["share"], options, scope)
-            if again is None:
+            shared = self._shared(call, options_by_key["share"], options, scope)
+            if shared is None:
                 return None
-            share, options = again
+            share, options = shared
         elif name in self.forms:
             share = name if any(node.operator == name for node in self.nodes) else ""
             for arg in options:
                 self.problems.add(arg.at, f"{name!r} is a model, and takes no {arg.key}=")
-        node = Node(name, inputs, operands, options, called, written, declared_shape, within.lrm, call_arguments, share)
+        node = Node(
+            name, inputs, operands, options, called, written, declared_shape, context.lrm, call_arguments, share
+        )
         self.nodes.append(replace(node, at=call.at, call=at))
         return len(self.nodes) - 1
 
@@ -488,13 +494,13 @@ class _Expansion:
         if not isinstance(value, Word):
             self.problems.add(getattr(value, "at", 0), f"{key}= must name a layer or a block")
             return None
-        looked: Scope | None = scope
+        searched: Scope | None = scope
         names: list[str] = []
-        while looked is not None:
-            if value.name in looked.names:
-                return looked.names[value.name]
-            names += looked.names
-            looked = looked.above
+        while searched is not None:
+            if value.name in searched.names:
+                return searched.names[value.name]
+            names += searched.names
+            searched = searched.outer
         block = self.blocks.get(value.name)
         if block is not None and not block.is_macro and not block.is_name_only:
             return self._end(block, value.at)

@@ -50,8 +50,8 @@ class Forms(dict[str, Form]):
         super().__init__()
         self.blocks, self.problems = blocks, blocks.problems
         forms = {block.name: form for block in blocks.values() if (form := _form(block))}
-        within = {name for block in blocks.values() for name in called(block.calls, forms)}
-        top_level = [form for name, form in forms.items() if name not in within]
+        called_names = {name for block in blocks.values() for name in called(block.calls, forms)}
+        top_level = [form for name, form in forms.items() if name not in called_names]
         for form in top_level[1:]:
             self.problems.add(
                 form.at, f"{form.block!r} and {top_level[0].block!r} are models, and none calls the other"
@@ -74,11 +74,11 @@ class Forms(dict[str, Form]):
             visited.add(name)
             if name in self.owners:
                 return self.owners[name]
-            says = self.blocks[name].statements
+            statements = self.blocks[name].statements
             if (
-                "from" not in says
-                or not says["from"].items
-                or not isinstance(at := says["from"].items[0][0].value, Word)
+                "from" not in statements
+                or not statements["from"].items
+                or not isinstance(at := statements["from"].items[0][0].value, Word)
             ):
                 break
             name = at.name

@@ -146,14 +146,14 @@ def distances(graph: Graph) -> list[tuple[int, int]]:
 
     Lengths count edges. A parameter's path to an output is one edge longer.
     """
-    begun = [0] * len(graph.nodes)
+    from_input = [0] * len(graph.nodes)
     for number, node in enumerate(graph.nodes):
-        begun[number] = max((begun[source] + 1 for source in node.inputs), default=0)
-    left = [0] * len(graph.nodes)
+        from_input[number] = max((from_input[source] + 1 for source in node.inputs), default=0)
+    to_output = [0] * len(graph.nodes)
     for number in reversed(range(len(graph.nodes))):
         for source in graph.nodes[number].inputs:
-            left[source] = max(left[source], left[number] + 1)
-    return list(zip(begun, left, strict=True))
+            to_output[source] = max(to_output[source], to_output[number] + 1)
+    return list(zip(from_input, to_output, strict=True))
 
 
 def consumers(nodes: Iterable[Node]) -> dict[int, list[int]]:

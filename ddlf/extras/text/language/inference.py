@@ -179,8 +179,8 @@ def _matmul(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
     return [(*lead, before[-1])], (*lead, out[-1])
 
 
-def _pair(options: dict[str, Any], name: str, usual: int, count: int = 2) -> list[int]:
-    value = options.get(name, [usual] * count)
+def _pair(options: dict[str, Any], name: str, default: int, count: int = 2) -> list[int]:
+    value = options.get(name, [default] * count)
     if len(value) != count:
         raise Misfit(f"{name} must have {count} numbers, got {len(value)}")
     return list(value)
@@ -216,14 +216,14 @@ def kernel_of(node: Node, options: dict[str, Any], before: Shape, out: Known) ->
     axis = _window(options, "inputLayout", before)[1]
     after, pads = (out[1:] if axis == 0 else out[:2]), _pair(options, "padding", 0, 4)
     sizes = []
-    for index, (size, left) in enumerate(zip(_window(options, "inputLayout", before)[0], after, strict=True)):
-        if size is None or left is None:
+    for index, (size, out_size) in enumerate(zip(_window(options, "inputLayout", before)[0], after, strict=True)):
+        if size is None or out_size is None:
             return None
-        room = size + pads[2 * index] + pads[2 * index + 1] - left
+        reach = size + pads[2 * index] + pads[2 * index + 1] - out_size
         dilation = _pair(options, "dilations", 1)[index]
-        if room < 0 or room % dilation:
+        if reach < 0 or reach % dilation:
             raise Misfit(f"no filter makes {shown(out)} of {shown(before)}; write kernel=")
-        sizes.append(room // dilation + 1)
+        sizes.append(reach // dilation + 1)
     return sizes
 
 
@@ -236,16 +236,16 @@ def _slid(
         _pair(options, "strides", 1),
         _pair(options, "dilations", 1),
     )
-    extra = _pair(options, "outputPadding", 0)
+    output_padding = _pair(options, "outputPadding", 0)
     sizes: list[int | None] = []
     for index, size in enumerate(space):
-        wide, pad = (kernel[index] - 1) * dilations[index] + 1, pads[2 * index] + pads[2 * index + 1]
+        extent, pad = (kernel[index] - 1) * dilations[index] + 1, pads[2 * index] + pads[2 * index + 1]
         if size is None:
             sizes.append(None)
         elif transposed:
-            sizes.append((size - 1) * strides[index] + wide - pad + extra[index])
+            sizes.append((size - 1) * strides[index] + extent - pad + output_padding[index])
         else:
-            sizes.append((size + pad - wide) // strides[index] + 1)
+            sizes.append((size + pad - extent) // strides[index] + 1)
         if (sizes[-1] or 1) < 1:
             raise Misfit(f"a window of {kernel[0]} x {kernel[1]} is larger than {shown(shape)}")
     return sizes
@@ -276,16 +276,16 @@ def _concat(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
         raise Misfit(f"{' and '.join(map(shown, ins))} have different numbers of axes")
     rank = ranks.pop()
     axis = axis_of(options.get("axis", 0), rank)
-    rest: Known = None if out is None else tuple(None if item == axis else size for item, size in enumerate(out))
-    rest = unified(rest, (None,) * rank)
+    common: Known = None if out is None else tuple(None if item == axis else size for item, size in enumerate(out))
+    common = unified(common, (None,) * rank)
     for shape in ins:
         if shape is not None:
-            rest = unified(rest, tuple(None if item == axis else size for item, size in enumerate(shape)))
-    assert rest is not None
+            common = unified(common, tuple(None if item == axis else size for item, size in enumerate(shape)))
+    assert common is not None
     parts = [None if shape is None else shape[axis] for shape in ins]
-    whole = None if None in parts else sum(part or 0 for part in parts)
-    inputs = [(*rest[:axis], part, *rest[axis + 1 :]) for part in parts]
-    return list(inputs), (*rest[:axis], whole, *rest[axis + 1 :])
+    total = None if None in parts else sum(part or 0 for part in parts)
+    inputs = [(*common[:axis], part, *common[axis + 1 :]) for part in parts]
+    return list(inputs), (*common[:axis], total, *common[axis + 1 :])
 
 
 def _count(shape: Known) -> int | None:
@@ -326,8 +326,8 @@ def _slice(node: Node, options: dict[str, Any], ins: list[Known], out: Known) ->
     if ins[0] is not None:
         if not len(starts) == len(sizes) == len(ins[0]):
             raise Misfit(f"starts and sizes must have {len(ins[0])} numbers for {shown(ins[0])}")
-        for start, size, whole in zip(starts, sizes, ins[0], strict=True):
-            if start < 0 or (whole is not None and start + size > whole):
+        for start, size, axis_size in zip(starts, sizes, ins[0], strict=True):
+            if start < 0 or (axis_size is not None and start + size > axis_size):
                 raise Misfit(f"the slice from {starts} of {sizes} goes beyond {shown(ins[0])}")
     strides = options.get("strides", [1] * len(sizes))
     if len(strides) != len(sizes):
@@ -388,9 +388,9 @@ def _gather(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
     if node.operator == "gatherND":
         return ins, unified(out, _nd(before, indices)[0])
     axis = axis_of(options.get("axis", 0), len(before))
-    at, whole = node.operands[0] if node.operands else None, before[axis]
-    if isinstance(at, Number) and whole is not None and not -whole <= at.value < whole:
-        raise Misfit(f"there is no {at.written} among {whole}, counted from 0")
+    at, axis_size = node.operands[0] if node.operands else None, before[axis]
+    if isinstance(at, Number) and axis_size is not None and not -axis_size <= at.value < axis_size:
+        raise Misfit(f"there is no {at.written} among {axis_size}, counted from 0")
     if node.operator == "gather":
         return ins, unified(out, (*before[:axis], *indices, *before[axis + 1 :]))
     return [before, unified(indices, _along(before, axis))], unified(out, indices)
@@ -418,14 +418,14 @@ def _split(node: Node, options: dict[str, Any], ins: list[Known], out: Known) ->
     if ins[0] is None:
         return ins, out
     axis = axis_of(options.get("axis", 0), len(ins[0]))
-    whole = ins[0][axis]
+    axis_size = ins[0][axis]
     if isinstance(splits, int):
-        if whole is not None and whole % splits:
-            raise Misfit(f"{whole} cannot be split into {splits} equal parts; write their sizes")
-        part = None if whole is None else whole // splits
+        if axis_size is not None and axis_size % splits:
+            raise Misfit(f"{axis_size} cannot be split into {splits} equal parts; write their sizes")
+        part = None if axis_size is None else axis_size // splits
     else:
-        if whole is not None and sum(splits) != whole:
-            raise Misfit(f"the sizes {splits} are {sum(splits)} together, and {shown(ins[0])} has {whole}")
+        if axis_size is not None and sum(splits) != axis_size:
+            raise Misfit(f"the sizes {splits} are {sum(splits)} together, and {shown(ins[0])} has {axis_size}")
         part = splits[index]
     return ins, unified(out, (*ins[0][:axis], part, *ins[0][axis + 1 :]))
 
@@ -635,23 +635,23 @@ def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
     rank_known = before is not None
     if kind == "attend" and len(names) == 3:
         source = inputs[-1].shape
-        far = source[-1] if source else None
+        source_width = source[-1] if source else None
         sides: list[tuple[str, Shape]] = [
             (names[0], (into, into)),
-            (names[1], (far, into)),
-            (names[2], (far, into)),
+            (names[1], (source_width, into)),
+            (names[2], (source_width, into)),
             ("out", (into, into)),
         ]
         return [pair for name, shape in sides for pair in ((name, shape), (f"{name}_bias", (into,)))]
     if kind == "matmul":
-        turned = options.get("bTranspose")
-        return list(zip(names, [(last, into) if turned else (into, last), (last,)], strict=False))
+        is_transposed = options.get("bTranspose")
+        return list(zip(names, [(last, into) if is_transposed else (into, last), (last,)], strict=False))
     if kind in ("conv", "convTranspose"):
         return list(zip(names, _filters(node, options, before, out), strict=False))
     if kind in ("recurrent", "cell"):
         gates = 4 if node.operator.startswith("lstm") else 3
-        wide = None if last is None else gates * last
-        return list(zip(names, [(wide, into), (wide, last), (wide,), (wide,)], strict=False))
+        gate_width = None if last is None else gates * last
+        return list(zip(names, [(gate_width, into), (gate_width, last), (gate_width,), (gate_width,)], strict=False))
     if node.operator == "layerNormalization" and before is not None:
         fitting = [axis for axis in options.get("axes", [-1]) if -len(before) <= axis < len(before)]
         return [

@@ -35,7 +35,9 @@ def training_objects(kind: str) -> dict[str, tuple[str, ...]]:
 
 def _listed(file: str) -> dict[str, tuple[str, ...]]:
     text = (Path(__file__).parent / file).read_text(encoding="ascii")
-    return {name: tuple(rest.split()) for name, _, rest in (line.partition(":") for line in text.splitlines())}
+    return {
+        name: tuple(arguments.split()) for name, _, arguments in (line.partition(":") for line in text.splitlines())
+    }
 
 
 _SAME = frozenset((
@@ -51,7 +53,7 @@ _MOVING = frozenset(f"{kind}{rank}D" for kind in ("ZeroPadding", "Cropping", "Up
 
 
 def shape_of(
-    name: str, options: dict[str, Any], before: Shape | None, more: Sequence[Shape | None] = ()
+    name: str, options: dict[str, Any], before: Shape | None, other_shapes: Sequence[Shape | None] = ()
 ) -> Shape | None:
     """Return the shape of a layer's output without the batch, or None if it is unknown.
 
@@ -59,12 +61,12 @@ def shape_of(
         name: The name of the layer.
         options: The layer's arguments as plain values.
         before: The shape of its input.
-        more: The shapes of its further inputs.
+        other_shapes: The shapes of its further inputs.
     """
     try:
         shape = (
-            _merged(name, options, [before, *more])
-            if more and (name in _MERGING or name == "Concatenate")
+            _merged(name, options, [before, *other_shapes])
+            if other_shapes and (name in _MERGING or name == "Concatenate")
             else _shape_of(name, options, before)
         )
         return shape if shape is None or _are_sizes(shape) else None
@@ -169,7 +171,7 @@ def _moved(name: str, options: dict[str, Any], before: Shape) -> list[int | None
         edges = [edges]
     widths = [axis * 2 if isinstance(axis, int) else sum(axis) for axis in _per_axis(edges, rank)]
     sign = 1 if name.startswith("Zero") else -1
-    return [None if size is None else size + sign * wide for size, wide in zip(before, widths, strict=False)]
+    return [None if size is None else size + sign * width for size, width in zip(before, widths, strict=False)]
 
 
 def _per_axis(value: Any, rank: int) -> list[int]:

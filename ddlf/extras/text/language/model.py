@@ -163,14 +163,14 @@ class _Graphs(dict[str, Graph]):
     """Builds the graph of each model of a model text, by the model's block. A called model comes before its caller.
 
     Args:
-        whole: All nodes and outputs of the text.
+        full_graph: All nodes and outputs of the text.
         forms: The models of the text.
         problems: Collects the mistakes.
     """
 
-    def __init__(self, whole: Graph, forms: Forms, problems: Problems) -> None:
+    def __init__(self, full_graph: Graph, forms: Forms, problems: Problems) -> None:
         super().__init__()
-        self.whole, self.forms, self.problems = whole, forms, problems
+        self.full_graph, self.forms, self.problems = full_graph, forms, problems
         self.open: list[str] = []
 
     def graph(self, form: Form) -> Graph:
@@ -207,16 +207,16 @@ class _Graphs(dict[str, Graph]):
 
     def _pruned(self, form: Form) -> Graph:
         is_called = form.block in self.forms
-        heads = tuple(head for head in self.whole.heads if self.forms.heads.get(head.block, "") == form.block)
+        heads = tuple(head for head in self.full_graph.heads if self.forms.heads.get(head.block, "") == form.block)
         owner = "" if form is self.forms.main else form.block
         claimed = [name for name, owner_of_name in self.forms.owners.items() if owner_of_name == owner]
-        graph = pruned(Graph(self.whole.nodes, heads), claimed if is_called else ())
+        graph = pruned(Graph(self.full_graph.nodes, heads), claimed if is_called else ())
         for node in graph.nodes:
             if node.operator == "input" and (node.name not in claimed if is_called else node.name in self.forms.owners):
                 name = form.block or "the text's own model"
                 self.problems.add(node.at, f"{node.name!r} is read by {name}, and is not among its inputs")
         if is_called and form is self.forms.main:
-            for head in self.whole.heads:
+            for head in self.full_graph.heads:
                 if head.block not in self.forms.heads:
                     self.problems.add(
                         head.at, f"{head.block!r} is an output of no model; name it in outputs=", derived=True

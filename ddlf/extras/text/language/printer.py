@@ -22,7 +22,7 @@ def format(text: str | bytes, file: str = "model.nnm") -> str:
     _, parsed, problems = statements(text, file)
     problems.check()
     lines = [line for statement in parsed.statements for line in _statement(statement)]
-    lines += list(_comments(parsed.below))
+    lines += list(_comments(parsed.comments_below))
     return "".join(f"{line}\n" for line in lines).lstrip("\n")
 
 
@@ -44,11 +44,11 @@ def changed(text: str, values: Mapping[tuple[str, str], str], *, without: str = 
         if not without:
             lines += _statement(statement)
         elif statement.block.name != without:
-            lines += _statement(replace(statement, above=(), beside="", gap=False))
+            lines += _statement(replace(statement, comments_above=(), comment_beside="", gap=False))
     for (block, key), value in remaining.items():
         lines += _statement(Statement(Word(block, 0), Word(key, 0), _items(block, key, value), 0))
     if not without:
-        lines += _comments(parsed.below)
+        lines += _comments(parsed.comments_below)
     return "".join(f"{line}\n" for line in lines).lstrip("\n")
 
 
@@ -59,19 +59,19 @@ def _items(block: str, key: str, value: str) -> tuple[tuple[Arg, ...], ...]:
 
 
 def _statement(statement: Statement) -> Iterator[str]:
-    yield from _comments(statement.above)
+    yield from _comments(statement.comments_above)
     if statement.gap:
         yield ""
     head = f"{statement.block.name}:{statement.property.name}"
     items = [" ".join(map(_arg, args)) for args in statement.items]
-    beside = f"  {statement.beside}" if statement.beside else ""
+    comment = f"  {statement.comment_beside}" if statement.comment_beside else ""
     line = f"{head} {', '.join(items)}".rstrip() + ";"
     if len(line) <= WIDTH or len(items) < 2:
-        yield line + beside
+        yield line + comment
         return
     yield head
     yield from (f"{INDENT}{item}," for item in items[:-1])
-    yield f"{INDENT}{items[-1]};{beside}"
+    yield f"{INDENT}{items[-1]};{comment}"
 
 
 def _comments(comments: tuple[str, ...]) -> Iterator[str]:

@@ -24,10 +24,14 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
     """
     candidates = difflib.get_close_matches(word, names, 5, 0.6)
 
-    def far(name: str) -> tuple[bool, float, bool]:
-        return sorted(name) != sorted(word), -difflib.SequenceMatcher(None, name, word).ratio(), name[0] != word[0]
+    def distance(candidate: str) -> tuple[bool, float, bool]:
+        return (
+            sorted(candidate) != sorted(word),
+            -difflib.SequenceMatcher(None, candidate, word).ratio(),
+            candidate[0] != word[0],
+        )
 
-    return sorted(candidates, key=far)[:1]
+    return sorted(candidates, key=distance)[:1]
 
 
 class TextProblem(NamedTuple):

@@ -60,8 +60,8 @@ class Part(NamedTuple):
 
     start: int
     end: int
-    above: tuple[str, ...] = ()
-    beside: str = ""
+    comments_above: tuple[str, ...] = ()
+    comment_beside: str = ""
     gap: bool = False
 
 
@@ -69,7 +69,7 @@ class Parsed(NamedTuple):
     """The statements of a model text, the comments below the last one, and the blocks with an unreadable statement."""
 
     statements: tuple[Statement, ...]
-    below: tuple[str, ...]
+    comments_below: tuple[str, ...]
     broken: frozenset[str]
 
 
@@ -111,12 +111,12 @@ def _divided(text: str, problems: Problems) -> tuple[list[Part], tuple[str, ...]
     unread: list[int] = []
     comments: list[str] = []
     open_: list[int] = []
-    start, last, wrong, before, gap, outer = -1, 0, False, 0, False, False
+    start, last, is_unparsable, before, gap, outer = -1, 0, False, 0, False, False
     for match in _SIGNS.finditer(text):
         sign, at = match[0], match.start()
         if sign[0] == "#":
-            if start < 0 and parts and not comments and "\n" not in text[before:at] and not parts[-1].beside:
-                parts[-1] = parts[-1]._replace(beside=sign.rstrip())
+            if start < 0 and parts and not comments and "\n" not in text[before:at] and not parts[-1].comment_beside:
+                parts[-1] = parts[-1]._replace(comment_beside=sign.rstrip())
             else:
                 comments.append(("\n" if _gap(text, before, at) and start < 0 else "") + sign.rstrip())
             before = match.end()
@@ -124,41 +124,41 @@ def _divided(text: str, problems: Problems) -> tuple[list[Part], tuple[str, ...]
         if sign == ";":
             if open_:
                 problems.add(open_[0], f"{text[open_[0]]!r} is not closed")
-                wrong = True
+                is_unparsable = True
             if start < 0:
                 problems.add(at, "';' ends no statement")
-            elif wrong:
+            elif is_unparsable:
                 unread.append(start)
             else:
                 parts.append(Part(start, at, *_above(comments, gap, outer)))
-            comments, open_, start, wrong, before = ([] if start >= 0 else comments), [], -1, False, match.end()
+            comments, open_, start, is_unparsable, before = ([] if start >= 0 else comments), [], -1, False, match.end()
             continue
         if start < 0:
             start, gap, outer = at, _gap(text, before, at), bool(comments)
         before = last = match.end()
         if sign == '"':
             problems.add(at, "the string is not closed; it ends with '\"' in the same line")
-            wrong = True
+            is_unparsable = True
         elif sign in "([":
             open_.append(at)
             if len(open_) == MAX_DEPTH + 1:
                 problems.add(at, f"brackets are nested deeper than {MAX_DEPTH}")
-                wrong = True
+                is_unparsable = True
         elif sign in _CLOSES:
             if not open_ or text[open_[-1]] != _CLOSES[sign]:
-                if not wrong:
+                if not is_unparsable:
                     problems.add(at, f"{sign!r} closes no bracket" if not open_ else _other(text, open_[-1], sign))
-                wrong = True
+                is_unparsable = True
             if open_:
                 open_.pop()
     if start >= 0:
-        if open_ and not wrong:
+        if open_ and not is_unparsable:
             problems.add(open_[0], f"{text[open_[0]]!r} is not closed")
-        elif not wrong:
+        elif not is_unparsable:
             problems.add(last, "';' is missing at the end")
             parts.append(Part(start, last, *_above(comments, gap, outer)))
             comments = []
-        if open_ or wrong:
+        if open_ or is_unparsable:
             unread.append(start)
     return parts, tuple(comments), unread
 
@@ -192,7 +192,7 @@ def _statement(text: str, part: Part, problems: Problems) -> Statement | Part | 
     parser, transformer = _reader()
     try:
         statement = transformer.transform(parser.parse(TextSlice(text, part.start, part.end)))
-        return replace(statement, above=part.above, beside=part.beside, gap=part.gap)
+        return replace(statement, comments_above=part.comments_above, comment_beside=part.comment_beside, gap=part.gap)
     except UnexpectedCharacters as error:
         problems.add(*_character(text, error.pos_in_stream or 0))
     except UnexpectedToken as error:

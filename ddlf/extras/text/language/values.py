@@ -85,8 +85,8 @@ class Statement:
     """A statement: ``block:property`` and its items. Commas separate the items, which have one or more arguments.
 
     Attributes:
-        above: The comments in the lines before or inside the statement.
-        beside: The comment at the end of its line.
+        comments_above: The comments in the lines before or inside the statement.
+        comment_beside: The comment at the end of its line.
         gap: Whether an empty line precedes it.
     """
 
@@ -94,8 +94,8 @@ class Statement:
     property: Word
     items: tuple[tuple[Arg, ...], ...]
     at: int = field(compare=False)
-    above: tuple[str, ...] = field(default=(), compare=False)
-    beside: str = field(default="", compare=False)
+    comments_above: tuple[str, ...] = field(default=(), compare=False)
+    comment_beside: str = field(default="", compare=False)
     gap: bool = field(default=False, compare=False)
 
 

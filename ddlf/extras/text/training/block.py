@@ -72,8 +72,8 @@ def read_train(block: Mapping[str, Statement], problems: Problems) -> Train:
         elif statement.items and (value := _one_value(key, statement, problems)) is not None:
             train.at[name] = value.at
             if key in KEYS:
-                if wrong := KEYS[key](value):
-                    problems.add(value.at, f"{key} must be {wrong}{_suggestion(key, value, problems)}")
+                if requirement := KEYS[key](value):
+                    problems.add(value.at, f"{key} must be {requirement}{_suggestion(key, value, problems)}")
                 elif key in ("optimizer", "penalty", "scaling"):
                     check_arguments(value, problems)
                 train.key_values[key] = value
@@ -247,18 +247,18 @@ def _object(requirement: str, names: tuple[str, ...], *, word: bool = False, non
     """
 
     def check(value: Value) -> str:
-        fine = isinstance(value, Call) and value.name in names and all(arg.key for arg in value.args)
+        is_valid = isinstance(value, Call) and value.name in names and all(arg.key for arg in value.args)
         folded = [name.casefold() for name in names]
-        fine = fine or (word and isinstance(value, Word) and value.name.casefold() in folded)
-        return "" if (fine and not _has_lambda(value)) or (none and is_none(value)) else requirement
+        is_valid = is_valid or (word and isinstance(value, Word) and value.name.casefold() in folded)
+        return "" if (is_valid and not _has_lambda(value)) or (none and is_none(value)) else requirement
 
     return check
 
 
 def _number(requirement: str, fits: Callable[[float], bool], *, none: bool = True) -> Check:
     def check(value: Value) -> str:
-        fine = isinstance(value, Number) and fits(value.value)
-        return "" if fine or (none and is_none(value)) else requirement
+        is_valid = isinstance(value, Number) and fits(value.value)
+        return "" if is_valid or (none and is_none(value)) else requirement
 
     return check
 
@@ -269,8 +269,8 @@ def _word(requirement: str, names: tuple[str, ...]) -> Check:
 
 def _metrics(value: Value) -> str:
     metrics = value.values if isinstance(value, Items) else (value,)
-    fine = all(isinstance(item, Word | Call | String) and not _has_lambda(item) for item in metrics)
-    return "" if fine else "a metric of Keras, or a list of them: [accuracy, AUC()]"
+    is_valid = all(isinstance(item, Word | Call | String) and not _has_lambda(item) for item in metrics)
+    return "" if is_valid else "a metric of Keras, or a list of them: [accuracy, AUC()]"
 
 
 def _scaling(value: Value) -> str:
@@ -280,24 +280,26 @@ def _scaling(value: Value) -> str:
         none=True,
     )
     layers = value.values if isinstance(value, Items) else (value,)
-    return next((wrong for wrong in map(check_layer, layers) if wrong), "")
+    return next((requirement for requirement in map(check_layer, layers) if requirement), "")
 
 
 def _loss_weights(value: Value) -> str:
     weights = plain(value) if isinstance(value, Items) else []
-    fine = bool(weights) and all(
+    is_valid = bool(weights) and all(
         isinstance(item, int | float) and not isinstance(item, bool) and item >= 0 for item in weights
     )
     if isinstance(value, Word | Call) and value.name == UNCERTAINTY:
         args = value.args if isinstance(value, Call) else ()
-        fine = all(arg.key and isinstance(arg.value, Number) and arg.value.value > 0 for arg in args)
+        is_valid = all(arg.key and isinstance(arg.value, Number) and arg.value.value > 0 for arg in args)
     learned = f"{UNCERTAINTY}, {UNCERTAINTY}(one=2.3, other=230) with about the first losses"
-    return "" if fine or is_none(value) else f"none, {learned}, or a list with a number of 0 or more for each output"
+    return (
+        "" if is_valid or is_none(value) else f"none, {learned}, or a list with a number of 0 or more for each output"
+    )
 
 
 def _data(value: Value) -> str:
-    fine = isinstance(value, String) or (isinstance(value, Word) and value.name in SETS)
-    return "" if fine else f'one of {", ".join(SETS)}, or a file in quotes: "data.npz"'
+    is_valid = isinstance(value, String) or (isinstance(value, Word) and value.name in SETS)
+    return "" if is_valid else f'one of {", ".join(SETS)}, or a file in quotes: "data.npz"'
 
 
 KEYS: dict[str, Check] = {

@@ -183,7 +183,9 @@ class _DataFitter:
     def __init__(self, arrays: dict[str, Array], source: str, inputs: list[Endpoint], outputs: list[Endpoint]) -> None:
         self.arrays, self.source, self.inputs, self.outputs = dict(arrays), source, inputs, outputs
         names = {output.name for output in outputs}
-        self.both = [name.name for name in inputs if name.name in names]  # blocks with an input and an output
+        self.ambiguous_names = [
+            name.name for name in inputs if name.name in names
+        ]  # blocks with an input and an output
         self.used: set[str] = set()
         self.notes: list[str] = []
         self.classes: dict[str, list[str]] = {}
@@ -261,7 +263,7 @@ class _DataFitter:
         names = [f"{end.name}{suffix}" for end in ends]
         opposite = self.outputs if letter == "x" else self.inputs
         # If a block has an input and an output, its array belongs to the side without another array.
-        clear = not self.both or (len(ends) > 1 and len(opposite) == 1)
+        clear = not self.ambiguous_names or (len(ends) > 1 and len(opposite) == 1)
         present = [name for name in names if name in self.arrays]
         if not clear or not present:
             return None
@@ -290,10 +292,10 @@ class _DataFitter:
 
     def _missing_inputs(self) -> DatasetError:
         names = [input.name for input in self.inputs]
-        if len(names) > 1 and len(self.outputs) > 1 and self.both:
+        if len(names) > 1 and len(self.outputs) > 1 and self.ambiguous_names:
             return self._error(
-                f"cannot say which array is meant: {self.both[0]!r} is the name of an input and of an output",
-                f"give the output its own name, such as {self.both[0]}:name score;",
+                f"cannot say which array is meant: {self.ambiguous_names[0]!r} is the name of an input and of an output",
+                f"give the output its own name, such as {self.ambiguous_names[0]}:name score;",
             )
         expected = "x or x_train" if len(names) == 1 else f"arrays {', '.join(f'{name}_train' for name in names)}"
         hint = "save x and y, or x_train, y_train, x_test and y_test"
@@ -418,14 +420,14 @@ def _same_sizes(shape: tuple[int, ...], other_shape: tuple[int, ...]) -> bool:
     """Return whether arrays of these two shapes have the same values in another form: they differ only in axes of size
     1, or one shape is the other one flattened.
     """
-    same = [size for size in shape if size != 1] == [size for size in other_shape if size != 1]
-    return same or (int(np.prod(shape)) == int(np.prod(other_shape)) and 1 in (len(shape), len(other_shape)))
+    is_same = [size for size in shape if size != 1] == [size for size in other_shape if size != 1]
+    return is_same or (int(np.prod(shape)) == int(np.prod(other_shape)) and 1 in (len(shape), len(other_shape)))
 
 
 def _hold_out(data: dict[str, Any], part: str, target: str, every: int) -> None:
     for letter in "xyw":
-        if (whole := data.get(f"{letter}_{part}")) is not None:
-            data[f"{letter}_{part}"], data[f"{letter}_{target}"] = held_out(whole, every)
+        if (array := data.get(f"{letter}_{part}")) is not None:
+            data[f"{letter}_{part}"], data[f"{letter}_{target}"] = held_out(array, every)
 
 
 def held_out(data: Any, every: int) -> tuple[Any, Any]:

@@ -90,25 +90,25 @@ class LabelStatistics:
 
     Attributes:
         shape: The shape of one sample's label.
-        whole: Whether all values are whole numbers.
+        is_whole: Whether all values are whole numbers.
         low: The smallest value.
         high: The largest value.
         one_each: Whether each row sums to 1.
         majority: The fraction of the most frequent class; 0 if the labels are not classes.
         sigma: Robust standard deviation of all values, 1.4826 times the median absolute deviation.
-        far: Share of values more than 6 sigma from the median.
+        outlier_share: Share of values more than 6 sigma from the median.
         square: Mean of the squares of all values.
         counts: The number of samples of each class, from 0; empty if the labels are not classes.
     """
 
     shape: tuple[int, ...]
-    whole: bool
+    is_whole: bool
     low: float
     high: float
     one_each: bool = False
     majority: float = 0.0
     sigma: float = 0.0
-    far: float = 0.0
+    outlier_share: float = 0.0
     square: float = 0.0
     counts: tuple[int, ...] = ()
 
@@ -243,7 +243,7 @@ def loss(output: OutputStatistics) -> Answer:
         )
     classes = output.shape[-1] if output.shape else 1
     if labels.shape in (output.shape[:-1], (*output.shape[:-1], 1)) and classes > 1:
-        if not labels.whole or not 0 <= labels.low <= labels.high < classes:
+        if not labels.is_whole or not 0 <= labels.low <= labels.high < classes:
             raise ValueError(
                 f"it has {classes} values, and its labels are one number each, from {labels.low:g} to {labels.high:g}: "
                 f"classes are whole numbers from 0 to {classes - 1}"
@@ -252,7 +252,7 @@ def loss(output: OutputStatistics) -> Answer:
         return "SCE", "loss-integers", f"{how} of {classes} classes, and labels are whole numbers"
     if labels.shape != output.shape and (labels.shape or (1,)) != output.shape:
         raise ValueError(f"it has the shape {list(output.shape)}, and its labels have {list(labels.shape)}")
-    zero_one = labels.whole and labels.low >= 0 and labels.high <= 1
+    zero_one = labels.is_whole and labels.low >= 0 and labels.high <= 1
     if output.last == "softmax" and labels.one_each and labels.low >= 0:
         if not zero_one:
             return "KLD", "loss-distributions", "softmax, and labels are rows of shares that sum to 1"
@@ -263,10 +263,20 @@ def loss(output: OutputStatistics) -> Answer:
         if zero_one and labels.majority > MAJORITY:
             return "FOL", "loss-majority", f"{labels.majority:.0%} of the labels are one class"
         return "BCE", "loss-yes-no", "sigmoid, and labels lie between 0 and 1"
-    if output.last in ("linear", "tanh") and labels.whole and labels.low == -1 and labels.high == 1 and labels.far == 0:
+    if (
+        output.last in ("linear", "tanh")
+        and labels.is_whole
+        and labels.low == -1
+        and labels.high == 1
+        and labels.outlier_share == 0
+    ):
         return "HIL", "loss-margin", "labels are -1 and 1"
-    if labels.far > OUTLIERS and labels.sigma > 0:
-        return "HUL", "loss-outliers", f"{labels.far:.1%} of the labels are more than 6 deviations from their median"
+    if labels.outlier_share > OUTLIERS and labels.sigma > 0:
+        return (
+            "HUL",
+            "loss-outliers",
+            f"{labels.outlier_share:.1%} of the labels are more than 6 deviations from their median",
+        )
     return "MSE", "loss-quantities", "labels are quantities without outliers"
 
 
@@ -305,9 +315,9 @@ def scaling(statistics: InputStatistics) -> Answer:
         means = ", ".join(f"{number:.6g}" for number in statistics.means)
         variances = ", ".join(f"{number * number or 1.0:.6g}" for number in statistics.deviations)
         return f"Normalization(axis=-1, mean=[{means}], variance=[{variances}])", "scaling-features", reason
-    half = (statistics.high - statistics.low) / 2 or 1.0
+    half_range = (statistics.high - statistics.low) / 2 or 1.0
     middle = (statistics.high + statistics.low) / 2
-    value = f"Rescaling(scale={1 / half:.6g}, offset={-middle / half:.6g})"
+    value = f"Rescaling(scale={1 / half_range:.6g}, offset={-middle / half_range:.6g})"
     return value, "scaling-range", f"inputs lie between {statistics.low:,.4g} and {statistics.high:,.4g}"
 
 
@@ -362,8 +372,8 @@ def clip(task: LearningTask) -> Answer:
             )
             return "rolling", "clip-inputs", reason
     for output in task.outputs:
-        if output.loss in SQUARED and output.labels is not None and output.labels.far > OUTLIERS:
-            reason = f"{output.labels.far:.1%} of the labels are outliers, which the loss squares"
+        if output.loss in SQUARED and output.labels is not None and output.labels.outlier_share > OUTLIERS:
+            reason = f"{output.labels.outlier_share:.1%} of the labels are outliers, which the loss squares"
             return "rolling", "clip-labels", reason
     if task.depth > DEEP and not layers & (NORMALIZING - SCALING):
         reason = f"{task.depth} operators deep, without normalization and skips (arXiv:2102.06171)"
@@ -464,11 +474,11 @@ def mismatch(output: OutputStatistics, loss: str) -> str:
         classes = output.shape[-1] if output.shape else 1
         if not single or classes < 2:
             return f"it takes the number of a class, and labels have the shape {list(labels.shape)}: write CCE for rows of 0 and 1"
-        if not labels.whole or labels.low < 0 or labels.high >= classes:
+        if not labels.is_whole or labels.low < 0 or labels.high >= classes:
             return f"classes are 0 to {classes - 1}, and labels go from {labels.low:g} to {labels.high:g}"
     elif labels.shape != output.shape and not (single and output.shape[-1:] == (1,)):
-        more = ": write SCE for numbers of classes" if single and labels.whole else ""
-        return f"outputs have the shape {list(output.shape)}, and labels {list(labels.shape)}{more}"
+        advice = ": write SCE for numbers of classes" if single and labels.is_whole else ""
+        return f"outputs have the shape {list(output.shape)}, and labels {list(labels.shape)}{advice}"
     return ""
 
 
@@ -569,16 +579,16 @@ def labels_of(y: np.ndarray[Any, Any], shape: tuple[int, ...], ignore: float | N
         return replace(labels_of(remaining, ()), shape=tuple(y.shape[1:]))
     if not len(y):
         return LabelStatistics(y.shape[1:], True, 0.0, 0.0)
-    whole = y.dtype.kind in "iub" or bool(np.all(np.mod(y, 1) == 0))
+    is_whole = y.dtype.kind in "iub" or bool(np.all(np.mod(y, 1) == 0))
     low, high = float(y.min()), float(y.max())
     rows = y.ndim > 1 and y.shape[1:] == shape and shape[-1] > 1
     one_each = rows and bool(np.allclose(y.sum(axis=-1, dtype=np.float64), 1.0, atol=1e-4))
-    majority = sigma = far = square = 0.0
+    majority = sigma = outlier_share = square = 0.0
     counts: tuple[int, ...] = ()
-    if one_each and whole:
+    if one_each and is_whole:
         sums = y.reshape(-1, y.shape[-1]).sum(axis=0, dtype=np.float64)
         majority, counts = float(sums.max() / sums.sum()), tuple(map(int, sums))
-    elif whole and high - low < MOST_NUMBERS:
+    elif is_whole and high - low < MOST_NUMBERS:
         result = np.bincount((y - low).astype(np.int64).reshape(-1))
         majority = float(result.max() / y.size)
         counts = (*[0] * int(low), *map(int, result)) if 0 <= low < MOST_NUMBERS else ()
@@ -586,9 +596,11 @@ def labels_of(y: np.ndarray[Any, Any], shape: tuple[int, ...], ignore: float | N
         middle = np.median(y)
         distances = np.abs(np.asarray(y, np.float64) - middle)
         sigma = SIGMA * float(np.median(distances))
-        far = float(np.mean(distances > FAR * sigma)) if sigma > 0 else 0.0
+        outlier_share = float(np.mean(distances > FAR * sigma)) if sigma > 0 else 0.0
         square = float(np.mean(np.square(y, dtype=np.float64)))
-    return LabelStatistics(tuple(y.shape[1:]), whole, low, high, one_each, majority, sigma, far, square, counts)
+    return LabelStatistics(
+        tuple(y.shape[1:]), is_whole, low, high, one_each, majority, sigma, outlier_share, square, counts
+    )
 
 
 def _input(graph: Graph, node: Node, x: Any) -> InputStatistics:
@@ -601,16 +613,16 @@ def _input(graph: Graph, node: Node, x: Any) -> InputStatistics:
         return InputStatistics(node.name, shape, numbers and x is not None, scaled, 0.0, 0.0)
     x = np.asarray(x)
     low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
-    plain = InputStatistics(node.name, shape, numbers, scaled, low, high, peak=_peak(x))
+    bounds = InputStatistics(node.name, shape, numbers, scaled, low, high, peak=_peak(x))
     if len(shape) not in (1, 2) or x.ndim != len(shape) + 1 or shape[-1] > MOST_FEATURES or not x.size:
-        return plain
+        return bounds
     steps = tuple(range(len(shape)))
     ranges = x.max(axis=steps).astype(np.float64) - x.min(axis=steps)
     if len(shape) == 2 and not np.median(ranges) < SAME_SCALE * (high - low):  # a picture, or a sequence of one scale
-        return plain
+        return bounds
     means, deviations = x.mean(axis=steps, dtype=np.float64), x.std(axis=steps, dtype=np.float64)
     statistics = [tuple(map(float, item)) for item in (means, deviations, ranges)]
-    return replace(plain, means=statistics[0], deviations=statistics[1], ranges=statistics[2])
+    return replace(bounds, means=statistics[0], deviations=statistics[1], ranges=statistics[2])
 
 
 def _peak(x: np.ndarray[Any, Any]) -> float:

@@ -166,10 +166,10 @@ class Notation:
         values = {**self.values, **values}
         optimizer = self.key_value("optimizer")
         if isinstance(optimizer, Call) and ("train", "optimizer") not in values:
-            less = [key for key, names in IN_BRACKETS.items() if ("train", key) in values for key in names]
-            left = tuple(arg for arg in optimizer.args if arg.key not in less)
-            if left != optimizer.args:  # otherwise keep the text's value with its position
-                values["train", "optimizer"] = spelled(replace(optimizer, args=left))
+            dropped = [key for key, names in IN_BRACKETS.items() if ("train", key) in values for key in names]
+            remaining = tuple(arg for arg in optimizer.args if arg.key not in dropped)
+            if remaining != optimizer.args:  # otherwise keep the text's value with its position
+                values["train", "optimizer"] = spelled(replace(optimizer, args=remaining))
         return Notation(self.parsed.text, self.file, values, self.decisions)
 
     def key_value(self, key: str) -> Value | None:

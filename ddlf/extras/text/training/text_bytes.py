@@ -77,9 +77,9 @@ def answer(kind: str, name: str, folders: Sequence[Path]) -> bytes | None:
     if kind != "text":
         return None
     path = place_of(name).resolve()
-    below = any(path.is_relative_to(folder) for folder in folders)
+    is_below = any(path.is_relative_to(folder) for folder in folders)
     hidden = any(part.startswith(".") for part in Path(name).parts if part not in (".", ".."))
-    if not below or hidden or not path.is_file():
+    if not is_below or hidden or not path.is_file():
         return None
     if path.suffix == WEIGHTS:
         from ddlf.extras.text.conversion.weights import text_within
@@ -92,5 +92,5 @@ def place_of(path: Path | str) -> Path:
     """Return the path of a model text that a program names, from the current folder, else beside the script."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [*([Path(script).parent] if script else []), *map(Path, sys.path[:1])]
-    beside = [folder / path for folder in folders if (folder / path).is_file()]
-    return beside[0] if beside and not Path(path).is_file() else Path(path)
+    candidates = [folder / path for folder in folders if (folder / path).is_file()]
+    return candidates[0] if candidates and not Path(path).is_file() else Path(path)

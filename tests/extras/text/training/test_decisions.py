@@ -24,7 +24,7 @@ FACTS = LearningTask((FINE,), (SOFTMAX,), 1000, 5000, ("matmul", "add", "relu"),
 SCE = replace(SOFTMAX, labels=NUMBERS, loss="SCE")
 RARE = replace(SCE, labels=replace(NUMBERS, majority=0.96, counts=(96, 4, 0)))
 QUANTITY = OutputStatistics("a", "linear", (1,), "float32", LabelStatistics((), False, -3.0, 3.0, sigma=1.0))
-FAR = replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=1.0, far=0.01))
+FAR = replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=1.0, outlier_share=0.01))
 QUANTITIES = replace(QUANTITY, block="b", loss="MSE", labels=replace(QUANTITY.labels, square=22.0))
 LARGE = replace(QUANTITIES, labels=replace(QUANTITY.labels, square=24.0))
 """An output with a larger loss than 23, ten times the first loss of ten classes."""
@@ -46,7 +46,7 @@ LARGE = replace(QUANTITIES, labels=replace(QUANTITY.labels, square=24.0))
         (OutputStatistics("a", "sigmoid", (1,), "float32", LabelStatistics((), True, 0.0, 2.0)), "MSE"),
         (OutputStatistics("a", "tanh", (1,), "float32", LabelStatistics((), True, -1.0, 1.0)), "HIL"),
         (QUANTITY, "MSE"),
-        (replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=1.0, far=0.01)), "HUL"),
+        (replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=1.0, outlier_share=0.01)), "HUL"),
         (OutputStatistics("a", "linear", (96, 256), "float32", LabelStatistics((96,), True, 0.0, 255.0)), "SCE"),
     ],
 )
@@ -69,7 +69,7 @@ def test_loss_refuses_labels_that_it_cannot_compare(labels, sentence):
 
 
 def test_huber_delta_is_a_multiple_of_the_deviation():
-    output = replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=2.0, far=0.01))
+    output = replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=2.0, outlier_share=0.01))
     decisions = {decision.key: decision for decision in decide(replace(FACTS, outputs=(output,)), ())}
     assert decisions["loss"].value == "HUL"
     assert float(decisions["delta"].value) == pytest.approx(1.345 * 2)
