@@ -312,9 +312,8 @@ def _overlapping(
         return None
     tested = other_windows[sample_numbers(len(other_windows), OVERLAPPING)]
     starts, ends = ({window.tobytes() for window in part} for part in (windows[:, :-1], windows[:, 1:]))
-    moves = [
-        window for window in tested if (window[1:] != window[:-1]).any()
-    ]  # a constant window would match everywhere
+    # A constant window would match everywhere.
+    moves = [window for window in tested if (window[1:] != window[:-1]).any()]
     count = sum(window[1:].tobytes() in starts or window[:-1].tobytes() in ends for window in moves)
     return count, len(tested)
 

@@ -279,9 +279,8 @@ def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | 
         stem: The name of the files without a suffix.
         batch: The fixed batch size, for StableHLO only; None for a variable one.
     """
-    loaded.model(
-        loaded.packed([input_of_ones(spec) for spec in loaded.inputs]), training=False
-    )  # Keras exports only a called model
+    # Keras exports only a called model.
+    loaded.model(loaded.packed([input_of_ones(spec) for spec in loaded.inputs]), training=False)
     paths = [folder / name for name in format.files(stem)]
     if format.name == "stablehlo":
         exported = stablehlo(loaded, batch)

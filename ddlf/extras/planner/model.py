@@ -194,12 +194,8 @@ class TimeModel:
         steps, other_slots = setting.steps, setting.slots - 1
         slowness = [self.slowness.get(number, 1.0) for number in range(1, setting.slots + 1)]
         slowest_steps, slowest_samples = slowest(slowness, steps, balanced=setting.balanced)
-        row = [
-            slowest_steps,
-            slowest_samples * setting.batch,
-            steps * other_slots,
-            steps * other_slots * setting.batch,
-        ]  # SHARED
+        shared_steps = steps * other_slots
+        row = [slowest_steps, slowest_samples * setting.batch, shared_steps, shared_steps * setting.batch]  # SHARED
         for way in self._measured_ways:
             row += [1.0, float(setting.slots)] if way == setting.way else [0.0, 0.0]
         return np.array(row)

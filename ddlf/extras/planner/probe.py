@@ -507,9 +507,8 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     for way in ways[1:]:
         if way.is_one_step:
             yield from setting(way, most, batch, 1)
-    was_measured = (
-        FIRST_STEPS / LONGER <= app_steps <= FIRST_STEPS * LONGER
-    )  # the first measurement of all says as much
+    # The first measurement of all says as much.
+    was_measured = FIRST_STEPS / LONGER <= app_steps <= FIRST_STEPS * LONGER
     if not was_measured:
         yield from setting(own_way, most, batch, app_steps)
     for other in batches[1:]:

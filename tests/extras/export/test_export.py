@@ -43,7 +43,7 @@ def test_plan_refuses_a_missing_folder(source, tmp_path):
 
 
 def test_plan_refuses_16_bits_only_for_onnx(source, tmp_path):
-    mixed = ExportSource(source.path, "a", half=("dense", "mixed_float16"))
+    mixed = ExportSource(source.path, "a", half_precision=("dense", "mixed_float16"))
     assert refused(mixed, [FORMATS["litert"], FORMATS["onnx"]], tmp_path).startswith(
         f"ONNX files need models in float32, but the layer 'dense' of {tmp_path}/a.keras computes in mixed_float16; "
     )

@@ -432,9 +432,8 @@ def key_of(value: Any, entries: dict[str, Any] | None = None) -> Key | None:
         if not (isinstance(value, list) and len(value) == 3 and isinstance(value[0], str)):
             return None
         name, call, tensor = value
-        counts_itself = "input_layers" in (
-            entries[name]["config"] or {}
-        )  # Keras counts the construction of a functional model as a call
+        # Keras counts the construction of a functional model as a call.
+        counts_itself = "input_layers" in (entries[name]["config"] or {})
         return name, call - counts_itself, tensor
     if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
         name, call, tensor = value["config"]["keras_history"]

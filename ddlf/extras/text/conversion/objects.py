@@ -314,9 +314,8 @@ class Writer:
     def _object(self, value: Config, label: str) -> Value:
         kind = value.get("class_name")
         if value.keys() == {"value"} and isinstance(value["value"], list | tuple) and len(value["value"]) == 3:
-            return _function(
-                {"class_name": "__lambda__"}, label
-            )  # Keras serializes a lambda as code, defaults and closure
+            # Keras serializes a lambda as code, defaults and closure.
+            return _function({"class_name": "__lambda__"}, label)
         if kind is None or "config" not in value:
             pairs = [self._pair(key, item, label) for key, item in value.items()]
             return Call("dict", tuple(pairs), 0)

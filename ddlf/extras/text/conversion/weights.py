@@ -222,8 +222,7 @@ def _named(model: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield from _named(layer, f"{before}{layer.name}/")
             continue
         for weight in layer.weights:
-            _, is_inside, weight_name = str(weight.path).rpartition(f"{layer.name}/")
-            weight_name = re.sub(
-                r"\bvariable_\d+$", "variable", weight_name if is_inside else weight.name
-            )  # Keras numbers layers without a name
+            _, separator, weight_name = str(weight.path).rpartition(f"{layer.name}/")
+            # Keras numbers layers without a name.
+            weight_name = re.sub(r"\bvariable_\d+$", "variable", weight_name if separator else weight.name)
             yield f"{before}{layer.name}/{weight_name}", weight

@@ -183,9 +183,8 @@ class _DataFitter:
     def __init__(self, arrays: dict[str, Array], source: str, inputs: list[Endpoint], outputs: list[Endpoint]) -> None:
         self.arrays, self.source, self.inputs, self.outputs = dict(arrays), source, inputs, outputs
         names = {output.name for output in outputs}
-        self.ambiguous_names = [
-            name.name for name in inputs if name.name in names
-        ]  # blocks with an input and an output
+        # Blocks with an input and an output.
+        self.ambiguous_names = [endpoint.name for endpoint in inputs if endpoint.name in names]
         self.used: set[str] = set()
         self.notes: list[str] = []
         self.classes: dict[str, list[str]] = {}

@@ -37,7 +37,7 @@ LARGE = replace(QUANTITIES, labels=replace(QUANTITY.labels, square=24.0))
         (replace(SOFTMAX, labels=replace(NUMBERS, shape=(1,))), "SCE"),
         (replace(SOFTMAX, last="linear", labels=NUMBERS), "SCE"),
         (SOFTMAX, "CCE"),
-        (replace(SOFTMAX, labels=replace(ROWS, whole=False)), "KLD"),
+        (replace(SOFTMAX, labels=replace(ROWS, is_whole=False)), "KLD"),
         (replace(SOFTMAX, labels=replace(ROWS, majority=0.95)), "FOL"),
         (OutputStatistics("a", "sigmoid", (1,), "float32", LabelStatistics((), True, 0.0, 1.0, majority=0.6)), "BCE"),
         (OutputStatistics("a", "sigmoid", (1,), "float32", LabelStatistics((), True, 0.0, 1.0, majority=0.91)), "FOL"),
@@ -59,7 +59,7 @@ def test_loss_follows_from_output_and_labels(output, value):
     [
         (None, "write loss"),
         (replace(NUMBERS, low=1.0, high=10.0), "from 1 to 10: classes are whole numbers from 0 to 9"),
-        (replace(NUMBERS, whole=False), "classes are whole numbers from 0 to 9"),
+        (replace(NUMBERS, is_whole=False), "classes are whole numbers from 0 to 9"),
         (replace(ROWS, shape=(7,)), r"has the shape \[10\], and its labels have \[7\]"),
     ],
 )
