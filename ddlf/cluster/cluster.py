@@ -661,7 +661,7 @@ class Cluster(Group):
                 *launcher.addresses[index],
                 id=index + 1,
                 N=count,
-                called=launcher.names[index] if launcher.names else "",
+                configured_name=launcher.names[index] if launcher.names else "",
                 advertise=self._advertise[index],
                 incarnation=partial(launcher.incarnation, index),
                 never=partial(launcher.never, index),

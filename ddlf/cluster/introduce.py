@@ -60,9 +60,9 @@ HINT = "open that port in the firewall, or set the address for other workers: dd
 
 def unreachable(pairs: Sequence[tuple[ProxyWorker, ProxyWorker, str]], hint: str = HINT) -> ConnectError:
     """Return the error that names the workers that cannot reach each other, from the result of ``introduced``."""
-    lines = [f"{caller.name} cannot reach {called.name}: {problem}" for caller, called, problem in pairs]
-    more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
-    return ConnectError("\n".join([*lines[:PAIRS_SHOWN], *more]), hint=hint)
+    lines = [f"{caller.name} cannot reach {callee.name}: {problem}" for caller, callee, problem in pairs]
+    note = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
+    return ConnectError("\n".join([*lines[:PAIRS_SHOWN], *note]), hint=hint)
 
 
 async def introduced(
@@ -79,25 +79,25 @@ async def introduced(
                 f"{worker.name} is connected as a guest, so it cannot be introduced to other workers",
                 hint="connect without guest",
             )
-    named = {id for caller, called in (calls or {}).items() for id in (caller, *called)}
-    if unknown := sorted(named - {worker.id for worker in workers}):
+    numbers = {id for caller, callee in (calls or {}).items() for id in (caller, *callee)}
+    if unknown := sorted(numbers - {worker.id for worker in workers}):
         raise ConfigError(f"worker {unknown[0]} is named in calls, but is not among the introduced workers")
     endpoints = dict(zip(workers, await asyncio.gather(*map(_endpoint, workers)), strict=True))
     _check_distinct(endpoints)
     executors = {worker.id: worker.facts["executor"] for worker in workers}
     await asyncio.gather(*(worker.rpc(_introduction(worker, endpoints, run, calls)) for worker in workers))
     unmet = await _meet(workers, workers)
-    refused = await asyncio.gather(*(_dial_back(caller, called, endpoints, run) for caller, called, _ in unmet))
+    refused = await asyncio.gather(*(_dial_back(caller, callee, endpoints, run) for caller, callee, _ in unmet))
     if retried := {caller for (caller, _, _), reason in zip(unmet, refused, strict=True) if reason == ""}:
         settled = [(pair, reason) for pair, reason in zip(unmet, refused, strict=True) if pair[0] not in retried]
         unmet = await _meet(list(retried), workers)
         refused = [reason for _, reason in settled] + [None] * len(unmet)
         unmet = [pair for pair, _ in settled] + unmet
-    missed = {worker for caller, called, _ in unmet for worker in (caller, called)}
+    missed = {worker for caller, callee, _ in unmet for worker in (caller, callee)}
     await asyncio.gather(*(_check_there(worker, executors[worker.id]) for worker in missed))
     return [
-        (caller, called, f"{reason}; and {called.name} cannot dial it either: {reason_back}" if reason_back else reason)
-        for (caller, called, reason), reason_back in zip(unmet, refused, strict=True)
+        (caller, callee, f"{reason}; and {callee.name} cannot dial it either: {reason_back}" if reason_back else reason)
+        for (caller, callee, reason), reason_back in zip(unmet, refused, strict=True)
     ]
 
 
@@ -115,19 +115,19 @@ async def _meet(
 
 
 async def _dial_back(
-    caller: ProxyWorker, called: ProxyWorker, endpoints: Mapping[ProxyWorker, dict[str, Any]], run: str
+    caller: ProxyWorker, callee: ProxyWorker, endpoints: Mapping[ProxyWorker, dict[str, Any]], run: str
 ) -> str | None:
     """Have a worker dial its caller, which cannot dial it. Return why it did not reach the caller; empty if it did. None
     if the caller has no address, or if a user has given one for the called worker, which must lead to it.
     """
-    addresses = _candidates(caller, called, endpoints)
-    if not addresses or _advertised(called, endpoints[called], caller.id):
+    addresses = _candidates(caller, callee, endpoints)
+    if not addresses or _advertised(callee, endpoints[callee], caller.id):
         return None
-    number = offer_number(peer_pass(called.identity.key["lease"], run, caller.facts["executor"]))
+    number = offer_number(peer_pass(callee.identity.key["lease"], run, caller.facts["executor"]))
     try:
-        return str(await called.ask("dial", addresses, called.id, number, timeout_s=DIAL_BACK_S))
+        return str(await callee.ask("dial", addresses, callee.id, number, timeout_s=DIAL_BACK_S))
     except DDLFError as error:  # it is lost, or runs an earlier release; the pair has a reason already
-        log.debug("%s does not dial %s: %s", called.name, caller.name, error)
+        log.debug("%s does not dial %s: %s", callee.name, caller.name, error)
         return None
 
 
@@ -191,8 +191,8 @@ def _introduction(
 ) -> Request:
     """Return the request that introduces the other workers to one worker."""
 
-    def may(caller: ProxyWorker, called: ProxyWorker) -> bool:
-        return caller is not called and (calls is None or called.id in calls.get(caller.id, ()))
+    def may(caller: ProxyWorker, callee: ProxyWorker) -> bool:
+        return caller is not callee and (calls is None or callee.id in calls.get(caller.id, ()))
 
     return Request(
         "introduce",

@@ -122,5 +122,5 @@ class Lane(Generic[W]):
         self.way_s = _mixed(self.way_s or None, seconds, RECENT)
 
 
-def _mixed(before: float | None, now: float, weight: float) -> float:
-    return now if before is None else before + weight * (now - before)
+def _mixed(mean: float | None, value: float, weight: float) -> float:
+    return value if mean is None else mean + weight * (value - mean)

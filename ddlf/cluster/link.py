@@ -406,7 +406,7 @@ class WorkerEvents:
     Args:
         emit: Receives the events.
         session: Has the worker's number under ``id``; the number may change.
-        called: Name in cluster.yaml; empty without one.
+        configured_name: Name in cluster.yaml; empty without one.
         incarnation: Returns the worker's present incarnation, as its launcher knows it.
 
     Attributes:
@@ -417,12 +417,12 @@ class WorkerEvents:
         self,
         emit: Callable[[Event], None],
         session: dict[str, Any],
-        called: str,
+        configured_name: str,
         incarnation: Callable[[], Incarnation] = Incarnation,
     ) -> None:
         self._emit = emit
         self._session = session
-        self._called = called
+        self._configured_name = configured_name
         self._incarnation = incarnation
         self._present = Incarnation()
         self._count = 0  # of incarnations
@@ -433,7 +433,7 @@ class WorkerEvents:
     @property
     def name(self) -> str:
         """The worker's name for people."""
-        return self._called or f"worker {self._session['id']}"
+        return self._configured_name or f"worker {self._session['id']}"
 
     def _worker_facts(self) -> dict[str, Any]:
         return {"worker": self._session["id"], "name": self.name}
@@ -444,8 +444,8 @@ class WorkerEvents:
         """
         if self._is_connected:
             return
-        before, self._present = self._present, self._incarnation()
-        if self._present.number != before.number:
+        former, self._present = self._present, self._incarnation()
+        if self._present.number != former.number:
             self._count += 1
             self.last_lines.clear()
         self._emit(
@@ -555,7 +555,7 @@ class Link:
     security: Security
     timing: Timing
     identity: Identity
-    called: str
+    configured_name: str
     incarnation: Callable[[], Incarnation]
     when_lost: str
     options: Sequence[str]
@@ -566,7 +566,7 @@ class Link:
     emit: Callable[[Event], None]
 
     def __post_init__(self) -> None:
-        self.worker_events = WorkerEvents(self.emit, self.session, self.called, self.incarnation)
+        self.worker_events = WorkerEvents(self.emit, self.session, self.configured_name, self.incarnation)
         self.link_state = LinkState(self.left, self.worker_events.last_lines, self.when_lost)
         self.control: ControlChannel | None = None
         self.data: DataChannel | None = None
@@ -593,7 +593,7 @@ class Link:
     @property
     def label(self) -> str:
         """The worker's name in cluster.yaml, else its address."""
-        return self.called or self.address
+        return self.configured_name or self.address
 
     @property
     def address(self) -> str:

@@ -80,7 +80,7 @@ class Members:
                 self._connecting = None
 
     async def _connect(self, modules: Sequence[str]) -> None:
-        before = [worker for worker in self.workers if worker.connected]
+        connected = [worker for worker in self.workers if worker.connected]
         try:
             starting = self.launcher.revives and not all(worker.is_open for worker in self.workers)
             count: dict[str, Any] = {"total": len(self.workers), "unit": "workers"}
@@ -92,8 +92,8 @@ class Members:
             await self._share_cpus()
             await self._reach(list(self.present), ProxyWorker.connect)
         except BaseException:
-            await asyncio.gather(*(worker.close() for worker in self.workers if worker not in before))
-            if not before:
+            await asyncio.gather(*(worker.close() for worker in self.workers if worker not in connected))
+            if not connected:
                 await self.launcher.stop()
             raise
 

@@ -94,7 +94,7 @@ class ProxyWorker(IWorker):
         timing: Times of heartbeats, suspicion and loss.
         takeover: Take the worker from another master that has its lease.
         guest: Connect without a lease, for status and measurements. This works while another master has the worker.
-        called: Name in cluster.yaml; empty without one.
+        configured_name: Name in cluster.yaml; empty without one.
         advertise: Address of this worker for other workers, as ``HOST`` or ``HOST:PORT``, or a dict with such a text
             for each caller's number. With an empty text, other workers use the addresses that the worker reports.
         incarnation: Returns the worker's present incarnation, as its launcher knows it.
@@ -125,7 +125,7 @@ class ProxyWorker(IWorker):
         timing: Timing | None = None,
         takeover: bool = False,
         guest: bool = False,
-        called: str = "",
+        configured_name: str = "",
         advertise: str | dict[int, str] = "",
         incarnation: Callable[[], Incarnation] = Incarnation,
         never: Callable[[], str] = str,
@@ -152,7 +152,7 @@ class ProxyWorker(IWorker):
             max_message_bytes=max_message_bytes,
             security=security,
             timing=self.timing,
-            called=called,
+            configured_name=configured_name,
             incarnation=incarnation,
             when_lost=when_lost,
             options=options,
@@ -421,17 +421,19 @@ class ProxyWorker(IWorker):
                         raise
             attempt += 1
 
-    async def call(self, role: Sequence[str], verb: str, *args: Any, timeout_s: float | None = None, **how: Any) -> Any:
+    async def call(
+        self, role: Sequence[str], verb: str, *args: Any, timeout_s: float | None = None, **attributes: Any
+    ) -> Any:
         """Call a verb of a role that the worker hosts; ``rpc`` describes the errors.
 
         Args:
             role: Name of the run, and of the role in it.
             verb: Name of one of the role's methods, which gets ``args``.
             timeout_s: Seconds to wait; None waits indefinitely.
-            how: Attributes of the request, such as ``hear``.
+            attributes: Attributes of the request, such as ``hear``.
         """
         request = Request("call", *role, verb, *args)
-        for name, value in how.items():
+        for name, value in attributes.items():
             setattr(request, name, value)
         return await self.rpc(request, timeout_s)
 

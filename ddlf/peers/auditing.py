@@ -41,7 +41,7 @@ def audit_rounds(plan: Plan, *, runs: int = RUNS) -> Finding:
         parts = {
             number: Part(read=partial(posted, update), trainings=1, samples=1) for number, update in enumerate(updates)
         }
-        after, _, _ = next_base(plan, base, base, parts, [], trainable)
-        return canary.projections([np.asarray(array, np.float64) for array in difference(base, after)])
+        new_base, _, _ = next_base(plan, base, base, parts, [], trainable)
+        return canary.projections([np.asarray(array, np.float64) for array in difference(base, new_base)])
 
     return audit(draw, Noise(multiplier=mechanism.noise), runs=runs, delta=DELTA if plan.delta is None else plan.delta)

@@ -281,9 +281,9 @@ class SetCheck:
             return 1.0
         merge_share = self._rule.share(course, ledger_set)
         difference = sketch[0] - course.posted[0]
-        far = abs(merge_share) * length(difference)
-        most = (self._longest if ledger_set.share == 1 else COUNTED) * self._usual.of_all()
-        share = most / far if 0 < most < far and not validated else 1.0
+        merge_length = abs(merge_share) * length(difference)
+        longest = (self._longest if ledger_set.share == 1 else COUNTED) * self._usual.of_all()
+        share = longest / merge_length if 0 < longest < merge_length and not validated else 1.0
         trained, untrained = course.posted[0] + share * merge_share * difference, course.posted[1]
         if untrained.size:
             untrained = untrained + share * merge_share * (sketch[1] - untrained)

@@ -127,8 +127,8 @@ class Posting(Peer):
 
     trained: LiveWeights  # type: ignore[assignment]
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named, retry_s=math.inf, background=True)
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords, retry_s=math.inf, background=True)
         self._tests = ThreadPoolExecutor(1, "ddlf-peer-test")
 
     def join_with(self, live: LiveWeights, state: Weights, check: Callable[[], None]) -> None:
@@ -290,7 +290,7 @@ class ClusterPeer:
     @property
     def needs_weights(self) -> bool:
         """Whether the next commit will probably post or take a set."""
-        return not self._failure and (self._peer.has_news or self._peer.is_due(self._peer.plan.updates, more=1))
+        return not self._failure and (self._peer.has_news or self._peer.is_due(self._peer.plan.updates, ahead=1))
 
     @property
     def over(self) -> str:
@@ -320,7 +320,7 @@ class ClusterPeer:
         peer = self._peer
         peer.count()
         if weights is not None and (peer.has_news or peer.is_due(peer.plan.updates)):
-            self._live.current = before = list(weights)
+            self._live.current = posted = list(weights)
             posts, merges, takes = peer.posts, peer.merges, peer.takes
             try:
                 await asyncio.to_thread(peer.exchange)
@@ -332,7 +332,7 @@ class ClusterPeer:
             if peer.takes > takes:
                 how: Literal["merge", "replace"] = "merge" if peer.merges > merges else "replace"
                 self._app.run_context.emit(SetTaken(version=self._progress.version, set=peer.last_set, how=how))
-            if self._live.current is not before:
+            if self._live.current is not posted:
                 weights = self._live.current
         self._keep()
         return weights

@@ -70,8 +70,8 @@ def peer_of_data(
     return _peer(sample_noise, link, make, name=name, say=say, secure_aggregation=secure_aggregation)
 
 
-def _peer(sample_noise: SampleNoise | None, *args: Any, **named: Any) -> Peer:
-    return Peer(*args, **named) if sample_noise is None else SamplePeer(*args, how=sample_noise, **named)
+def _peer(sample_noise: SampleNoise | None, *args: Any, **keywords: Any) -> Peer:
+    return Peer(*args, **keywords) if sample_noise is None else SamplePeer(*args, how=sample_noise, **keywords)
 
 
 def _as_arrays(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -304,21 +304,21 @@ def _head(data: Mapping[str, Any], set: bytes) -> bytes:
     """Return everything of a record before its set."""
     text = to_json(data, inf_nan_mode="strings")
     text += b" " * (-len(text) % 8)
-    rest = struct.pack("<IIQ", len(text), 0, len(set)) + text
-    crc = zlib.crc32(set, zlib.crc32(rest))
-    return struct.pack("<II", MAGIC, crc) + rest
+    checked = struct.pack("<IIQ", len(text), 0, len(set)) + text
+    crc = zlib.crc32(set, zlib.crc32(checked))
+    return struct.pack("<II", MAGIC, crc) + checked
 
 
 def _write_at(descriptor: int, parts: Sequence[bytes], at: int) -> None:
     """Write bytes one after another at a place of a file. They are not joined: a copy holds up other threads."""
     for first in range(0, len(parts), MOST_PARTS):
-        some = parts[first : first + MOST_PARTS]
-        written, size = os.pwritev(descriptor, some, at), sum(map(len, some))
+        batch = parts[first : first + MOST_PARTS]
+        written, size = os.pwritev(descriptor, batch, at), sum(map(len, batch))
         at += size
         if written < size:  # as when the disk is nearly full
-            rest = memoryview(b"".join(some))[written:]
-            while rest:
-                rest = rest[os.pwrite(descriptor, rest, at - len(rest)) :]
+            remaining = memoryview(b"".join(batch))[written:]
+            while remaining:
+                remaining = remaining[os.pwrite(descriptor, remaining, at - len(remaining)) :]
 
 
 def _records(path: Path, number: int) -> Iterator[tuple[dict[str, Any], Extent, int]]:

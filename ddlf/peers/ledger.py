@@ -221,8 +221,8 @@ class Member:
         self.number = number
         self.updates += updates
         if self.posted_at:
-            passed = at - self.posted_at
-            self.interval_s = 0.8 * self.interval_s + 0.2 * passed if self.interval_s else passed
+            interval_s = at - self.posted_at
+            self.interval_s = 0.8 * self.interval_s + 0.2 * interval_s if self.interval_s else interval_s
         self.posted_at = at
 
     def was_good(self) -> None:

@@ -235,7 +235,7 @@ class Connection:
         shard, size = bytearray(), 1
         while len(shard) < size:
             headers = {"Authorization": f"Bearer {self._own_key.key}", "Range": f"bytes={len(shard)}-"}
-            status, content, facts = _got(self._link, f"/shard/{number}", headers, self._tls, None)
+            status, content, facts = _response_of(self._link, f"/shard/{number}", headers, self._tls, None)
             if status != http.HTTPStatus.PARTIAL_CONTENT:
                 reason = content[:1000].decode(errors="replace").strip()
                 raise ConnectError(f"{self._link.origin} gives no shard: {reason}")
@@ -261,8 +261,8 @@ class Connection:
         if status == http.HTTPStatus.UNAUTHORIZED and self._own_key.key:
             raise AuthError(f"{self._link.origin} refuses this peer: {body}", hint="ask for a new link")
         if status == http.HTTPStatus.FORBIDDEN:
-            also = " (another program of yours here is its peer now)" * (self._own_key.other_programs > 0)
-            raise AuthError(f"{self._link.origin} refuses the link{also}: {body}")  # the server says what to do
+            addition = " (another program of yours here is its peer now)" * (self._own_key.other_programs > 0)
+            raise AuthError(f"{self._link.origin} refuses the link{addition}: {body}")  # the server says what to do
         if status in (429, 503, 507):
             raise ConnectError(f"{self._link.origin} takes no peer now: {body}", hint="the link stays unused")
         raise ConnectError(
@@ -401,11 +401,11 @@ def request(link: Link, path: str, headers: dict[str, str], tls: ssl.SSLContext 
     Raises:
         ConnectError: The server cannot be reached.
     """
-    status, body, _ = _got(link, path, headers, tls, 2**20)
+    status, body, _ = _response_of(link, path, headers, tls, 2**20)
     return status, body.decode(errors="replace").strip()
 
 
-def _got(
+def _response_of(
     link: Link, path: str, headers: dict[str, str], tls: ssl.SSLContext | None, most: int | None
 ) -> tuple[int, bytes, http.client.HTTPMessage]:
     host = link.host.strip("[]")

@@ -337,20 +337,20 @@ class Peer:
         """Return whether the data may be trained on now."""
         return True
 
-    def is_due(self, updates: int, more: int = 0) -> bool:
+    def is_due(self, updates: int, ahead: int = 0) -> bool:
         """Return whether it is time to post. The answer to the last post is taken first: the server takes a post that does
         not contain the set of this answer for one whose peer has missed it, and gives the set a second time.
 
         Args:
             updates: Updates between two posts.
-            more: Updates that will have been trained then, in addition.
+            ahead: Updates that will have been trained then, in addition.
         """
-        return self._is_time(updates, more) and not (self._connection.waits or self._connection.has_news)
+        return self._is_time(updates, ahead) and not (self._connection.waits or self._connection.has_news)
 
-    def _is_time(self, updates: int, more: int = 0) -> bool:
-        since = self._since + more
-        late = self.plan.seconds and time.monotonic() - self._posted_at >= self.plan.seconds
-        return bool(since and (since >= updates or late))
+    def _is_time(self, updates: int, ahead: int = 0) -> bool:
+        since = self._since + ahead
+        is_late = self.plan.seconds and time.monotonic() - self._posted_at >= self.plan.seconds
+        return bool(since and (since >= updates or is_late))
 
     def _take(self, timeout_s: float | None) -> None:
         """Take what the server has sent, and wait for the first message."""

@@ -37,8 +37,8 @@ class RoundLedger(WeightLedger):
     def due(self, now: float, last_signs: Mapping[int, float]) -> list[Entry]:
         entries = super().due(now, last_signs)
         waiting = self._in("waiting")
-        late = waiting and now - self.began_at >= self.plan.deadline_s
-        if not self.ended and late and not self.closed and len(waiting) >= self.plan.quorum:
+        is_late = waiting and now - self.began_at >= self.plan.deadline_s
+        if not self.ended and is_late and not self.closed and len(waiting) >= self.plan.quorum:
             entries.append(Closed(at=now, base=self.base))
         return entries
 

@@ -59,7 +59,7 @@ class SampleTrained(Trained):
     Args:
         model: The compiled model.
         data: One array of inputs and one of labels for training.
-        how: Clip and noise.
+        noise: Clip and noise.
 
     Attributes:
         steps: Steps since the last call of ``counted``.
@@ -68,7 +68,7 @@ class SampleTrained(Trained):
         ConfigError: Model, data or backend are not supported.
     """
 
-    def __init__(self, model: Any, data: Mapping[str, Any], how: SampleNoise) -> None:
+    def __init__(self, model: Any, data: Mapping[str, Any], noise: SampleNoise) -> None:
         from ddlf.training.slot.sample_noise import SampleNoise as Steps
 
         if not all(isinstance(data[name], np.ndarray) for name in ("x_train", "y_train")):
@@ -77,7 +77,7 @@ class SampleTrained(Trained):
                 hint="train a model with one input and one output",
             )
         super().__init__(model, data, 0)
-        self._noised = Steps(model, how.clip, how.noise)
+        self._noised = Steps(model, noise.clip, noise.noise)
         self.steps = 0
 
     def batch(self, size: int) -> None:
@@ -106,8 +106,8 @@ class SamplePeer(Peer):
 
     trained: SampleTrained
 
-    def __init__(self, *args: Any, how: SampleNoise, **named: Any) -> None:
-        super().__init__(*args, **named)
+    def __init__(self, *args: Any, how: SampleNoise, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
         self.how = how
         self._account: ReleaseAccount | None = None
         self._lock_file: BinaryIO | None = None  # the lock of the account

@@ -73,8 +73,8 @@ class SecurePeer:
             case Members() if not share.offers:
                 self._meet(share, message)
             case Survivors():
-                named = [_number(part) for part in message.members.split(",")]
-                return Signed(attempt=share.attempt, signature=share.sign(named).hex())
+                survivors = [_number(part) for part in message.members.split(",")]
+                return Signed(attempt=share.attempt, signature=share.sign(survivors).hex())
             case Signatures():
                 signatures = message.signatures.items()
                 answer = share.answer({_number(name): _bytes(text) for name, text in signatures})

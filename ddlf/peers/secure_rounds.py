@@ -127,7 +127,7 @@ class SecureRounds:
         if self.phase not in ("idle", "offers") and peer in self._offers.keys() - self._lost:
             instructions.append(Tell(peer=peer, message=self._members()))
             if peer in self._survivors:
-                instructions.append(Tell(peer=peer, message=self._named()))
+                instructions.append(Tell(peer=peer, message=self._survivors_message()))
                 if self.phase != "signing":
                     instructions.append(Tell(peer=peer, message=self._all_signed()))
         return instructions
@@ -174,8 +174,8 @@ class SecureRounds:
         if self.phase == "idle":
             instructions += self._begin()
         if self.phase == "offers":
-            enough = len(self._offers) >= self._least
-            if enough and (is_late or self._offers.keys() >= present):
+            has_enough = len(self._offers) >= self._least
+            if has_enough and (is_late or self._offers.keys() >= present):
                 self._close_offers()
                 instructions += [Tell(peer=peer, message=self._members()) for peer in self._offers]
         if self.phase == "posts":
@@ -185,7 +185,7 @@ class SecureRounds:
                 return instructions + self._void(f"{len(able)} of {len(self._offers)} members are left", now)
             if posted == able or (is_late and len(posted) >= self._least):
                 self._survivors, self.phase, self._since = sorted(posted), "signing", now
-                instructions += [Tell(peer=peer, message=self._named()) for peer in self._survivors]
+                instructions += [Tell(peer=peer, message=self._survivors_message()) for peer in self._survivors]
         if self.phase in ("signing", "unmasking"):
             unanswered = [member for member in self._survivors if member not in self._come]
             if absent := [member for member in unanswered if member in self._lost]:
@@ -294,8 +294,8 @@ class SecureRounds:
         if message.number <= ledger.members[peer].number:
             raise ProtocolError(f"post {message.number} comes after post {ledger.members[peer].number}")
         if len(message.set) != 4 * self._values:
-            got = f"{len(message.set):,} bytes"
-            raise ProtocolError(f"the masked numbers of this model have {4 * self._values:,} bytes, got {got}")
+            length = f"{len(message.set):,} bytes"
+            raise ProtocolError(f"the masked numbers of this model have {4 * self._values:,} bytes, got {length}")
         if message.base != ledger.base:
             return [self._rejected(peer, message.number)]
         if message.attempt != self.attempt or peer not in self._offers or self.phase in ("idle", "offers"):
@@ -331,7 +331,7 @@ class SecureRounds:
         offers = {str(offer.member): (offer.identity + offer.key + offer.signature).hex() for offer in self._roster}
         return Members(attempt=self.attempt, samples=self._most, offers=offers)
 
-    def _named(self) -> Survivors:
+    def _survivors_message(self) -> Survivors:
         return Survivors(attempt=self.attempt, members=",".join(map(str, self._survivors)))
 
     def _all_signed(self) -> Signatures:

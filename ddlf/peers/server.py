@@ -170,14 +170,14 @@ class Waiting(NamedTuple):
         data: Its set, and what follows the set in the journal.
         head: The head of its record; empty if a thread is to make it.
         travelling: The set as it travels, if it travels in another form.
-        done: Done when the ledger has taken the entry.
+        written: Done when the ledger has taken the entry.
     """
 
     entry: Entry
     data: bytes
     head: bytes
     travelling: bytes
-    done: asyncio.Future[None]
+    written: asyncio.Future[None]
 
 
 class ComeBack(Exception):
@@ -350,7 +350,7 @@ class PeerServer:
         self._loop: asyncio.AbstractEventLoop
         self._failure: BaseException | None = None
         self._spending: Spending | None = None  # None without noise
-        self._spent: dict[int, str] = {}  # peers that must not post again, and why, if each post costs its peer
+        self._spent_reasons: dict[int, str] = {}  # peers that must not post again, and why, if each post costs its peer
 
     # -- begin and end ------------------------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class PeerServer:
                 instructions += self.ledger.apply(entry)
         if self._spending is not None:
             self._spending.check_complete(self.ledger.releases, self.ledger.counts.get("posts", 0))
-            self._spent = self._spending.spent_by_post()
+            self._spent_reasons = self._spending.spent_by_post()
         if self.ledger.base == NO_SET:
             began = Began(at=time.time(), set=1, run=sessions.new_secret()[:16])
             self._journal.append([(began, self.model.first)])
@@ -553,7 +553,7 @@ class PeerServer:
         self._waits.set()
         await asyncio.gather(self._writer, return_exceptions=True)
         for waiting in self._waiting:  # the writer has failed
-            _set_exception(waiting.done, CheckpointError(CLOSED))
+            _set_exception(waiting.written, CheckpointError(CLOSED))
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
@@ -586,10 +586,10 @@ class PeerServer:
         self.ledger.admit(entry)
         # Now, since the set of a post that has just come is in the processor's cache.
         head = head_of(entry, data) if len(data) <= INLINE_BYTES else b""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Waiting(entry, data, head, travelling, done))
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(Waiting(entry, data, head, travelling, written))
         self._waits.set()
-        await done
+        await written
 
     async def _write_entries(self) -> None:
         """Write entries in batches until the server is closed."""
@@ -608,7 +608,7 @@ class PeerServer:
         except DDLFError as error:
             self._say_error("entries", error)
             for waiting in batch:
-                _set_exception(waiting.done, error)
+                _set_exception(waiting.written, error)
             return
         for waiting in batch:
             self._take(waiting)
@@ -633,7 +633,7 @@ class PeerServer:
             self._say(f"error     {error}")
 
     def _take(self, waiting: Waiting) -> None:
-        entry, data, _, travelling, done = waiting
+        entry, data, _, travelling, written = waiting
         validated = self.ledger.validated
         if isinstance(entry, WITH_SET):
             self._keep(entry.set, data[: self.wire.length(data)], travelling)
@@ -642,7 +642,7 @@ class PeerServer:
         except Unfit as error:  # something in the same batch came first
             if isinstance(entry, WITH_SET):
                 self._drop(entry.set)
-            _set_exception(done, error)
+            _set_exception(written, error)
             return
         if isinstance(entry, Posted) and (ledger_set := self.ledger.sets.get(entry.set)) is not None:
             self.check.accepted(entry, ledger_set.trainings)
@@ -657,8 +657,8 @@ class PeerServer:
         self._forget([validated] if validated != self.ledger.validated else [])
         if self.ledger.over and not self.ledger.present:
             self._may_end.set()
-        if not done.done():
-            done.set_result(None)
+        if not written.done():
+            written.set_result(None)
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
@@ -676,8 +676,8 @@ class PeerServer:
 
         A peer that has spent its budget gets no answer, since it would train and post again: the training ends.
         """
-        if spent := self._spent.get(reply.peer):
-            self._begin(self._end_spent(spent))
+        if reason := self._spent_reasons.get(reply.peer):
+            self._begin(self._end_spent(reason))
             return
         line, share, start = self._lines.get(reply.peer), 1.0, b""
         if reply.answer == "merge" and (ledger_set := self.ledger.sets.get(reply.set)) is not None:
@@ -710,7 +710,7 @@ class PeerServer:
     async def _merge(self, mean: Mean) -> None:
         parts = {number: self._part(number) for number in mean.of}
         lines: list[str] = []
-        spent = ""
+        spent_reason = ""
         left_out: tuple[int, ...] = ()
         if mean.base == NO_SET:
             left_out = self._long(mean.of)
@@ -728,11 +728,13 @@ class PeerServer:
             )
             if self._spending is not None and not self._spending.is_by_post and weights is not base:
                 try:
-                    spent = await self._count(self._spending, *(self.ledger.sets[number].peer for number in mean.of))
+                    spent_reason = await self._count(
+                        self._spending, *(self.ledger.sets[number].peer for number in mean.of)
+                    )
                 except BudgetSpent as error:  # the sum does not leave: the base stays
-                    weights, outer, spent = base, self._outer, error.message
-            elif self._spent:  # before others get the next base, and post in vain
-                await self._end_spent(next(iter(self._spent.values())))
+                    weights, outer, spent_reason = base, self._outer, error.message
+            elif self._spent_reasons:  # before others get the next base, and post in vain
+                await self._end_spent(next(iter(self._spent_reasons.values())))
             self._stepped = [np.asarray(array) for array in outer]
         data = await asyncio.to_thread(self.model.layout.encode, weights)
         travelling = await asyncio.to_thread(self.wire.travelling, data)
@@ -750,8 +752,8 @@ class PeerServer:
             )
 
         await self._commit_mean(entry, data, travelling, sketch)
-        if spent:
-            await self._end_spent(spent)
+        if spent_reason:
+            await self._end_spent(spent_reason)
 
     async def _commit_mean(
         self, entry: Callable[[], Merged | Summed], data: bytes, travelling: bytes = b"", sketch: Sketch | None = None
@@ -785,7 +787,7 @@ class PeerServer:
         while True:
             try:
                 async with self._counting:
-                    spent = await asyncio.to_thread(spending.count, *peers)
+                    reason = await asyncio.to_thread(spending.count, *peers)
                 break
             except CheckpointError as error:  # the release waits until the disk takes its count
                 self._say_error("release", error)
@@ -794,7 +796,7 @@ class PeerServer:
                 await asyncio.sleep(AGAIN_S)
         if self._epsilon_shown.is_due(time.time()):
             self._say(f"privacy   {spending.line()}")
-        return spent
+        return reason
 
     def _counted(self, number: int, part: Part, received: Weights, usual_samples: int) -> Part:
         """Return a set of a round with the share of its training that counts. Then it has at most the usual samples."""
@@ -1003,8 +1005,10 @@ class PeerServer:
         if not is_command and (wait_s := self.quotas.requests.wait_s(address, now)):
             return too_many("requests from your address", wait_s)
         if not self._is_ours(host, origin):
-            also = ", or with an address in place of its name" * self._has_tls
-            return response(403, f"this server does not answer to {host[:100]!r}: use the link as it was printed{also}")
+            addition = ", or with an address in place of its name" * self._has_tls
+            return response(
+                403, f"this server does not answer to {host[:100]!r}: use the link as it was printed{addition}"
+            )
         match url.path:
             case "/join":
                 return await self._join(code, address)
@@ -1094,8 +1098,10 @@ class PeerServer:
 
     def _address(self, connection: ServerConnection, headers: Headers) -> str:
         """Return the address of a request; if a proxy is in front, the one that the proxy names."""
-        named = headers.get_all("X-Forwarded-For") if self._proxied else []
-        address = named[-1].rpartition(",")[2].strip()[:64] if named else str((connection.remote_address or ("",))[0])
+        forwarded = headers.get_all("X-Forwarded-For") if self._proxied else []
+        address = (
+            forwarded[-1].rpartition(",")[2].strip()[:64] if forwarded else str((connection.remote_address or ("",))[0])
+        )
         return counted_as(address)
 
     def _is_full(self, address: str) -> bool:
@@ -1269,8 +1275,8 @@ class PeerServer:
             await self._refuse(earlier.socket, "the same peer has connected again", "close other windows and programs")
         self._last_signs[peer] = time.time()  # before it arrives: its lease begins at once
         waits = keeps and ledger.repeat(peer) is None  # its post is in the open round
-        if (spent := self._spent.get(peer)) and not waits:
-            await self._end_spent(spent)
+        if (reason := self._spent_reasons.get(peer)) and not waits:
+            await self._end_spent(reason)
         try:
             await self._admit(peer, name, hello.samples, keeps=keeps)
         except Unfit:
@@ -1337,8 +1343,8 @@ class PeerServer:
                 await self.commit(Arrived(at=time.time(), samples=samples, shard=shard, **facts))
         of = f" of shard {self.ledger.members[peer].shard}" if shards is not None else ""
         if not keeps or self._back_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
-            many = "sample" if samples == 1 else "samples"
-            self._say(f"here      {self._name(peer)} with {samples:,} {many}{of}{' again' * keeps}")
+            noun = "sample" if samples == 1 else "samples"
+            self._say(f"here      {self._name(peer)} with {samples:,} {noun}{of}{' again' * keeps}")
 
     async def _listen(self, peer: int, line: Line) -> None:
         of = (*(SECURE_FROM_PEER if self._sums is not None else (Post, Score)), Broken, Bye)
@@ -1412,10 +1418,10 @@ class PeerServer:
             raise ProtocolError(f"post {line.posted} is not answered yet")
         line.posted = post.number
         if self._spending is not None and self._spending.is_by_post:
-            spent = await self._count(self._spending, peer)  # the server has seen it, whatever becomes of it
-            if spent:
-                self._spent[peer] = spent
-                self._say(f"budget    the open round is the last one: {spent}")
+            spent_reason = await self._count(self._spending, peer)  # the server has seen it, whatever becomes of it
+            if spent_reason:
+                self._spent_reasons[peer] = spent_reason
+                self._say(f"budget    the open round is the last one: {spent_reason}")
         if out_s := ledger.out_s(peer, time.time()):
             await self._reject(
                 peer, post, Finding(reason=f"after {STRIKES} strikes, posts count again in {out_s:.0f} s")
@@ -1663,9 +1669,9 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _set_exception(done: asyncio.Future[None], error: BaseException) -> None:
-    if not done.done():
-        done.set_exception(error)
+def _set_exception(future: asyncio.Future[None], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def _unwritten_end(error: CheckpointError) -> CheckpointError:

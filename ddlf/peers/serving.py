@@ -191,8 +191,8 @@ def read_model(
         asyncio.run(_created(app))
         app_model, converged = app.model, _converged(app)
         text = settled_text(text_of_model(app_model), str(path), None).text
-        named = provided("named_weights", "ddlf peers")(app_model)
-        first = {name: np.array(array) for name, array in named.items()}
+        variables = provided("named_weights", "ddlf peers")(app_model)
+        first = {name: np.array(array) for name, array in variables.items()}
         left_out = tuple(metrics_of(app_model)[1])
         says_batch = any("batch_size" in vars(kind) for kind in app_class.__mro__ if kind is not IApp)
         batch_size = int(app.batch_size) if says_batch else 0
@@ -203,26 +203,26 @@ def read_model(
     trained = None
     if arrays is not None:
         trained = trained_from_text(text, arrays, data or "", lambda line: None, seed)
-    named = provided("named_weights", "ddlf peers")(model)
+    variables = provided("named_weights", "ddlf peers")(model)
     if first is None:
-        first = {name: np.array(array) for name, array in named.items()}
-    for (name, variable), value in zip(named.items(), first.values(), strict=True):
+        first = {name: np.array(array) for name, array in variables.items()}
+    for (name, variable), value in zip(variables.items(), first.values(), strict=True):
         if tuple(variable.shape) != value.shape:
             raise ConfigError(f"{path}: the text of the model has another shape of {name!r}: please report this")
         variable.assign(value)
     from ddlf.peers.sets import layout_of
 
-    layout = layout_of({name: np.asarray(array) for name, array in named.items()})
+    layout = layout_of({name: np.asarray(array) for name, array in variables.items()})
     served = Model(
         text=text,
         layout=layout,
-        first=layout.encode([np.array(array) for array in named.values()]),
-        trainable=trained_tensors(model, named),
-        browser=browser_model(getattr(model, "inner", model), named),
+        first=layout.encode([np.array(array) for array in variables.values()]),
+        trainable=trained_tensors(model, variables),
+        browser=browser_model(getattr(model, "inner", model), variables),
     )
 
     def with_weights(weights: Weights) -> Any:
-        for variable, value in zip(named.values(), weights, strict=True):
+        for variable, value in zip(variables.values(), weights, strict=True):
             variable.assign(value)
         return model
 
@@ -417,8 +417,8 @@ def read_folder(path: Path) -> tuple[Plan, str, str, int]:
     """
     facts = runs.read_json(path / PLAN)
     if "plan" not in facts:
-        how = f"continue it with: ddlf run APP --resume {path}" if (path / runs.STATE).exists() else "name another run"
-        raise ConfigError(f"{path} is a run without peers", hint=how)
+        hint = f"continue it with: ddlf run APP --resume {path}" if (path / runs.STATE).exists() else "name another run"
+        raise ConfigError(f"{path} is a run without peers", hint=hint)
     port = runs.read_json(path / SERVER).get("port", 0)
     return from_data(Plan, facts["plan"]), read_text(path / runs.NOTATION), str(facts["layout"]), int(port)
 

@@ -129,13 +129,13 @@ class Layout:
             return "the header of the set is not JSON"
         if not isinstance(table, dict):
             return "the header of the set is not a table"
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            return f"the set has {twice[0]!r} twice"
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            return f"the set has {duplicates[0]!r} twice"
         expected = json.loads(self.header[8:])
         if missing := [name for name in expected if name not in table]:
             return f"the set has no {missing[0]!r}"
-        if more := [name for name in table if name not in expected]:
-            return f"the set has {more[0]!r}, which the model does not have"
+        if unexpected := [name for name in table if name not in expected]:
+            return f"the set has {unexpected[0]!r}, which the model does not have"
         for name, entry in expected.items():
             actual = table[name]
             if not isinstance(actual, Mapping):

@@ -39,7 +39,7 @@ class Stop:
     def on_signals(self) -> Iterator[None]:
         """Handle Ctrl-C and SIGTERM in this ``with`` block. Before there is work to end, a signal ends the process."""
 
-        def came(number: int, _: Any) -> None:
+        def on_signal(number: int, _: Any) -> None:
             for signal_number in SIGNALS:
                 signal.signal(signal_number, signal.SIG_DFL)
             if self.gently is None:
@@ -53,9 +53,9 @@ class Stop:
                 os.write(STDOUT, f"{line}\n".encode())
             self.gently()
 
-        before = {number: signal.signal(number, came) for number in SIGNALS}
+        former_handlers = {number: signal.signal(number, on_signal) for number in SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in former_handlers.items():
                 signal.signal(number, handler)

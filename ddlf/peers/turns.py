@@ -39,8 +39,8 @@ class TurnConnection(ServerConnection):
         heard_at: Time of the last sign of life, in seconds since 1970: a byte, or a part of a set that has reached the peer.
     """
 
-    def __init__(self, turns: Turns, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
+    def __init__(self, turns: Turns, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
         self.heard_at = time.time()
         self._turns, self._arrived, self._acknowledged = turns, 0, 0
 
@@ -48,10 +48,10 @@ class TurnConnection(ServerConnection):
         super().connection_made(transport)
         self.read_much(False)
 
-    def read_much(self, much: bool) -> None:
+    def read_much(self, reads_much: bool) -> None:
         """Set how many bytes one read takes, if the transport has this number."""
         if hasattr(self.transport, "max_size"):
-            self.transport.max_size = READ_BYTES[much]
+            self.transport.max_size = READ_BYTES[reads_much]
 
     def note_acknowledged(self) -> None:
         """Take bytes that have reached the peer since the last call for a sign of life: on a slow line, a fragment of a set

@@ -124,8 +124,8 @@ class Admission:
             if len(self._refused) >= MAX_LOGGED:
                 return
         self._refused[key] = (now, 0)
-        before = f" ({count} more since the last line)" if count else ""
-        self._log(f"refused {address}: {reason}{before}")
+        note = f" ({count} more since the last line)" if count else ""
+        self._log(f"refused {address}: {reason}{note}")
 
 
 class Budget:

@@ -121,8 +121,8 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 def name_of(value: Any) -> str:
     """Return the name of a function or class, or of the class of any other value."""
-    named = isinstance(value, types.FunctionType | types.MethodType | type)
-    return str(value.__qualname__ if named else type(value).__qualname__)
+    has_name = isinstance(value, types.FunctionType | types.MethodType | type)
+    return str(value.__qualname__ if has_name else type(value).__qualname__)
 
 
 def text_of(error: Exception) -> str:

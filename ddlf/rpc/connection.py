@@ -485,12 +485,12 @@ class Channel:
 
     def _elsewhere(self) -> WorkerLost:
         """Return the error for a call that was made on another event loop than the one of this connection."""
-        where, hint = (
+        owner, hint = (
             ("another process", "create a separate Cluster in each process")
             if os.getpid() != self._pid
             else ("another event loop", "connect and call inside one asyncio.run, or use ddlf.run")
         )
-        return WorkerLost(f"its connection belongs to {where}", hint=hint, worker=self._owner.name, may_have_run=False)
+        return WorkerLost(f"its connection belongs to {owner}", hint=hint, worker=self._owner.name, may_have_run=False)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == Kind.EVENT:
@@ -541,8 +541,8 @@ def title_of(request: Request) -> str:
     """Return the name of a request in errors: the name of its method, if it has one, else its command."""
     if request.command == "call":
         return ".".join(map(str, request.args[1:3]))[:60]
-    named = getattr(request.args[0], "__name__", request.args[0]) if request.args else request.command
-    return str(named)[:60]
+    title = getattr(request.args[0], "__name__", request.args[0]) if request.args else request.command
+    return str(title)[:60]
 
 
 def _code_is_missing(facts: Any) -> bool:

@@ -113,8 +113,8 @@ async def shake_hands(
         read_preamble(preamble)
         if context is None and tls_follows(preamble):
             raise EncryptionWanted
-        rest = await receive_exactly(sock, HELLO.size - PREAMBLE.size + PROOF_BYTES)
-        hello, proof = handshake.read_hello(preamble + rest, certificate)
+        remainder = await receive_exactly(sock, HELLO.size - PREAMBLE.size + PROOF_BYTES)
+        hello, proof = handshake.read_hello(preamble + remainder, certificate)
         await send_all(sock, proof)
         handshake.read_verdict(await receive_exactly(sock, 1))
     except BaseException as error:
@@ -165,21 +165,21 @@ async def dial(
     sock = await reach(timeout_s)
     encrypted = not (security.insecure_plaintext or tls.is_local(sock))
     while True:
-        where = f"{host}:{port}" if port else host
+        address = f"{host}:{port}" if port else host
         try:
             context = tls.client_context(security) if encrypted else None
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                named = host if way is None else sock.getpeername()[0]  # which a certificate must name
-                return await shake_hands(sock, role, token, max_message_bytes, context, named)
+                certificate_name = host if way is None else sock.getpeername()[0]  # which a certificate must name
+                return await shake_hands(sock, role, token, max_message_bytes, context, certificate_name)
         except EncryptionWanted:
             if security.insecure_plaintext:
                 raise ConnectError(
-                    f"{where}: the worker demands encryption, which is switched off on this side",
+                    f"{address}: the worker demands encryption, which is switched off on this side",
                     hint="leave out insecure_plaintext",
                 ) from None
         except BaseException as error:
             sock.close()
-            _explain(error, where, token)
+            _explain(error, address, token)
             raise
         # A connection may change only from plaintext to encryption, and only if it began on this machine.
         encrypted = True
@@ -192,43 +192,43 @@ async def connect_to(host: str, port: int, timeout_s: float, options: Sequence[s
     Raises:
         ConnectError: Nothing answers there. The hint is for a master that dials a worker.
     """
-    where = f"{host}:{port}"
+    address = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout_s):
             return await open_socket(host, port)
     except TimeoutError:
         raise ConnectError(
-            f"{where} does not answer within {timeout_s:g} s",
+            f"{address} does not answer within {timeout_s:g} s",
             hint="check the address, that the machine is on, and that no firewall blocks the port",
         ) from None
     except (socket.gaierror, UnicodeError) as error:  # a label that is not valid in a name raises UnicodeError
         reason = error.strerror if isinstance(error, OSError) else "not a valid name"
         raise ConnectError(f"the name {host!r} cannot be resolved ({reason})", hint="check its spelling") from None
     except OSError as error:
-        raise ConnectError(f"{where}: {_reason(error)}", hint=_advice(error, port, options)) from None
+        raise ConnectError(f"{address}: {_reason(error)}", hint=_advice(error, port, options)) from None
 
 
-def _explain(error: BaseException, where: str, token: bytes) -> None:
+def _explain(error: BaseException, address: str, token: bytes) -> None:
     """Raise an error with advice for a failed handshake. Return if there is no advice to give."""
     if isinstance(error, AuthError) and not error.hint and is_automatic(token):
         error.message = "the worker was started with a token or by another user, but this side has no token"
         error.hint = "use the worker's token: --token-file FILE, or copy it to the place that ddlf token show prints"
     if isinstance(error, AuthError | VersionError | ConnectError):
-        error.message = f"{where}: {error.message}"
+        error.message = f"{address}: {error.message}"
         error.hint = error.hint or "copy the same token file to both machines (ddlf token show), or restart the worker"
         raise
     if isinstance(error, ProtocolError):
         raise ConnectError(
-            f"{where}: another program listens there, not a DDLF worker", hint="check the port"
+            f"{address}: another program listens there, not a DDLF worker", hint="check the port"
         ) from None
     if isinstance(error, TimeoutError):
         raise ConnectError(
-            f"{where}: connected, but no DDLF handshake within {HANDSHAKE_TIMEOUT_S:g} s",
+            f"{address}: connected, but no DDLF handshake within {HANDSHAKE_TIMEOUT_S:g} s",
             hint="another program listens there, or the worker is suspended or busy",
         ) from None
     if isinstance(error, OSError):
         raise ConnectError(
-            f"{where}: connected, but the other side closed the connection during the handshake",
+            f"{address}: connected, but the other side closed the connection during the handshake",
             hint="it is not a DDLF worker, or it runs another version",
         ) from None
 

@@ -127,9 +127,9 @@ class Liveness:
         timing = self.timing
         looked, self._looked = self._looked, now
         if now - looked > GAP_HEARTBEATS * timing.heartbeat_s:
-            before = max(0.0, looked - self.last_heard)
+            silence_s = max(0.0, looked - self.last_heard)
             allowed = timing.dead_after_s - GRACE_HEARTBEATS * timing.heartbeat_s
-            self.last_heard = max(self.last_heard, now - min(before, allowed))
+            self.last_heard = max(self.last_heard, now - min(silence_s, allowed))
         silent = now - self.last_heard
         self.state = (
             "dead" if silent >= timing.dead_after_s else "suspect" if silent >= timing.suspect_after_s else "alive"
@@ -140,8 +140,8 @@ class Liveness:
         """Return the seconds until the next check: a heartbeat, or less if the verdict changes earlier."""
         timing = self.timing
         silent = now - self.last_heard
-        ends = [end - silent for end in (timing.suspect_after_s, timing.dead_after_s) if end > silent]
-        return max(MIN_LOOK_S, min([timing.heartbeat_s, *ends]))
+        due_s = [end - silent for end in (timing.suspect_after_s, timing.dead_after_s) if end > silent]
+        return max(MIN_LOOK_S, min([timing.heartbeat_s, *due_s]))
 
 
 PROBES = 2

@@ -82,7 +82,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         ListenError: The port is in use, or the address is not permitted or does not belong to this machine. The text
             says which.
     """
-    where = f"{host}:{port}"
+    host_and_port = f"{host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError):  # a label that is not valid in a name raises UnicodeError
@@ -105,9 +105,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM):
             raise ListenError(
-                f"cannot listen on {where}: permission denied", hint="ports below 1024 need root, try 9000"
+                f"cannot listen on {host_and_port}: permission denied", hint="ports below 1024 need root, try 9000"
             ) from None
-        raise ListenError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
+        raise ListenError(f"cannot listen on {host_and_port}: {os.strerror(error.errno or 0)}") from None
     sock.setblocking(False)
     return sock
 

@@ -142,12 +142,12 @@ def encode_frame(
         if size <= JOIN_BELOW_BYTES:
             small.append(buffer)
         else:
-            if rest := b"".join(small):
-                pieces.append(rest)
+            if joined := b"".join(small):
+                pieces.append(joined)
             small = []
             pieces.append(buffer)
-    if rest := b"".join(small):
-        pieces.append(rest)
+    if joined := b"".join(small):
+        pieces.append(joined)
     return pieces
 
 
@@ -394,11 +394,11 @@ def load_standard(fields: list[Any]) -> Any:
     Raises:
         ProtocolError: This kind of value does not exist. Other exceptions mean that the fields are wrong.
     """
-    name, *rest = fields
+    name, *arguments = fields
     load = _LOAD.get(name) if type(name) is str else None
     if load is None:
         raise ProtocolError(f"value of kind {str(name)[:40]!r} not allowed")
-    return load(*rest)
+    return load(*arguments)
 
 
 # -- objects of classes that both sides know --------------------------------------------------------------------------
@@ -708,15 +708,15 @@ class _Decoder:
         if code == Tag.TUPLE:
             return tuple(_items(self.unpack(data)))
         if code == Tag.ARRAY:
-            index, *rest = _items(self.unpack(data))
+            index, *description = _items(self.unpack(data))
             if type(index) is not int or not 1 <= index < len(self._buffers):
                 raise ProtocolError(f"array refers to buffer {index!r} of {len(self._buffers)}")
-            return _load_array(self._buffers[index], rest)
+            return _load_array(self._buffers[index], description)
         if code == Tag.INLINE_ARRAY:
-            memory, *rest = _items(self.unpack(data))
+            memory, *description = _items(self.unpack(data))
             if type(memory) is not bytes:
                 raise ProtocolError("array without memory")
-            return _load_array(bytearray(memory), rest)
+            return _load_array(bytearray(memory), description)
         if code == Tag.SCALAR:
             return _load_array(bytearray(data[1:]), [data[0], "C"])[()]
         if code == Tag.SET:
@@ -732,14 +732,14 @@ class _Decoder:
         if code == Tag.KNOWN:
             return load_known(_items(self.unpack(data)))
         if code == Tag.TEXT_ARRAY:
-            memory, *rest = _items(self.unpack(data))
+            memory, *description = _items(self.unpack(data))
             if type(memory) is int:
                 if not 1 <= memory < len(self._buffers):
                     raise ProtocolError(f"array refers to buffer {memory!r} of {len(self._buffers)}")
                 memory = self._buffers[memory]
             elif type(memory) is not bytes:
                 raise ProtocolError("array without memory")
-            return _load_text_array(memory, rest)
+            return _load_text_array(memory, description)
         if code == Tag.TEXT_SCALAR:
             return _text_scalar(self.unpack(data))
         if code in (Tag.OBJECT, Tag.CODE):

@@ -122,10 +122,10 @@ def find_tokens(token_file: str | Path | None = None) -> Tokens | None:
 
     if token_file is not None:
         return _read_named(_expanded(token_file), "token file")
-    if (named := os.environ.get("DDLF_TOKEN_FILE")) is not None:
-        if not named:
+    if (path_text := os.environ.get("DDLF_TOKEN_FILE")) is not None:
+        if not path_text:
             raise AuthError("DDLF_TOKEN_FILE is set but empty", hint="name a file, or unset it")
-        return _read_named(_expanded(named), "DDLF_TOKEN_FILE")
+        return _read_named(_expanded(path_text), "DDLF_TOKEN_FILE")
     if (token := _FROM_ENVIRONMENT.get("DDLF_TOKEN")) is not None:
         return Tokens(_parse(token.encode("utf-8", "surrogateescape"), "DDLF_TOKEN"), "DDLF_TOKEN")
     try:

@@ -477,8 +477,8 @@ def prepare_framework() -> None:
 
 def _limit_tensorflow(config: Any, megabytes: int) -> None:
     for device in config.list_physical_devices("GPU"):
-        before = config.get_logical_device_configuration(device)
-        if before and before[0].memory_limit == megabytes:
+        former = config.get_logical_device_configuration(device)
+        if former and former[0].memory_limit == megabytes:
             continue  # an earlier run of this executor has set it
         try:
             config.set_logical_device_configuration(device, [config.LogicalDeviceConfiguration(memory_limit=megabytes)])

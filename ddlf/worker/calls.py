@@ -528,8 +528,8 @@ class Calls:
         if not method.concurrent:
             self.running = call
         if call.deadline is not None and asyncio.get_running_loop().time() > call.deadline:
-            late = RequestTimeout("its time limit ended before its turn came", may_have_run=False)
-            self._finish(call, Response(error=late))
+            error = RequestTimeout("its time limit ended before its turn came", may_have_run=False)
+            self._finish(call, Response(error=error))
             return
         activity, beside = self._activity, None
         if activity is not None and call.id > 0:

@@ -170,7 +170,7 @@ class Control:
     Attributes:
         claimed: The ids of the requests that the same master sends to the executor.
         master_id: The random bytes that identify the master; empty if it wants no lease.
-        who: Name of the master, for people.
+        master_name: Name of the master, for people.
         orphan_grace_s: Seconds between interrupt and kill for its methods that still run when this connection ends.
     """
 
@@ -726,11 +726,11 @@ class Daemon:
         Raises:
             LeaseError: Another master has the worker, or has had it since this master did.
         """
-        before = self._holder
-        silent = before is not None and before.judge() == "dead"
+        former = self._holder
+        silent = former is not None and former.judge() == "dead"
         epoch = self._lease.claim(master, known_epoch, takeover=takeover, silent=silent)
         self._holder = control
-        if before is not control:
+        if former is not control:
             self._questions.end()
             self._dialled.end()
             if self._written_for not in (b"", master.master_id):  # the first master gets the earlier lines
@@ -738,12 +738,12 @@ class Daemon:
             self._written_for = master.master_id
             self.process.lines.wake()
         self.process.grant(self._lease.key)
-        if before is not None and before is not control:
-            if before.master_id != master.master_id:
-                before.event("lease_lost", {"by": str(master), "since": master.since, "epoch": epoch})
-                before.orphan_grace_s = CANCEL_GRACE_S  # a master waits now
-                self.log(f"{master} takes over from {before.master_name}")
-            before.close()
+        if former is not None and former is not control:
+            if former.master_id != master.master_id:
+                former.event("lease_lost", {"by": str(master), "since": master.since, "epoch": epoch})
+                former.orphan_grace_s = CANCEL_GRACE_S  # a master waits now
+                self.log(f"{master} takes over from {former.master_name}")
+            former.close()
         return epoch
 
     def hear(self, master_id: bytes) -> None:

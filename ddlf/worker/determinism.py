@@ -33,8 +33,8 @@ def set_environment(on: bool) -> bool:
         os.environ[XLA_FLAGS] = f"{flags} {DETERMINISTIC_OPS}".strip()
         _set_here.add(XLA_FLAGS)
     elif not on and XLA_FLAGS in _set_here:
-        if rest := flags.removesuffix(DETERMINISTIC_OPS).strip():
-            os.environ[XLA_FLAGS] = rest
+        if other_flags := flags.removesuffix(DETERMINISTIC_OPS).strip():
+            os.environ[XLA_FLAGS] = other_flags
         else:
             del os.environ[XLA_FLAGS]
         _set_here.discard(XLA_FLAGS)

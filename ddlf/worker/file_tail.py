@@ -22,7 +22,7 @@ class GrowingFile:
     def __init__(self, file: IO[bytes]) -> None:
         self._fd = os.dup(file.fileno())
         self._at = 0
-        self._rest = NOTHING
+        self._unfinished = NOTHING
 
     def close(self) -> None:
         """Close this object's view of the file."""
@@ -30,7 +30,7 @@ class GrowingFile:
 
     def skip(self) -> None:
         """Leave out all that is in the file now."""
-        self._at, self._rest = os.fstat(self._fd).st_size, NOTHING
+        self._at, self._unfinished = os.fstat(self._fd).st_size, NOTHING
 
     def new_lines(self, *, to_its_end: bool = False) -> tuple[Sequence[str], int]:
         """Return the lines that were added since the last call, and the number of bytes that were left out before them.
@@ -41,19 +41,19 @@ class GrowingFile:
         size = os.fstat(self._fd).st_size
         left_out = max(0, size - self._at - READ_BYTES)
         if left_out:
-            self._at, self._rest = self._at + left_out, NOTHING
+            self._at, self._unfinished = self._at + left_out, NOTHING
         data = os.pread(self._fd, READ_BYTES, self._at)
         self._at += len(data)
         if left_out:  # begin with a whole line
             cut = data.find(b"\n") + 1
             data, left_out = data[cut:], left_out + cut
-        *whole, last = data.split(b"\n")
+        *whole_lines, last = data.split(b"\n")
         lines = []
-        for line in whole:
-            lines.append(shown(*joined(self._rest, line)))
-            self._rest = NOTHING
-        self._rest = joined(self._rest, last)
-        if to_its_end and self._rest[0]:
-            lines.append(shown(*self._rest))
-            self._rest = NOTHING
+        for line in whole_lines:
+            lines.append(shown(*joined(self._unfinished, line)))
+            self._unfinished = NOTHING
+        self._unfinished = joined(self._unfinished, last)
+        if to_its_end and self._unfinished[0]:
+            lines.append(shown(*self._unfinished))
+            self._unfinished = NOTHING
         return [line.decode(errors="backslashreplace") for line in lines], left_out

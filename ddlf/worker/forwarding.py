@@ -62,7 +62,7 @@ class Forwarding:
         self._log: deque[str] = deque(maxlen=MAX_WAITING_LINES)
         self._left_out = 0  # bytes of native code's output that were not reported yet
         self._pipe: int | None = None
-        self._rest = b""
+        self._unfinished = b""
         self._received = 0  # lines of this executor
         self._noted = 0  # lines of this executor that are known to be missing
         self._missing = 0  # missing lines that were not reported yet
@@ -102,7 +102,7 @@ class Forwarding:
             os.close(self._pipe)
         if self._timer is not None:
             self._timer.cancel()
-        self._pipe, self._rest, self._received, self._noted, self._timer = None, b"", 0, 0, None
+        self._pipe, self._unfinished, self._received, self._noted, self._timer = None, b"", 0, 0, None
 
     def _stop_watching(self) -> None:
         if self._native is not None:
@@ -145,7 +145,7 @@ class Forwarding:
                 return True
             if not data:
                 return False
-            *lines, self._rest = (self._rest + data).split(b"\n")
+            *lines, self._unfinished = (self._unfinished + data).split(b"\n")
             self._received += len(lines)
             room = MAX_WAITING_LINES - len(self._waiting)
             self._missing += max(0, len(lines) - room)

@@ -172,7 +172,7 @@ class Joining:
             await _close_others(tries, chosen)
 
     async def _try(self, host: str, port: int) -> socket.socket:
-        where = f"{host}:{port}"
+        address = f"{host}:{port}"
         try:
             sock = await connect_to(host, port, CONNECT_TIMEOUT_S)
         except ConnectError as error:
@@ -185,11 +185,11 @@ class Joining:
         except BaseException as error:
             sock.close()
             if isinstance(error, DDLFError):
-                error.message = f"{where}: {error.message}"
+                error.message = f"{address}: {error.message}"
             elif isinstance(error, TimeoutError):
-                raise ConnectError(f"{where}: no answer within {HANDSHAKE_TIMEOUT_S:g} s") from None
+                raise ConnectError(f"{address}: no answer within {HANDSHAKE_TIMEOUT_S:g} s") from None
             elif isinstance(error, OSError):
-                raise ConnectError(f"{where}: closed during the greeting") from None
+                raise ConnectError(f"{address}: closed during the greeting") from None
             raise
 
 

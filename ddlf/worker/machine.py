@@ -105,8 +105,8 @@ def unmet(needs: Iterable[str] = ()) -> list[str]:
 
 def keras_backend() -> str:
     """Return the name of the backend that Keras would use, by Keras's own rules."""
-    if named := os.environ.get("KERAS_BACKEND"):
-        return named
+    if backend := os.environ.get("KERAS_BACKEND"):
+        return backend
     folder = Path(os.environ.get("KERAS_HOME") or "~/.keras")
     try:
         return str(json.loads((folder.expanduser() / "keras.json").read_text())["backend"])
@@ -186,8 +186,8 @@ class SwapMeter:
         counter."""
         if (waits := _page_waits()) == self._waits:
             return 0
-        before, self._waits, self._bytes = self._bytes, waits, _swapped_in()
-        return self._bytes - before
+        former, self._waits, self._bytes = self._bytes, waits, _swapped_in()
+        return self._bytes - former
 
 
 def _page_waits() -> int:

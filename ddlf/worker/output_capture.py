@@ -69,9 +69,9 @@ class Written:
         os.register_at_fork(after_in_child=self._begin)
         self._streams: dict[int, TextIO] = {}
         for number, name in STREAMS.items():
-            before = getattr(sys, name)
+            former = getattr(sys, name)
             raw = io.BufferedWriter(Raw(number, stdout if number == 1 else stderr, self))
-            stream = io.TextIOWrapper(raw, encoding=before.encoding, errors=before.errors, line_buffering=True)
+            stream = io.TextIOWrapper(raw, encoding=former.encoding, errors=former.errors, line_buffering=True)
             self._streams[number] = stream
             setattr(sys, name, stream)
 
@@ -82,35 +82,35 @@ class Written:
         self.counted = self._activity.counted()
         self.lock = threading.RLock()  # an object's finalizer may write while this thread is in here
         self.pause_until = 0.0
-        self._rest = dict.fromkeys(STREAMS, NOTHING)  # the text since the end of the last line
+        self._unfinished = dict.fromkeys(STREAMS, NOTHING)  # the text since the end of the last line
         self._lines, self._bytes = float(LINES_AT_ONCE), float(BYTES_AT_ONCE)
         self._at = time.monotonic()
 
     def take(self, stream: int, data: bytes) -> None:
         """Send the whole lines as far as the limit allows, and count all of them. Any thread may call this."""
         with self.lock:
-            whole = data.count(b"\n")
-            if whole:
+            line_count = data.count(b"\n")
+            if line_count:
                 if (now := time.monotonic()) >= self.pause_until:
                     self._send(stream, data, now)
-                self._rest[stream] = NOTHING
+                self._unfinished[stream] = NOTHING
                 data = data[data.rfind(b"\n") + 1 :]
             if data:
-                self._rest[stream] = joined(self._rest[stream], data)
+                self._unfinished[stream] = joined(self._unfinished[stream], data)
             # Count the lines only after they are in the pipe: a counted line that is not in the pipe was dropped.
-            self.counted[0] += whole
+            self.counted[0] += line_count
 
     def end_line(self) -> None:
         """End an unfinished line, because the method that wrote it is over."""
         for number, stream in self._streams.items():
             with contextlib.suppress(Exception):  # the terminal is gone, or the user has closed it
                 stream.flush()
-            if self._rest[number] is not NOTHING:
+            if self._unfinished[number] is not NOTHING:
                 self.take(number, b"\n")
 
     def _send(self, stream: int, data: bytes, now: float) -> None:
         lines = data.split(b"\n")[:-1]
-        first = joined(self._rest[stream], lines[0])
+        first = joined(self._unfinished[stream], lines[0])
         for line in (first, *(joined(NOTHING, line) for line in lines[1:])):
             text = shown(*line)
             self._lines = min(LINES_AT_ONCE, self._lines + (now - self._at) * LINES_PER_S) - 1
@@ -145,12 +145,14 @@ class Raw(io.RawIOBase):
         count = os.write(self._copy, data) if self._room > 0 else len(data)
         self._room -= count
         data = bytes(data) if count == len(data) else bytes(data[:count])
-        written, ends = self._written, data.endswith(b"\n")
-        if ends and not self._has_rest and time.monotonic() < written.pause_until:  # most lines, if there are a million
+        written, ends_line = self._written, data.endswith(b"\n")
+        if (
+            ends_line and not self._has_rest and time.monotonic() < written.pause_until
+        ):  # most lines, if there are a million
             with written.lock:
                 written.counted[0] += data.count(b"\n")
             return count
-        self._has_rest = not ends
+        self._has_rest = not ends_line
         written.take(self._stream, data)
         return count
 

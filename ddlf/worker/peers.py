@@ -462,11 +462,11 @@ class Peers(Mapping[int, Peer]):
         """
         if not any(lease) or lease != self.lease():
             raise LeaseError("only the master with the lease can introduce workers", hint="connect without guest")
-        before = self._peers if (run, me, lease) == (self.run, self.me, self._lease) else {}
+        former = self._peers if (run, me, lease) == (self.run, self.me, self._lease) else {}
         self.run, self.me, self._lease, self._callers = run, me, lease, dict(callers)
         old, self._peers = self._peers, {}
         for facts in sorted(peers, key=lambda facts: facts["id"]):
-            peer = before.get(facts["id"])
+            peer = former.get(facts["id"])
             # The pass differs for each lease, and therefore after each return of the master.
             if peer is not None and peer.shows == facts["shows"]:
                 peer.set_addresses(facts["addresses"])

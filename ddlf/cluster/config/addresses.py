@@ -18,8 +18,8 @@ def find_config(path: str | Path | None = None) -> Path | None:
     """
     if path is not None:
         return Path(os.path.expanduser(path))
-    if named := os.environ.get("DDLF_CONFIG"):
-        return Path(os.path.expanduser(named))
+    if path_text := os.environ.get("DDLF_CONFIG"):
+        return Path(os.path.expanduser(path_text))
     return Path("cluster.yaml") if os.path.lexists("cluster.yaml") else None
 
 

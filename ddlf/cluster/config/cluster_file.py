@@ -65,7 +65,7 @@ _ALLOWED_TAGS = frozenset(
     for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value", "merge")
 )
 
-Where = tuple[int | str, ...]  # the path of a value: ("workers", 2, "port")
+KeyPath = tuple[int | str, ...]  # the path of a value: ("workers", 2, "port")
 
 
 class Problem(NamedTuple):
@@ -150,9 +150,9 @@ def _too_much(sentence: str, at: yaml.Event | yaml.Node) -> yaml.YAMLError:
 def syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
     """Convert an error of PyYAML to a problem with one sentence."""
     if isinstance(error, yaml.reader.ReaderError):
-        before = text[: error.position]
+        preceding = text[: error.position]
         sentence = f"control character U+{ord(text[error.position]):04X} is not allowed"
-        return Problem(before.count("\n") + 1, error.position - before.rfind("\n"), sentence)
+        return Problem(preceding.count("\n") + 1, error.position - preceding.rfind("\n"), sentence)
     assert isinstance(error, yaml.MarkedYAMLError)
     mark = error.problem_mark or error.context_mark
     if error.context_mark and error.context == "while scanning a simple key":
@@ -179,31 +179,31 @@ class Document:
 
     def __init__(self, root: yaml.Node) -> None:
         self.problems: list[Problem] = []
-        self.values: dict[Where, yaml.Node] = {}
-        self.keys: dict[Where, yaml.Node] = {}
-        self._refused: set[Where] = set()
+        self.values: dict[KeyPath, yaml.Node] = {}
+        self.keys: dict[KeyPath, yaml.Node] = {}
+        self._refused: set[KeyPath] = set()
         self.data = self._plain(root, ())
 
-    def _plain(self, node: yaml.Node, where: Where) -> Any:
+    def _plain(self, node: yaml.Node, path: KeyPath) -> Any:
         """Return the plain data of a YAML node and of the nodes in it. An alias is read again wherever it is used."""
-        self.values[where] = node
-        if len(where) > MAX_DEPTH:  # an alias can contain itself
+        self.values[path] = node
+        if len(path) > MAX_DEPTH:  # an alias can contain itself
             raise _too_much(f"nested deeper than {MAX_DEPTH} levels", node)
         if len(self.values) > MAX_VALUES:
             raise _too_much(f"more than {MAX_VALUES:,} values", node)
         if node.tag not in _ALLOWED_TAGS:
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-            self._refused.add(where)
+            self._refused.add(path)
             self.problems.append(at(node, f"tag {quote(tag)} is not allowed"))
             return None
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, where)
+            return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
-            return [self._plain(item, (*where, index)) for index, item in enumerate(node.value)]
+            return [self._plain(item, (*path, index)) for index, item in enumerate(node.value)]
         assert isinstance(node, yaml.ScalarNode)
         return _scalar(node)
 
-    def _mapping(self, mapping: yaml.MappingNode, where: Where) -> dict[str, Any]:
+    def _mapping(self, mapping: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for key, value in mapping.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -211,24 +211,24 @@ class Document:
             elif key.tag == "tag:yaml.org,2002:merge":
                 self.problems.append(at(key, "merge keys ('<<') are not supported, repeat the keys"))
             elif key.value in data:  # PyYAML's own constructor would silently use the last value
-                first = self.keys[*where, key.value].start_mark.line + 1
+                first = self.keys[*path, key.value].start_mark.line + 1
                 self.problems.append(at(key, f"key {quote(key.value)} is given twice (first at line {first})"))
             else:
-                self.keys[*where, key.value] = key
-                data[key.value] = self._plain(value, (*where, key.value))
+                self.keys[*path, key.value] = key
+                data[key.value] = self._plain(value, (*path, key.value))
         return data
 
-    def at(self, where: Where, sentence: str) -> Problem:
-        """Return a problem with the value at ``where``, or with the surrounding value if there is none."""
-        while where not in self.values:
-            where = where[:-1]
-        return at(self.values[where], sentence)
+    def at(self, path: KeyPath, sentence: str) -> Problem:
+        """Return a problem with the value at ``path``, or with the surrounding value if there is none."""
+        while path not in self.values:
+            path = path[:-1]
+        return at(self.values[path], sentence)
 
-    def is_reported(self, where: Where) -> bool:
-        """Return whether an error about the value at ``where`` needs no second report, because the value was refused
+    def is_reported(self, path: KeyPath) -> bool:
+        """Return whether an error about the value at ``path`` needs no second report, because the value was refused
         before pydantic saw it, or because the error concerns the whole file (``()``).
         """
-        return not where or any(where[:length] in self._refused for length in range(len(where) + 1))
+        return not path or any(path[:length] in self._refused for length in range(len(path) + 1))
 
 
 def compose(text: str) -> Document | None:
@@ -570,7 +570,7 @@ TIMES = ("heartbeat_s", "suspect_after_s", "dead_after_s")
 
 def contradictions(
     workers: Mapping[int, WorkerAddress], listed: int, run: Mapping[str, Any], launcher: Any
-) -> Iterator[tuple[Where, str]]:
+) -> Iterator[tuple[KeyPath, str]]:
     """Yield the conflicts between values that are valid by themselves: the place, and a sentence.
 
     Args:
@@ -591,12 +591,12 @@ def contradictions(
         if first != index:
             yield ("workers", index), f"workers[{first}] and workers[{index}] are the same address, {worker}"
         if worker.name is not None and (first := names.setdefault(worker.name, index)) != index:
-            where = ("workers", index, "name")
-            yield where, f"workers[{first}] and workers[{index}] have the same name, {quote(worker.name)}"
+            path = ("workers", index, "name")
+            yield path, f"workers[{first}] and workers[{index}] have the same name, {quote(worker.name)}"
         host, port = parse_advertised(worker.advertise) if worker.advertise is not None else ("", 0)
         if port and (first := advertised.setdefault((same_host(host), port), index)) != index:
-            where = ("workers", index, "advertise")
-            yield where, f"workers[{first}] and workers[{index}] advertise the same address, {worker.advertise}"
+            path = ("workers", index, "advertise")
+            yield path, f"workers[{first}] and workers[{index}] advertise the same address, {worker.advertise}"
     min_workers = run.get("min_workers")
     if type(min_workers) is int and min_workers > listed > 0:
         yield ("run", "min_workers"), f"min_workers is {min_workers}, but workers lists only {listed}"
@@ -673,7 +673,11 @@ def lines_of_run(path: Path) -> dict[str, int]:
     """Return the line, from 1, of each key in the section ``run`` of a valid file."""
     document = compose(_read_text(path, named_by=""))
     keys = document.keys if document is not None else {}
-    return {str(where[1]): at(node, "").line for where, node in keys.items() if where[0] == "run" and len(where) == 2}
+    return {
+        str(key_path[1]): at(node, "").line
+        for key_path, node in keys.items()
+        if key_path[0] == "run" and len(key_path) == 2
+    }
 
 
 def _read_text(path: Path, named_by: str) -> str:
@@ -703,8 +707,8 @@ def _read_text(path: Path, named_by: str) -> str:
     except UnicodeDecodeError as error:
         broken_at = error.start
     if broken_at >= 0:
-        before = content[:broken_at]
-        position = before.count(b"\n") + 1, broken_at - before.rfind(b"\n")
+        preceding = content[:broken_at]
+        position = preceding.count(b"\n") + 1, broken_at - preceding.rfind(b"\n")
         raise ConfigError(_report(path, [Problem(*position, "not UTF-8 text, save the file as UTF-8")]))
     return text
 
@@ -739,27 +743,27 @@ def _check(text: str, folder: Path) -> tuple[ClusterConfig | None, list[Problem]
             _problem(document, details) for details in error.errors() if not document.is_reported(details["loc"])
         ]
     # pydantic looks for contradictions only when every single value is valid. This check reports both at once.
-    more = [document.at(path, sentence) for path, sentence in _contradictions(document)]
-    return None, document.problems + problems + more
+    contradictions = [document.at(path, sentence) for path, sentence in _contradictions(document)]
+    return None, document.problems + problems + contradictions
 
 
 def _problem(document: Document, details: ErrorDetails) -> Problem:
     """Convert an error of pydantic to a problem, a sentence with a position in the file."""
-    where = details["loc"]
+    path = details["loc"]
     kind = details["type"]
-    name = where[-1] if isinstance(where[-1], str) else f"{where[-2]}[{where[-1]}]"
+    name = path[-1] if isinstance(path[-1], str) else f"{path[-2]}[{path[-1]}]"
     if kind == "extra_forbidden":
-        return at(document.keys[where], _unknown_key(where))
+        return at(document.keys[path], _unknown_key(path))
     if kind == "missing":
-        return document.at(where, f"key {quote(name)} is missing")
+        return document.at(path, f"key {quote(name)} is missing")
     if kind == "value_error":
-        return document.at(where, str(details["ctx"]["error"]))
+        return document.at(path, str(details["ctx"]["error"]))
     if kind not in _EXPECTED:
-        return document.at(where, f"{name}: {details['msg']}")
+        return document.at(path, f"{name}: {details['msg']}")
     expected = _EXPECTED[kind].format(**details.get("ctx", {}))
-    if kind == "model_type" and where[0] == "workers":
+    if kind == "model_type" and path[0] == "workers":
         expected = "'host:port' or a mapping"
-    node = document.values[where]
+    node = document.values[path]
     repair = ""
     if kind == "string_type" and isinstance(node, yaml.ScalarNode):
         repair = ", write it in quotes"
@@ -768,7 +772,7 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
     return at(node, f"{name} must be {expected}, got {shown(node)}{repair}")
 
 
-def _contradictions(document: Document) -> Iterator[tuple[Where, str]]:
+def _contradictions(document: Document) -> Iterator[tuple[KeyPath, str]]:
     """Yield the `contradictions` between the valid values of a document."""
     entries = document.data.get("workers", [])
     if not isinstance(entries, list) or (not entries and "workers" in document.data):
@@ -781,7 +785,7 @@ def _contradictions(document: Document) -> Iterator[tuple[Where, str]]:
     return contradictions(workers, len(entries), run if isinstance(run, dict) else {}, document.data.get("launcher"))
 
 
-def _unknown_key(path: Where) -> str:
+def _unknown_key(path: KeyPath) -> str:
     """Return the error's sentence for an unknown key in the file. The key's value is never shown: it may be a secret."""
     key = str(path[-1])
     if key == "token":

@@ -78,7 +78,7 @@ class Dask(PlaceEngine):
         self._connecting = asyncio.Lock()  # a lost scheduler is dialled once for all places
         self._says_gone = False  # whether it is known to people that the scheduler is gone
         self._tasks: dict[str, int] = {}  # place by the key of its task
-        self._before: dict[int, int] = {}  # incarnation of a place when its task began to wait
+        self._former_incarnations: dict[int, int] = {}  # incarnation of a place when its task began to wait
 
     async def check(self) -> AsyncIterator[Check]:
         """Ask each Dask worker for its versions of Python and DDLF."""
@@ -182,9 +182,9 @@ class Dask(PlaceEngine):
         if message.get("action") != "remove-worker":
             return
         for place in {self._tasks[key] for key in message["processing-tasks"] if key in self._tasks}:
-            cause, how = (Cause.NOTICE, "was retired") if message["expected"] else (Cause.NODE, "is gone")
-            self._before[place] = self.gate.incarnation(place)
-            left = Left(cause, f"the Dask worker {message['worker']} {how}")
+            cause, event_words = (Cause.NOTICE, "was retired") if message["expected"] else (Cause.NODE, "is gone")
+            self._former_incarnations[place] = self.gate.incarnation(place)
+            left = Left(cause, f"the Dask worker {message['worker']} {event_words}")
             self.has_left(place, left)
             log.warning("place %d: %s; Dask runs its task elsewhere", place, left.words)
 
@@ -208,7 +208,7 @@ class Dask(PlaceEngine):
         """Run the worker of a place in a task until it ends, and return how; None if the task was stuck."""
         key = f"ddlf-worker-{place}-{uuid.uuid4().hex[:8]}"
         self._tasks[key] = place
-        self._before[place] = self.gate.incarnation(place)
+        self._former_incarnations[place] = self.gate.incarnation(place)
         task: Any = None
         ending: Any = None
         try:
@@ -217,7 +217,7 @@ class Dask(PlaceEngine):
             )
             ending = asyncio.ensure_future(task)
             while not (await asyncio.wait({ending}, timeout=LOOK_S))[0]:
-                if self.gate.incarnation(place) == self._before[place] and await self._is_stuck(key):
+                if self.gate.incarnation(place) == self._former_incarnations[place] and await self._is_stuck(key):
                     ending.cancel()
                     await self._cancel(task)
                     return None

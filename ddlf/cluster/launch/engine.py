@@ -318,8 +318,8 @@ def check_folder(folder: Path) -> Check:
             f"the folder {path} cannot be written to", "name a folder that the workers share", ConfigError.exit_code
         )
     kind = _file_system(path)
-    where = f"on {kind}, which only this machine sees" if kind in OWN_DISKS else f"on {kind}" if kind else ""
-    return Check(f"the workers must share the folder {path}" + (f" ({where})" if where else ""))
+    location = f"on {kind}, which only this machine sees" if kind in OWN_DISKS else f"on {kind}" if kind else ""
+    return Check(f"the workers must share the folder {path}" + (f" ({location})" if location else ""))
 
 
 def writable(folder: Path) -> Path:

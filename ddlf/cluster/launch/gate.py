@@ -209,16 +209,16 @@ class Gate:
                 return absent
             await self.came.wait()
 
-    async def wait_until_gone(self, place: int, after: int, for_s: float) -> None:
+    async def wait_until_gone(self, place: int, former: int, for_s: float) -> None:
         """Wait until a worker has joined at a place and has offered no connection for some seconds. Runs in the gate's loop.
 
         Args:
             place: The place.
-            after: The worker's incarnation is not this one.
+            former: The worker's incarnation is not this one.
             for_s: So many seconds. A worker that has only lost its connection offers the next one in less than a second.
         """
         state = self._states[place]
-        while state.incarnation == after or not self._is_left(state, for_s):  # noqa: ASYNC110 - time alone
+        while state.incarnation == former or not self._is_left(state, for_s):  # noqa: ASYNC110 - time alone
             await asyncio.sleep(LOOK_S)
 
     async def absent(self) -> list[int]:

@@ -62,10 +62,12 @@ class Workers:
         """
         if isinstance(value, cls):
             return value
-        ends = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", str(value).strip()) if not isinstance(value, bool) else None
-        if ends is None:
+        match = (
+            re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", str(value).strip()) if not isinstance(value, bool) else None
+        )
+        if match is None:
             raise ValueError(f"must be a number of workers such as 4, or 2..8, got {value!r}")
-        least, most = int(ends[1]), int(ends[2] or ends[1])
+        least, most = int(match[1]), int(match[2] or match[1])
         if not 1 <= least <= most <= MOST_WORKERS:
             raise ValueError(
                 f"must be 1-{MOST_WORKERS} workers, and a range begins with its smaller number, got {value}"

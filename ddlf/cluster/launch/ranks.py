@@ -175,7 +175,7 @@ class Ranked(Leading):
         keys: The keys of the launcher.
         ranks: This task.
         folder: A folder that all tasks share.
-        more: Meeting points for tasks that share no folder.
+        more_points: Meeting points for tasks that share no folder.
 
     Raises:
         ConfigError: ``workers`` is not the number of tasks.
@@ -185,7 +185,9 @@ class Ranked(Leading):
     called = ("task", "rank")
     meeting_hint = "begin all tasks in a folder that they share"
 
-    def __init__(self, keys: Keys, ranks: Ranks, folder: Path | None = None, more: Sequence[MeetingPoint] = ()) -> None:
+    def __init__(
+        self, keys: Keys, ranks: Ranks, folder: Path | None = None, more_points: Sequence[MeetingPoint] = ()
+    ) -> None:
         self.ranks, self.place = ranks, ranks.rank
         workers = keys.workers or Workers(ranks.size, ranks.size)
         if workers.most != ranks.size:
@@ -195,7 +197,7 @@ class Ranked(Leading):
             )
         name = "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in ranks.job)
         self._file = (folder or Path.cwd()) / f".ddlf-{ranks.engine}-{name}.json"
-        self._points: list[MeetingPoint] = [MeetingFile(self._file), *more]
+        self._points: list[MeetingPoint] = [MeetingFile(self._file), *more_points]
         super().__init__(keys, workers)
         self._guard: Guard | None = None
 

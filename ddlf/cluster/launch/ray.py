@@ -347,7 +347,7 @@ def _connect() -> bool:
 
     if ray.is_initialized():
         return False
-    address, named = "", os.environ.get("RAY_ADDRESS")
+    address, setting = "", os.environ.get("RAY_ADDRESS")
     with contextlib.suppress(Exception):  # ``init`` names the error
         address = ray._private.services.canonicalize_bootstrap_address("auto") or ""
     host, _, port = address.rpartition(":")
@@ -356,9 +356,9 @@ def _connect() -> bool:
             socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        where = f"at RAY_ADDRESS={named}" if named else f"at {address}" if address else "on this machine"
+        location = f"at RAY_ADDRESS={setting}" if setting else f"at {address}" if address else "on this machine"
         raise ConnectError(
-            f"cannot connect to Ray {where}: {' '.join(str(error).split()).rstrip('.')}",
+            f"cannot connect to Ray {location}: {' '.join(str(error).split()).rstrip('.')}",
             hint=advice_on(str(error), head_answers(address)),
         ) from None
     # Without the output of actors, Ray prints only its errors here: twenty lines on stdout for each lost process. The

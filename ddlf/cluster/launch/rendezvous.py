@@ -23,9 +23,9 @@ class Meeting:
     gates: str
     token: bytes = field(repr=False)
 
-    def encode(self, **more: str) -> bytes:
+    def encode(self, **further_facts: str) -> bytes:
         """Return the facts, and more of them, as JSON."""
-        return json.dumps({"gates": self.gates, "token": self.token.decode(), **more}).encode()
+        return json.dumps({"gates": self.gates, "token": self.token.decode(), **further_facts}).encode()
 
     @classmethod
     def decode(cls, data: bytes, **expected: str) -> Meeting | None:

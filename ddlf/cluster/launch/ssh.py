@@ -33,9 +33,9 @@ def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError(f"must be single names, because ssh expands no lists, got {host!r}")
         if not is_host(host):
             raise ValueError(f"must be names that ssh knows, got {host!r}")
-    twice = [host for host, count in Counter(hosts).items() if count > 1]
-    if twice:
-        raise ValueError(f"names {twice[0]} twice; for more workers than hosts give their number with --workers")
+    duplicates = [host for host, count in Counter(hosts).items() if count > 1]
+    if duplicates:
+        raise ValueError(f"names {duplicates[0]} twice; for more workers than hosts give their number with --workers")
     return hosts
 
 

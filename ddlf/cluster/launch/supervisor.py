@@ -81,7 +81,7 @@ class Supervisor:
     def __init__(self, worker: WorkerStart, output: IO[bytes] | None = None) -> None:
         self._command = [sys.executable, "-m", "ddlf.cli.worker", *worker.arguments(), "--exit-with-parent"]
         self._token = worker.token
-        self._where = "" if worker.place is None else f" at place {worker.place}"
+        self._at_place = "" if worker.place is None else f" at place {worker.place}"
         self._output = output
         self._environment = worker.environment()
         self._process: subprocess.Popen[bytes] | None = None
@@ -143,7 +143,9 @@ class Supervisor:
                 pause = LOOK_S if time.monotonic() - began > SHORT_LIFE_S else min(2 * pause, LONGEST_PAUSE_S)
                 name = signal.Signals(-ended if ended < 0 else signal.SIGTERM).name
                 print(
-                    f"ddlf: the worker{self._where} was ended by {name}; starting it again", file=sys.stderr, flush=True
+                    f"ddlf: the worker{self._at_place} was ended by {name}; starting it again",
+                    file=sys.stderr,
+                    flush=True,
                 )
                 time.sleep(pause)
                 self.start()

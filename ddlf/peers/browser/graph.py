@@ -180,8 +180,8 @@ def _inputs(node: Any) -> list[Any]:
     names = ARGUMENTS.get(type(node.operation).__name__)
     if names is None:
         return list(node.input_tensors)
-    named = dict(zip(names, node.arguments.args, strict=False)) | dict(node.arguments.kwargs)
-    ordered = [named[name] for name in names if named.get(name) is not None]
+    arguments = dict(zip(names, node.arguments.args, strict=False)) | dict(node.arguments.kwargs)
+    ordered = [arguments[name] for name in names if arguments.get(name) is not None]
     flat: list[Any] = keras.tree.flatten(ordered)
     if any(len(tensor.shape) != 3 for tensor in flat if type(node.operation).__name__ == "MultiHeadAttention"):
         raise refusal(f"the layer {node.operation.name!r} (MultiHeadAttention) with several axes")
@@ -190,9 +190,9 @@ def _inputs(node: Any) -> list[Any]:
 
 def _arguments(node: Any) -> Config:
     """Return the arguments of a call, without its tensors."""
-    layer, named = node.operation, dict(node.arguments.kwargs)
+    layer, arguments = node.operation, dict(node.arguments.kwargs)
     tensors = ARGUMENTS.get(type(layer).__name__, ())
-    values = {key: value for key, value in named.items() if key not in tensors and value is not None}
+    values = {key: value for key, value in arguments.items() if key not in tensors and value is not None}
     values.pop("training", None)  # Keras records a default here, and overrides it when the model is called
     causal = bool(values.pop("use_causal_mask", False))
     if values.get("return_attention_scores") is False:
@@ -317,20 +317,20 @@ def _losses(model: Any, names: list[str]) -> list[Config]:
         metrics_by_output = [setting.get(names[0], []) if isinstance(setting, dict) else setting]
     losses = _by_output(model.loss, names, None)
     weights = _by_output(model._compile_loss._user_loss_weights, names, 1.0)
-    many = len(names) > 1
+    has_many_outputs = len(names) > 1
     return [
         {
             **_loss(loss, name),
             "name": f"{name}_loss",
             "weight": 1.0 if weight is None else float(weight),
-            "metrics": [_metric(metric, f"{name}_" if many else "") for metric in _list(some)],
+            "metrics": [_metric(metric, f"{name}_" if has_many_outputs else "") for metric in _list(chosen)],
         }
-        for name, loss, weight, some in zip(names, losses, weights, metrics_by_output, strict=True)
+        for name, loss, weight, chosen in zip(names, losses, weights, metrics_by_output, strict=True)
     ]
 
 
-def _list(some: Any) -> list[Any]:
-    return list(some) if isinstance(some, list | tuple) else [] if some is None else [some]
+def _list(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, list | tuple) else [] if values is None else [values]
 
 
 def _loss(loss: Any, output: str) -> Config:
@@ -349,9 +349,9 @@ def _loss(loss: Any, output: str) -> Config:
     return {"kind": row.kind, "config": config, "reduction": REDUCTIONS[function.reduction]}
 
 
-def _arguments_of(thing: Any) -> Config:
+def _arguments_of(instance: Any) -> Config:
     """Return the arguments of a loss or metric. Keras leaves some of them out of its config, such as the delta of Huber."""
-    config: Config = thing.get_config() | getattr(thing, "_fn_kwargs", {})
+    config: Config = instance.get_config() | getattr(instance, "_fn_kwargs", {})
     return {key: value for key, value in config.items() if key not in ("reduction", "fn")}
 
 

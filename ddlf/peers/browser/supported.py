@@ -34,12 +34,12 @@ class Listed:
     adapt: Callable[[Config], Config] = dict
 
 
-def _same(*names: str, **rest: Any) -> dict[str, Listed]:
-    return {name: Listed(name, name, **rest) for name in names}
+def _same(*names: str, **arguments: Any) -> dict[str, Listed]:
+    return {name: Listed(name, name, **arguments) for name in names}
 
 
-def _named(kinds: Mapping[str, str], **rest: Any) -> dict[str, Listed]:
-    return {name: Listed(name, kind, **rest) for name, kind in kinds.items()}
+def _named(kinds: Mapping[str, str], **arguments: Any) -> dict[str, Listed]:
+    return {name: Listed(name, kind, **arguments) for name, kind in kinds.items()}
 
 
 def _pairs(key: str) -> Callable[[Config], Config]:

@@ -390,7 +390,7 @@ async def test_reason_of_an_end_is_forgotten_when_the_next_worker_has_joined():
     launcher = scripted()
     incarnations = [1]
     launcher._gate = SimpleNamespace(incarnation=incarnations.__getitem__, is_over=False, has_begun=True)
-    launcher._ends[0] = asyncio.Queue()
+    launcher._end_queues[0] = asyncio.Queue()
     launcher._see("MODIFIED", pod("Failed", terminated(137, reason="OOMKilled"), index=0))
     launcher.has_left(0, await launcher.run(0, None))
     assert (await launcher.left(0)).cause is Cause.MEMORY

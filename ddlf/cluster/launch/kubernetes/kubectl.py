@@ -108,8 +108,8 @@ class Kubectl:
             ConfigError: There is no kubectl.
             ConnectError: It failed, or Kubernetes sent an error instead of a change.
         """
-        how = ("--selector", selector, "--watch", "--output-watch-events", "--output=json")
-        process = await self._start(["get", kind, *how], False)
+        options = ("--selector", selector, "--watch", "--output-watch-events", "--output=json")
+        process = await self._start(["get", kind, *options], False)
         assert process.stdout is not None
         assert process.stderr is not None
         errors = asyncio.ensure_future(process.stderr.read())

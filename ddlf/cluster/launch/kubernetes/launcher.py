@@ -78,7 +78,7 @@ class Kubernetes(PlaceEngine):
         self._kubectl = Kubectl(keys.namespace)
         self._pods: dict[int, Object] = {}  # the latest pod of each place
         self._counted: dict[int, set[str]] = {}  # uids of pods that ended, by place
-        self._ends: dict[int, asyncio.Queue[Left | None]] = {}
+        self._end_queues: dict[int, asyncio.Queue[Left | None]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._is_created = False  # whether the Job may exist
         self._is_known = False  # whether it exists, because Kubernetes has said so
@@ -164,7 +164,7 @@ class Kubernetes(PlaceEngine):
         loop = asyncio.get_running_loop()
         self._is_resumed, self._began_at = True, loop.time()  # Kubernetes counts the Job's time from here
         await self._kubectl("patch", f"job/{self.job}", "--type=merge", f"--patch={RESUME}")
-        self._ends = {place: asyncio.Queue() for place in range(len(self.addresses))}
+        self._end_queues = {place: asyncio.Queue() for place in range(len(self.addresses))}
         self._watching = asyncio.create_task(self._watch())
 
     async def run(self, place: int, worker: WorkerStart) -> Left | None:
@@ -173,7 +173,7 @@ class Kubernetes(PlaceEngine):
         Raises:
             ConnectError: The pod would end again in the same way, or the Job's time is over.
         """
-        left = await self._ends[place].get()
+        left = await self._end_queues[place].get()
         if left is None:
             return None
         is_refused = left.exit_code in (CONFIG_ERROR, CONNECT_ERROR) and left.cause is Cause.CRASH
@@ -254,11 +254,11 @@ class Kubernetes(PlaceEngine):
             left = Left(
                 Cause.TIME_LIMIT, f"pod {metadata['name']}: the Job's time of {limit:g} s is over", left.exit_code
             )
-        self._ends[index].put_nowait(left)
+        self._end_queues[index].put_nowait(left)
 
     async def _end(self, gate: Gate) -> None:
-        for ends in self._ends.values():
-            ends.put_nowait(None)
+        for queue in self._end_queues.values():
+            queue.put_nowait(None)
         await super()._end(gate)
 
     async def release(self) -> None:
@@ -270,10 +270,12 @@ class Kubernetes(PlaceEngine):
         if not self._is_created:
             return
         self._is_created = False
-        then = "its pods end by themselves" if self._is_resumed else "if it exists, it is suspended and has no pods"
+        consequence = (
+            "its pods end by themselves" if self._is_resumed else "if it exists, it is suspended and has no pods"
+        )
         try:
             await self._kubectl("delete", f"job/{self.job}", f"secret/{self.job}", "--ignore-not-found", "--wait=false")
         except DDLFError as error:
             # Without Kubernetes' answer, the error about the Job's start says enough.
             level = logging.WARNING if self._is_known else logging.INFO
-            log.log(level, "the Job %s was not deleted: %s; %s", self.job, error.message, then)
+            log.log(level, "the Job %s was not deleted: %s; %s", self.job, error.message, consequence)

@@ -109,7 +109,7 @@ def run(keys: RenderKeys, command: RunCommand) -> list[Manifest]:
     spec = _job(keys, pod, _count(keys), RUN_RETRIES, exits=("FailJob", CONFIG_ERROR))
     spec["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     spec["maxFailedIndexes"] = 0  # the other pods would wait for a pod that leads
-    return [*_app(keys, command), _service(keys.name), _named("batch/v1", "Job", keys.name, spec)]
+    return [*_app(keys, command), _service(keys.name), _object("batch/v1", "Job", keys.name, spec)]
 
 
 def jobset(keys: RenderKeys, command: RunCommand) -> list[Manifest]:
@@ -136,7 +136,7 @@ def jobset(keys: RenderKeys, command: RunCommand) -> list[Manifest]:
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "replicatedJobs": jobs[:count],
     }
-    return [*_app(keys, command), _named("jobset.x-k8s.io/v1alpha2", "JobSet", keys.name, spec)]
+    return [*_app(keys, command), _object("jobset.x-k8s.io/v1alpha2", "JobSet", keys.name, spec)]
 
 
 def pool(keys: RenderKeys) -> list[Manifest]:
@@ -151,7 +151,7 @@ def pool(keys: RenderKeys) -> list[Manifest]:
         "selector": {"matchLabels": _labels(keys.name)},
         "template": pod,
     }
-    return [_service(keys.name), _named("apps/v1", "StatefulSet", keys.name, spec)]
+    return [_service(keys.name), _object("apps/v1", "StatefulSet", keys.name, spec)]
 
 
 def workers(keys: PodKeys, name: str, count: int, arguments: Sequence[str]) -> Manifest:
@@ -164,8 +164,8 @@ def workers(keys: PodKeys, name: str, count: int, arguments: Sequence[str]) -> M
         count: Number of workers.
         arguments: Arguments of ``ddlf-worker``, without place and token.
     """
-    more = ["--place", f"$({PLACE_VARIABLE})", "--port", str(WORKER_PORT), "--token-file", TOKEN_FILE]
-    pod = _pod(keys, name, ["ddlf-worker", *arguments, *more], probes=("readinessProbe", "livenessProbe"))
+    pod_arguments = ["--place", f"$({PLACE_VARIABLE})", "--port", str(WORKER_PORT), "--token-file", TOKEN_FILE]
+    pod = _pod(keys, name, ["ddlf-worker", *arguments, *pod_arguments], probes=("readinessProbe", "livenessProbe"))
     del pod["spec"]["subdomain"]  # the master introduces the workers by their addresses
     place = {"name": PLACE_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}}
     pod["spec"]["containers"][0]["env"].append(place)
@@ -173,7 +173,7 @@ def workers(keys: PodKeys, name: str, count: int, arguments: Sequence[str]) -> M
     spec = _job(keys, pod, count, WORKER_RETRIES, exits=("FailIndex", CONFIG_ERROR, CONNECT_ERROR))
     spec["suspend"] = True  # until the Secret exists
     spec["ttlSecondsAfterFinished"] = 0  # if the master was killed, nobody else deletes the Job
-    return _named("batch/v1", "Job", name, spec)
+    return _object("batch/v1", "Job", name, spec)
 
 
 def secret(name: str, token: bytes, owner: Mapping[str, Any]) -> Manifest:
@@ -184,7 +184,7 @@ def secret(name: str, token: bytes, owner: Mapping[str, Any]) -> Manifest:
         token: The token.
         owner: The object that owns the Secret, as Kubernetes has returned it. Kubernetes deletes both together.
     """
-    manifest = _named("v1", "Secret", name, None)
+    manifest = _object("v1", "Secret", name, None)
     reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
     reference |= {key: owner["metadata"][key] for key in ("name", "uid")}
     manifest["metadata"]["ownerReferences"] = [reference]
@@ -205,7 +205,7 @@ def _labels(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "ddlf", INSTANCE: name}
 
 
-def _named(version: str, kind: str, name: str, spec: Manifest | None) -> Manifest:
+def _object(version: str, kind: str, name: str, spec: Manifest | None) -> Manifest:
     manifest: Manifest = {
         "apiVersion": version,
         "kind": kind,
@@ -218,14 +218,14 @@ def _app(keys: RenderKeys, command: RunCommand) -> list[Manifest]:
     if command.text is None:
         return []
     file = command.app.rpartition("/")[2]
-    return [{**_named("v1", "ConfigMap", keys.name, None), "data": {file: command.text}}]
+    return [{**_object("v1", "ConfigMap", keys.name, None), "data": {file: command.text}}]
 
 
 def _service(name: str) -> Manifest:
     """Return the headless Service that gives each pod a host name, before the pod is ready."""
     ports = [{"name": "gate", "port": GATE_PORT}, {"name": "worker", "port": WORKER_PORT}]
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": _labels(name), "ports": ports}
-    return _named("v1", "Service", name, spec)
+    return _object("v1", "Service", name, spec)
 
 
 def _job(keys: PodKeys, pod: Manifest, count: int, retries: int, exits: tuple[str, *tuple[int, ...]]) -> Manifest:

@@ -74,8 +74,8 @@ def cause_in(words: str) -> Cause:
 
 def clock(seconds: float) -> str:
     """Return a time in Slurm's form ``HH:MM:SS``. The hours may be more than 24."""
-    whole = math.ceil(seconds)
-    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}"
+    whole_seconds = math.ceil(seconds)
+    return f"{whole_seconds // 3600:02}:{whole_seconds // 60 % 60:02}:{whole_seconds % 60:02}"
 
 
 def megabytes(size: int | None) -> int:

@@ -84,7 +84,9 @@ class MungedPorts(MeetingPoint):
                 self._listener = _listen(port)
                 break
         if self._listener is None:
-            log.warning("ports %d to %d are all in use, so tasks on other nodes need a shared folder", *self._ends())
+            log.warning(
+                "ports %d to %d are all in use, so tasks on other nodes need a shared folder", *self._end_ports()
+            )
             return
         telling = threading.Thread(target=self._tell, args=(self._listener, meeting), name="ddlf-meeting", daemon=True)
         telling.start()
@@ -164,9 +166,9 @@ class MungedPorts(MeetingPoint):
         return False  # the master tells the worker at the gate
 
     def reason(self) -> str:
-        return "no master at {}, ports {} to {}: {}".format(self._host, *self._ends(), self._reason)
+        return "no master at {}, ports {} to {}: {}".format(self._host, *self._end_ports(), self._reason)
 
-    def _ends(self) -> tuple[int, int]:
+    def _end_ports(self) -> tuple[int, int]:
         return self._ports[0], self._ports[-1]
 
 

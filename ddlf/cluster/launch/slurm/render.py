@@ -86,7 +86,7 @@ def job_script(app: Path, keys: SlurmKeys, options: list[str], notice_s: int | N
         # Without B:, the tasks get the signal, and the shell of this script does not, which would end with it.
         "signal": notice_s and f"TERM@{notice_s}",
     }
-    again = [] if notice_s is None else ["--requeue"]
+    requeue = [] if notice_s is None else ["--requeue"]
     env = keys.env if notice_s is None else {GRACE_VARIABLE: str(notice_s), **keys.env}
     least = [] if keys.workers.least == keys.workers.most else [f"workers={keys.workers}"]
     waits = [f"start_timeout={keys.start_timeout:g}"] if "start_timeout" in keys.model_fields_set else []
@@ -98,9 +98,9 @@ def job_script(app: Path, keys: SlurmKeys, options: list[str], notice_s: int | N
         [
             "#!/bin/sh",
             *(f"#SBATCH --{name}={value}" for name, value in job.items() if value),
-            *(f"#SBATCH {option}" for option in again),
+            *(f"#SBATCH {option}" for option in requeue),
             *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
-            shlex.join([*srun, *ddlf, "run", str(app), "--launcher", launcher, *again, *options]),
+            shlex.join([*srun, *ddlf, "run", str(app), "--launcher", launcher, *requeue, *options]),
             "",
         ]
     )

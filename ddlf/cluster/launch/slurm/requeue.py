@@ -52,15 +52,17 @@ def _queue_again(job: str) -> None:
         return
     script = f"trap '' TERM; scontrol requeue {job} && scontrol update JobId={job} StartTime=now+{BEGINS_IN_S}"
     print(f"requeue   Slurm starts job {job} again", file=sys.stderr, flush=True)
-    done = _call("sh", "-c", script)
-    if done.returncode:
-        print(f"requeue   Slurm refused: {done.stderr.strip() or f'exit code {done.returncode}'}", file=sys.stderr)
+    process = _call("sh", "-c", script)
+    if process.returncode:
+        print(
+            f"requeue   Slurm refused: {process.stderr.strip() or f'exit code {process.returncode}'}", file=sys.stderr
+        )
 
 
 def _facts(job: str) -> dict[str, str]:
     """Return what Slurm says about a job; empty if it does not answer."""
-    done = _call("scontrol", "show", "job", "--oneliner", job)
-    return dict(re.findall(r"(\S+?)=(\S*)", done.stdout))
+    process = _call("scontrol", "show", "job", "--oneliner", job)
+    return dict(re.findall(r"(\S+?)=(\S*)", process.stdout))
 
 
 def _call(*command: str) -> subprocess.CompletedProcess[str]:

@@ -101,7 +101,7 @@ class Steps(PlaceEngine):
             start_new_session=True,
         )
         assert process.stdin is not None
-        ending = asyncio.ensure_future(self._ends(place, process))
+        ending = asyncio.ensure_future(self._exit_code_of(place, process))
         leaving = asyncio.ensure_future(self.gate.wait_until_gone(place, incarnation, GONE_S))
         try:
             process.stdin.write(worker.token + b"\n")
@@ -125,7 +125,7 @@ class Steps(PlaceEngine):
             self._without_node.add(place)  # its node was taken out of the job, or is down
         return Left(cause_in(words), words or f"its step ended with exit code {code}", code)
 
-    async def _ends(self, place: int, process: asyncio.subprocess.Process) -> int:
+    async def _exit_code_of(self, place: int, process: asyncio.subprocess.Process) -> int:
         """Keep the errors of a step, and return its exit code."""
         assert process.stderr is not None
         while chunk := await process.stderr.read(4096):

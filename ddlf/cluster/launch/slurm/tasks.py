@@ -27,7 +27,7 @@ class Tasks(Ranked):
 
     def __init__(self, keys: Keys) -> None:
         ranks = slurm()
-        super().__init__(keys, ranks, more=munged(ranks.job, os.environ))
+        super().__init__(keys, ranks, more_points=munged(ranks.job, os.environ))
 
     def requeue(self) -> Requeue:
         return requeue()
