@@ -152,7 +152,7 @@ async def test_hosted_methods_survive_the_replacement():
     async with Cluster.local(1) as cluster:
         await cluster.add_method(process_of_module)
         await preload(cluster, MODULE)
-        ((_, parent, imported_in),) = await cluster.run("where", module=MODULE)
+        ((_, parent, imported_in),) = await cluster.run("process_of_module", module=MODULE)
         assert imported_in == parent
 
 
