@@ -117,7 +117,7 @@ class Tally:
         self._names: dict[str, Any] = {"map": next(_numbers), "function": function.name}
         self._emitted_at = 0.0
         self._begin: float | None = None
-        self._over = False
+        self._has_ended = False
 
     @property
     def begun(self) -> bool:
@@ -175,9 +175,9 @@ class Tally:
         Args:
             error: The error that ended the map; None if all items are complete.
         """
-        if self._begin is None or self._over:
+        if self._begin is None or self._has_ended:
             return
-        self._over = True
+        self._has_ended = True
         how: HowMapped = "complete" if error is None else "failed" if isinstance(error, Exception) else "cancelled"
         self._emit(
             MapEnded(
@@ -220,7 +220,7 @@ class Map:
         self._next: asyncio.Queue[asyncio.Task[Any] | Exception | None] = asyncio.Queue()
         self._untaken = 0
         self._room: asyncio.Future[None] | None = None
-        self._unlimited = False
+        self._is_unlimited = False
 
     def __repr__(self) -> str:
         return f"<map of {self._tally.function.name!r}>"
@@ -233,20 +233,20 @@ class Map:
         return self._all().__await__()
 
     async def _all(self) -> list[Any]:
-        self._unlimited = True  # the list keeps all results anyway
+        self._is_unlimited = True  # the list keeps all results anyway
         return [result async for result in self]
 
     async def __aiter__(self) -> AsyncGenerator[Any, None]:
         self._job.on_sent = self._go_on
         self._tally.begin()
         feeding = asyncio.get_running_loop().create_task(self._feed())
-        ended = False
+        has_ended = False
         error: BaseException | None = None
         try:
-            while not ended or self._untaken:
+            while not has_ended or self._untaken:
                 task = await self._next.get()
                 if not isinstance(task, asyncio.Task):
-                    ended, error = True, task
+                    has_ended, error = True, task
                     continue
                 result = await task
                 self._untaken -= 1
@@ -292,7 +292,7 @@ class Map:
             await self._room
 
     def _has_room(self) -> bool:
-        return self._job.waiting < UNSENT and (self._unlimited or self._untaken < self._tally.window)
+        return self._job.waiting < UNSENT and (self._is_unlimited or self._untaken < self._tally.window)
 
     def _go_on(self) -> None:
         if self._room is not None and not self._room.done():

@@ -39,7 +39,7 @@ class Pulse:
         self._dial = dial
         self._beat = dumps([[session], {}])
         self.heartbeat_s = heartbeat_s
-        self.speaking = False
+        self.is_speaking = False
         self._loop = asyncio.get_running_loop()
         self.beaten()
         _watcher.add(self)
@@ -70,7 +70,7 @@ class Pulse:
         On failure:
             The method ends, and the thread tries again a moment later.
         """
-        self.speaking = True
+        self.is_speaking = True
         try:
             with contextlib.suppress(DDLFError, OSError):
                 connection = Connection(
@@ -83,7 +83,7 @@ class Pulse:
                 finally:
                     connection.close()
         finally:
-            self.speaking = False
+            self.is_speaking = False
 
 
 class _Watcher:
@@ -94,15 +94,15 @@ class _Watcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pulses: set[Pulse] = set()
-        self._running = False
+        self._is_running = False
         self._wake: Callable[[], object] = lambda: None
 
     def add(self, pulse: Pulse) -> None:
         with self._lock:
             self._pulses.add(pulse)
             self._wake()  # The thread may be sleeping for the longer heartbeat interval of another worker.
-            if not self._running:
-                self._running = True
+            if not self._is_running:
+                self._is_running = True
                 threading.Thread(target=lambda: asyncio.run(self._watch()), name="ddlf-pulse", daemon=True).start()
 
     def remove(self, pulse: Pulse) -> None:
@@ -123,11 +123,11 @@ class _Watcher:
                 self._pulses = {pulse for pulse in self._pulses if not pulse.is_over}
                 pulses = list(self._pulses)
                 if not pulses:
-                    self._running, self._wake = False, lambda: None
+                    self._is_running, self._wake = False, lambda: None
                     break
             for pulse in pulses:
-                if pulse.is_late and not pulse.speaking:
-                    pulse.speaking = True
+                if pulse.is_late and not pulse.is_speaking:
+                    pulse.is_speaking = True
                     task = asyncio.create_task(pulse.speak())
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)

@@ -146,16 +146,16 @@ class Posting(Peer):
         posted = trainings = 0
         if state:
             posted, contains, base, trainings, self.updates, self._since = map(int, state[0])
-            self._run, self._keeps = state[1].tobytes().decode(), True
+            self._run, self._keeps_weights = state[1].tobytes().decode(), True
             self._contains, self._base = contains, base
         welcome = self._connection.open()
-        if self._keeps and welcome.number > posted:  # the checkpoint is older than its last post
+        if self._keeps_weights and welcome.number > posted:  # the checkpoint is older than its last post
             self._connection.close()
-            self._keeps, self._contains = False, NO_SET
+            self._keeps_weights, self._contains = False, NO_SET
             self._connection = self._new_connection()
             welcome = self._connection.open()
         self._read(welcome)
-        if self._keeps:
+        if self._keeps_weights:
             self._trainings = trainings
         else:
             first, self._base, self.last_set = self._first_set(welcome), welcome.set_number, welcome.set_number
@@ -164,7 +164,9 @@ class Posting(Peer):
                 server_set = WeightSet(weights=first, trainings=welcome.trainings)
                 first = self._rule.merge(own_set, server_set).weights
             self._load(first)
-        ends_round = self._keeps and self.plan.way == "rounds" and 0 < posted == welcome.number and not self._since
+        ends_round = (
+            self._keeps_weights and self.plan.way == "rounds" and 0 < posted == welcome.number and not self._since
+        )
         self._ready(welcome)
         if ends_round:
             self._ask_for_base()

@@ -107,7 +107,7 @@ class Peer:
         self._say = say
         self._retry_s, self._background = retry_s, background
         self._run = self._digest = ""
-        self._keeps = False
+        self._keeps_weights = False
         self._trainings = 0
         self._contains = NO_SET
         self._base = NO_SET
@@ -211,7 +211,7 @@ class Peer:
             samples=self._reported_samples,
             layout=self._digest,
             run=self._run,
-            keeps=self._keeps,
+            keeps=self._keeps_weights,
             updates=self.updates,
         )
 
@@ -297,7 +297,7 @@ class Peer:
 
     def _ready(self, welcome: Welcome) -> None:
         """Begin to receive."""
-        self._run, self._keeps = welcome.run, True
+        self._run, self._keeps_weights = welcome.run, True
         self._posted_at = time.monotonic()
         self._connection.start(self._wire.bytes)
         self._say(f"joined    as peer {welcome.peer}; {self._about(welcome)}")

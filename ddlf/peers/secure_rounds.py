@@ -91,7 +91,7 @@ class SecureRounds:
         self.phase: Literal["idle", "offers", "posts", "signing", "unmasking", "adding"] = "idle"
         self._ledger, self._values, self._terms_of = ledger, values, terms
         self._least = max(ledger.plan.quorum, secure_sum.LEAST)
-        self._said_waiting = False
+        self._has_said_waiting = False
         self._clear()
 
     def _clear(self) -> None:
@@ -245,11 +245,11 @@ class SecureRounds:
         present = self._ledger.present
         missing = self._least - len(present)
         if missing > 0:
-            if self._said_waiting or not present:
+            if self._has_said_waiting or not present:
                 return []
-            self._said_waiting = True
+            self._has_said_waiting = True
             return [Line(text=f"waits     a secure sum needs {self._least} peers; here: {len(present)}")]
-        self._said_waiting = False
+        self._has_said_waiting = False
         self.attempt, self.phase = secrets.token_hex(8), "offers"
         return [self._attempt_for(peer) for peer in present]
 

@@ -199,30 +199,30 @@ class Line:
         socket: Its WebSocket.
         outbox: Answers and other messages to send.
         due: Set when the outbox has messages that the listening task does not send.
-        sends: Whether a task sends answers.
-        posted: Number of the post that has no answer yet; 0 without one.
-        answered: Number of the last post that was answered here.
-        reads: Bytes of the last answer.
+        is_sending: Whether a task sends answers.
+        open_post: Number of the post that has no answer yet; 0 without one.
+        last_answered: Number of the last post that was answered here.
+        reading_bytes: Bytes of the last answer.
         read_by: Time until which the peer must have read them; infinite if it has.
-        works: Whether the server works on a message of the peer. Then it may read no answers to pings.
-        rests: Whether the server reads nothing from the peer for now, since it has used up its quota.
+        is_working: Whether the server works on a message of the peer. Then it may read no answers to pings.
+        is_resting: Whether the server reads nothing from the peer for now, since it has used up its quota.
     """
 
     socket: TurnConnection
     outbox: deque[tuple[Reply, float, bytes] | Message] = field(default_factory=deque)
     due: asyncio.Event = field(default_factory=asyncio.Event)
-    sends: bool = False
-    posted: int = 0
-    answered: int = 0
-    reads: int = 0
+    is_sending: bool = False
+    open_post: int = 0
+    last_answered: int = 0
+    reading_bytes: int = 0
     read_by: float = inf
-    works: bool = False
-    rests: bool = False
+    is_working: bool = False
+    is_resting: bool = False
 
     async def send(self, message: Welcome | Answer) -> None:
         """Send a message with a set. The server ends the connection of a peer that has not read it in time."""
-        self.reads = len(message.set)
-        self.read_by = time.time() + reading_s(self.reads)
+        self.reading_bytes = len(message.set)
+        self.read_by = time.time() + reading_s(self.reading_bytes)
         await self.socket.send_alive(frames.pieces(message))
         self.read_by = inf
 
@@ -234,7 +234,7 @@ class Line:
             share: Share of the difference between the set ``start`` and that of the answer that the peer gets.
             start: The set of the peer's post, if the share is below 1.
         """
-        self.answered = reply.number
+        self.last_answered = reply.number
         self._put((reply, share, start))
 
     def tell(self, message: Message) -> None:
@@ -243,7 +243,7 @@ class Line:
 
     def _put(self, waiting: tuple[Reply, float, bytes] | Message) -> None:
         self.outbox.append(waiting)
-        if not self.works:
+        if not self.is_working:
             self.due.set()
 
 
@@ -322,17 +322,17 @@ class PeerServer:
         self._refusing = 0
         self._waiting: list[Waiting] = []
         self._waits = asyncio.Event()  # an entry waits, or the writer is to end
-        self._closed = False
+        self._is_closing = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._outer: Weights = []  # state of the outer optimizer, which belongs to the base
         self._stepped: Weights = []  # its state for the next base
         self._archiving = asyncio.Lock()
         self._leasing = asyncio.Lock()
         self._lending: dict[int, ServerConnection] = {}
-        self._testing = False
+        self._is_testing = False
         self._tested_at = 0.0
         self._tested = NO_SET
-        self._alone_said = False
+        self._has_said_alone = False
         self._short = NO_SET  # the base of the last round whose missing posts the server has named
         self._shown = Rarely(time.time())
         self._epsilon_shown = Rarely(time.time())
@@ -549,7 +549,7 @@ class PeerServer:
 
     async def _end_writer(self) -> None:
         """Write the entries that wait for the disk, and refuse later ones."""
-        self._closed = True
+        self._is_closing = True
         self._waits.set()
         await asyncio.gather(self._writer, return_exceptions=True)
         for waiting in self._waiting:  # the writer has failed
@@ -581,7 +581,7 @@ class PeerServer:
             Unfit: The entry does not fit the ledger.
             CheckpointError: The journal cannot be written.
         """
-        if self._closed:
+        if self._is_closing:
             raise CheckpointError(CLOSED)
         self.ledger.admit(entry)
         # Now, since the set of a post that has just come is in the processor's cache.
@@ -593,7 +593,7 @@ class PeerServer:
 
     async def _write_entries(self) -> None:
         """Write entries in batches until the server is closed."""
-        while self._waiting or not self._closed:
+        while self._waiting or not self._is_closing:
             await self._waits.wait()
             self._waits.clear()
             batch, self._waiting = self._waiting, []
@@ -918,8 +918,8 @@ class PeerServer:
             self._cut_slow_readers(now)
             self._say_missing_posts()
             due = self.plan.validate_s and now - self._tested_at >= self.plan.validate_s
-            if self._test is not None and due and not self._testing and self.ledger.present:
-                self._tested_at, self._testing = now, True
+            if self._test is not None and due and not self._is_testing and self.ledger.present:
+                self._tested_at, self._is_testing = now, True
                 self._begin(self._validate())
 
     def _say_missing_posts(self) -> None:
@@ -961,7 +961,7 @@ class PeerServer:
                     self._say(f"validated set {number}: accuracy {accuracy:.4f}, loss {loss:.4f}, {samples:,} samples")
                 self._tested = number
         finally:
-            self._testing = False
+            self._is_testing = False
 
     async def _end(self, reason: str) -> None:
         self._say(f"over      {reason}")
@@ -1286,8 +1286,8 @@ class PeerServer:
             await self._tell_end(peer, socket)
             self._end_line(peer, line)
             return
-        if len(ledger.present) == self.plan.quorum == 1 and not self._alone_said:
-            self._alone_said = True
+        if len(ledger.present) == self.plan.quorum == 1 and not self._has_said_alone:
+            self._has_said_alone = True
             self._say("alone     one peer trains alone until others join; ddlf peers invite prints links for them")
         member, start = ledger.members[peer], NO_SET if keeps else ledger.start()
         if start:
@@ -1350,7 +1350,7 @@ class PeerServer:
         of = (*(SECURE_FROM_PEER if self._sums is not None else (Post, Score)), Broken, Bye)
         while True:
             message = await self._receive(line.socket, of)
-            line.works = True
+            line.is_working = True
             try:
                 await self._received(peer, line, message)
             except Unfit:
@@ -1360,7 +1360,7 @@ class PeerServer:
                 if not self.ledger.ended:  # otherwise the end is on its way to the peer
                     raise
             finally:
-                line.works, self._last_signs[peer] = False, time.time()
+                line.is_working, self._last_signs[peer] = False, time.time()
             self._turns.end(line.socket)
             size, is_bye = len(getattr(message, "set", b"")), isinstance(message, Bye)
             del message  # its set is no longer needed while the peer receives its answer, and trains
@@ -1374,14 +1374,14 @@ class PeerServer:
         """Do not read from a peer that sends more than its quota."""
         if self._paced_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
             self._say(f"paced     {self._name(peer)} sends more than its quota, so each message waits {wait_s:.2g} s")
-        line.rests = True
+        line.is_resting = True
         line.socket.transport.pause_reading()
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await line.socket.wait_closed()
         finally:
-            line.rests, self._last_signs[peer] = False, time.time()
+            line.is_resting, self._last_signs[peer] = False, time.time()
             line.socket.transport.resume_reading()
 
     async def _received(self, peer: int, line: Line, message: Message) -> None:
@@ -1408,15 +1408,17 @@ class PeerServer:
     async def _posted(self, peer: int, line: Line, post: Post) -> None:
         ledger = self.ledger
         if ledger.is_repeated(peer, post.number):
-            if line.answered == post.number:  # its round closed after the peer came back, and before it posted again
+            if (
+                line.last_answered == post.number
+            ):  # its round closed after the peer came back, and before it posted again
                 return
-            line.posted = post.number
+            line.open_post = post.number
             if (reply := ledger.repeat(peer)) is not None:
                 self._answer(reply)
             return
-        if line.posted:
-            raise ProtocolError(f"post {line.posted} is not answered yet")
-        line.posted = post.number
+        if line.open_post:
+            raise ProtocolError(f"post {line.open_post} is not answered yet")
+        line.open_post = post.number
         if self._spending is not None and self._spending.is_by_post:
             spent_reason = await self._count(self._spending, peer)  # the server has seen it, whatever becomes of it
             if spent_reason:
@@ -1524,9 +1526,9 @@ class PeerServer:
 
     async def _send_waiting(self, peer: int, line: Line) -> None:
         """Send answers one by one, as fast as the peer reads. One task at a time does it."""
-        if line.sends:
+        if line.is_sending:
             return
-        line.sends = True
+        line.is_sending = True
         while line.outbox:
             waiting = line.outbox.popleft()
             if isinstance(waiting, Message):
@@ -1538,7 +1540,7 @@ class PeerServer:
                 continue
             async with self._copies.turn(len(start)):
                 await self._send_answer(peer, line, reply, share, start)
-        line.sends = False
+        line.is_sending = False
 
     async def _send_answer(self, peer: int, line: Line, reply: Reply, share: float = 1.0, start: bytes = b"") -> None:
         """Send an answer, with its set or with a set that is a share of the way to it from the set of the peer's post."""
@@ -1561,7 +1563,7 @@ class PeerServer:
             epsilon=-1.0 if self._spending is None else self._spending.epsilon(peer),
             set=data if share == 1 or not has_set else await asyncio.to_thread(self._between, start, data, share),
         )
-        line.posted = 0
+        line.open_post = 0
         await line.send(answer)
         self._teller.sent(len(answer.set))
 
@@ -1573,14 +1575,16 @@ class PeerServer:
         """End the connections of peers that read their answers too slowly."""
         for peer, line in self._lines.items():
             if now > line.read_by:
-                limit_s = reading_s(line.reads)
-                self._say(f"cut       {self._name(peer)}: it has not read {line.reads:,} bytes in {limit_s:.0f} s")
+                limit_s = reading_s(line.reading_bytes)
+                self._say(
+                    f"cut       {self._name(peer)}: it has not read {line.reading_bytes:,} bytes in {limit_s:.0f} s"
+                )
                 line.read_by = inf
                 line.socket.transport.abort()
 
     def _heard(self, peer: int, line: Line) -> float:
         """Return the time of the last sign of life. A byte of a message is one. A peer that waits for the server is alive."""
-        if line.works or line.rests or self._turns.waits(line.socket):
+        if line.is_working or line.is_resting or self._turns.waits(line.socket):
             return time.time()
         if time.time() - line.socket.heard_at > PING_S:
             line.socket.note_acknowledged()

@@ -163,11 +163,11 @@ async def dial(
     """
     reach = way or partial(connect_to, host, port, options=options)
     sock = await reach(timeout_s)
-    encrypted = not (security.insecure_plaintext or tls.is_local(sock))
+    is_encrypted = not (security.insecure_plaintext or tls.is_local(sock))
     while True:
         address = f"{host}:{port}" if port else host
         try:
-            context = tls.client_context(security) if encrypted else None
+            context = tls.client_context(security) if is_encrypted else None
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 certificate_name = host if way is None else sock.getpeername()[0]  # which a certificate must name
                 return await shake_hands(sock, role, token, max_message_bytes, context, certificate_name)
@@ -182,7 +182,7 @@ async def dial(
             _explain(error, address, token)
             raise
         # A connection may change only from plaintext to encryption, and only if it began on this machine.
-        encrypted = True
+        is_encrypted = True
         sock = await reach(timeout_s)
 
 

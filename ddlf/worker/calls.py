@@ -469,7 +469,7 @@ class Calls:
             return
         if method.at_once:
             self._run_at_once(call, method)
-        elif call.session.held_back or ((self.running is not None or self._waiting) and not method.concurrent):
+        elif call.session.is_held_back or ((self.running is not None or self._waiting) and not method.concurrent):
             self._waiting.append(call)
             if self.running is None:  # earlier calls may wait until their master reads answers
                 asyncio.get_running_loop().call_soon(self.run_next)
@@ -491,7 +491,7 @@ class Calls:
         if self.running is not None:
             return
         for index, call in enumerate(self._waiting):
-            if not call.session.held_back:
+            if not call.session.is_held_back:
                 del self._waiting[index]
                 break
         else:
@@ -667,7 +667,7 @@ class Session:
             requests.
 
     Attributes:
-        held_back: Whether the master has too many unread answers. Until it has read them, no request of the session
+        is_held_back: Whether the master has too many unread answers. Until it has read them, no request of the session
             begins.
         is_guest: Whether the master of the session is a guest, which sends requests without a lease.
         peer: The admission of another worker, if one sends the requests; None for a master.
@@ -699,7 +699,7 @@ class Session:
         self._open: dict[int, Call] = {}
         self.is_guest = activity is None
         self.peer: Admitted | None = None
-        self.held_back = False
+        self.is_held_back = False
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._connection = Connection(
             sock, self._on_frame, self._on_close, limits=limits, peer_limits=peer_limits, allocate=POOL.take
@@ -829,7 +829,7 @@ class Session:
 
     def _answer(self, id: int, response: Response) -> None:
         self._open.pop(id, None)
-        if len(self._open) == MAX_WAITING_REQUESTS // 2 and not self.held_back:
+        if len(self._open) == MAX_WAITING_REQUESTS // 2 and not self.is_held_back:
             self._connection.resume_reading()
         connection, error = self._connection, response.error
         if connection.closed:
@@ -846,7 +846,7 @@ class Session:
                 connection.close()  # The call ended because the lease ended, not because the master cancelled it.
                 return
             self._send_error(id, error)
-        if connection.queued_bytes > MAX_QUEUED_BYTES and not self.held_back:
+        if connection.queued_bytes > MAX_QUEUED_BYTES and not self.is_held_back:
             self._hold_back()
 
     def _send_error(self, id: int, error: BaseException) -> None:
@@ -868,7 +868,7 @@ class Session:
         return dump_result if self._pickle_results else refuse_objects
 
     def _hold_back(self) -> None:
-        self.held_back = True
+        self.is_held_back = True
         self._connection.pause_reading()
         self._reading_again = self._loop.create_task(self._wait_for_reader())
 
@@ -890,7 +890,7 @@ class Session:
                     connection.abort()
             except ConnectionError:
                 break
-        self.held_back = False
+        self.is_held_back = False
         if len(self._open) < MAX_WAITING_REQUESTS:
             connection.resume_reading()
         self._calls.run_next()

@@ -148,10 +148,10 @@ def _repair(problem: str) -> str:
 
 def _cards_of(nvml: Any, index: int, handle: Any, lost: Mapping[str, str]) -> Iterator[Card]:
     """Yield a card, or its instances if it is divided."""
-    divided = False
+    is_divided = False
     with contextlib.suppress(nvml.NVMLError):  # older cards cannot be divided
-        divided = bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    if not divided:
+        is_divided = bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    if not is_divided:
         yield _card(nvml, str(index), handle, lost)
         return
     for instance in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):

@@ -185,7 +185,7 @@ class Control:
         self._liveness: Liveness | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._held_back = False
+        self._is_held_back = False
         self._connection = Connection(sock, self._on_frame, self._on_close, limits=CONTROL_LIMITS)
 
     def event(self, name: str, facts: dict[str, Any]) -> None:
@@ -230,7 +230,7 @@ class Control:
 
     def _on_frame(self, frame: Frame) -> None:
         self.hear()
-        if self._connection.queued_bytes > MAX_QUEUED_BYTES and not self._held_back:
+        if self._connection.queued_bytes > MAX_QUEUED_BYTES and not self._is_held_back:
             self._hold_back()
         if frame.kind == Kind.CANCEL:
             return  # its request is answered already, or ends with this connection
@@ -357,7 +357,7 @@ class Control:
             self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
 
     def _hold_back(self) -> None:
-        self._held_back = True
+        self._is_held_back = True
         self._connection.pause_reading()
         self._spawn(self._wait_for_reader())
 
@@ -367,7 +367,7 @@ class Control:
         """
         with contextlib.suppress(ConnectionError):
             await self._connection.drain()
-        self._held_back = False
+        self._is_held_back = False
         self._connection.resume_reading()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -657,7 +657,7 @@ class Daemon:
 
     async def _greet(self, sock: socket.socket, address: str) -> None:
         """Perform the handshake of a new connection. No bytes are parsed before it has succeeded."""
-        owned = True
+        is_owned = True
         preamble = b""
         deadline = asyncio.get_running_loop().time() + HANDSHAKE_TIMEOUT_S
         try:
@@ -688,13 +688,13 @@ class Daemon:
                     has_place=lambda: self._admission.has_place,
                 )
             self._controls.add(Control(self, sock))
-            owned = False
+            is_owned = False
         except (DDLFError, OSError) as error:
             if is_http(preamble):
                 answer_http(sock)
             self._admission.log_refusal(address, refusal(error, HANDSHAKE_TIMEOUT_S))
         finally:
-            if owned:
+            if is_owned:
                 sock.close()
 
     def _announce(self, facts: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ class Questions:
         self._open[id] = sock
         event("wanted", {"id": id, "what": kind, "name": name, "file": file})
 
-    async def give(self, id: int, piece: bytes, last: bool) -> None:
+    async def give(self, id: int, piece: bytes, is_last: bool) -> None:
         """Pass a part of the answer to the executor. The thread that asked may have ended."""
         sock = self._open.get(id)
         if sock is None:
@@ -103,8 +103,8 @@ class Questions:
         try:
             await asyncio.get_running_loop().sock_sendall(sock, piece)
         except OSError:
-            last = True
-        if last and self._open.pop(id, None) is not None:
+            is_last = True
+        if is_last and self._open.pop(id, None) is not None:
             sock.close()
 
     def end(self) -> None:
@@ -183,12 +183,12 @@ class ExecutorProcess:
         self.lines = Forwarding(self.activity, options.tokens)
         self._process: asyncio.subprocess.Process | Forked | None = None
         self._forks = Forks(options.template_fd)
-        self._replacing = False
+        self._is_replacing = False
         self._channel: socket.socket | None = None
         self._stderr: IO[bytes] | None = None
         self._start_failures = 0
         self._reason: Reason | None = None
-        self._served = False
+        self._has_served = False
         self._may_start = asyncio.Event()
         self._may_start.set()
         self.state = "starting"
@@ -224,8 +224,8 @@ class ExecutorProcess:
                 self._reason = Reason(f"could not be started: {error.strerror}")
                 facts = self._facts(None, None)
                 await asyncio.sleep(START_RETRY_S)
-            if self._replacing:
-                self._replacing = False
+            if self._is_replacing:
+                self._is_replacing = False
                 self.restarts -= 1
                 self.activity.clear()
                 continue
@@ -233,7 +233,7 @@ class ExecutorProcess:
             self.last_exit = facts
             self.activity.clear()
             self.state = "starting"
-            self._start_failures = 0 if self._served else self._start_failures + 1
+            self._start_failures = 0 if self._has_served else self._start_failures + 1
             if self._start_failures < MAX_START_FAILURES:
                 self._log(f"executor {facts['text']}; starting a new one")
             else:
@@ -248,7 +248,7 @@ class ExecutorProcess:
 
     async def _start(self) -> None:
         self.restarts += 1
-        self._served = False
+        self._has_served = False
         # Killed executors leave temporary files, such as TensorFlow's generated code.
         shutil.rmtree(self._tmp_dir, ignore_errors=True)
         self._tmp_dir.mkdir(mode=0o700)
@@ -304,8 +304,8 @@ class ExecutorProcess:
         process = self._process
         has_them = isinstance(process, Forked) and process.modules >= set(modules)
         replaceable = not reason and not has_them and self.state == "ready" and not self.activity.used
-        if replace and replaceable and not self._replacing:
-            self._replacing, self.state = True, "starting"
+        if replace and replaceable and not self._is_replacing:
+            self._is_replacing, self.state = True, "starting"
             self.settled.clear()
             self._kill_group()
             await self.settled.wait()
@@ -361,7 +361,7 @@ class ExecutorProcess:
             await self.settled.wait()
             if self.state == "failed" or self._channel is None:
                 raise ProtocolError("there is no executor, see above")
-            self._served = True
+            self._has_served = True
             try:
                 socket.send_fds(self._channel, [HAND_OVER.pack(preamble, deadline)], [sock.fileno()])
             except BlockingIOError:

@@ -99,7 +99,7 @@ class Template:
         self._warm_one: socket.socket | None = None
         self._warm_pid = 0
         self._modules: list[str] = []
-        self._ready = False  # whether the warm template has imported its modules
+        self._is_ready = False  # whether the warm template has imported its modules
         self._waiting: list[tuple[bytes, list[int]]] = []  # requests to preload
         self._failures: dict[tuple[str, ...], str] = {}
 
@@ -138,7 +138,7 @@ class Template:
             with contextlib.suppress(OSError):  # no memory, process number or descriptor is free
                 if request["do"] == "preload":
                     return self._preload(request["modules"], message, descriptors)
-                if not self._ready or not self._pass_on(message, descriptors):
+                if not self._is_ready or not self._pass_on(message, descriptors):
                     return self._fork(request, descriptors)
         close(descriptors)
         return None
@@ -187,7 +187,7 @@ class Template:
             answer(descriptors, reason)
         elif set(modules) <= set(self._imported):
             answer(descriptors, "")
-        elif not self._ready or not self._pass_on(message, descriptors):
+        elif not self._is_ready or not self._pass_on(message, descriptors):
             self._waiting.append((message, descriptors))
             if self._warm_one is None:
                 return self._begin_warm_one(modules)
@@ -216,13 +216,13 @@ class Template:
         reason = news.decode() if news else "the process that imported it was ended"
         waiting, self._waiting = self._waiting, []
         if reason == READY:
-            self._ready = True
+            self._is_ready = True
         else:
             self._end_warm_one()
             if news:  # the same import would fail again
                 self._failures[tuple(self._modules)] = reason
         for message, descriptors in waiting:
-            if self._ready and self._pass_on(message, descriptors):
+            if self._is_ready and self._pass_on(message, descriptors):
                 close(descriptors)
             else:
                 answer(descriptors, reason)
@@ -233,9 +233,9 @@ class Template:
             return 0
         self._poll.unregister(self._warm_one)
         self._warm_one.close()  # ends the warm template, unless it is still importing
-        if not self._ready:
+        if not self._is_ready:
             os.kill(self._warm_pid, signal.SIGKILL)
-        self._warm_one, self._ready = None, False
+        self._warm_one, self._is_ready = None, False
         return os.waitstatus_to_exitcode(os.waitpid(self._warm_pid, 0)[1])
 
     def _pass_on(self, message: bytes, descriptors: list[int]) -> bool:

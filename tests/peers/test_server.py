@@ -760,7 +760,7 @@ async def test_a_server_that_ends_writes_the_entries_that_wait_for_the_disk(tmp_
         await peer.socket.send(frame(BYE, {}))
         await asyncio.to_thread(began.wait)
         ending = asyncio.ensure_future(running.__aexit__())
-        await running.until(lambda: running.server._closed)
+        await running.until(lambda: running.server._is_closing)
         may_go_on.set()
         await ending
     assert [type(entry) for entry in history(tmp_path)][-1] is Left

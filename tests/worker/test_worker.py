@@ -37,7 +37,7 @@ def worker(executor):
 class OneRequest:
     """A session of one request, without a connection."""
 
-    held_back = False
+    is_held_back = False
     is_guest = False
     peer = None
 

@@ -76,7 +76,7 @@ class Dask(PlaceEngine):
         self._client: Any = None
         self._address, self._security = "", dict[str, Any]()
         self._connecting = asyncio.Lock()  # a lost scheduler is dialled once for all places
-        self._says_gone = False  # whether it is known to people that the scheduler is gone
+        self._has_said_gone = False  # whether it is known to people that the scheduler is gone
         self._tasks: dict[str, int] = {}  # place by the key of its task
         self._former_incarnations: dict[int, int] = {}  # incarnation of a place when its task began to wait
 
@@ -166,7 +166,7 @@ class Dask(PlaceEngine):
                     self._client.subscribe_topic("all", self._hear)
             except (OSError, ValueError):
                 return False
-            self._says_gone = False
+            self._has_said_gone = False
             return True
 
     async def _close(self) -> None:
@@ -198,9 +198,9 @@ class Dask(PlaceEngine):
         while (left := await self._run_task(place, worker)) is None:
             log.info("place %d: its task waited behind another one; it is submitted again", place)
         if left == self._scheduler_gone() and self.gate.incarnation(place) != incarnation:
-            if self.gate.has_begun and not self._says_gone:
+            if self.gate.has_begun and not self._has_said_gone:
                 log.warning("%s; the training continues with the workers that still run", left.words)
-            self._says_gone = True
+            self._has_said_gone = True
             await self.gate.wait_until_gone(place, incarnation, GONE_S)
         return left
 

@@ -240,7 +240,7 @@ class Gate:
             await asyncio.sleep(0)
 
     async def _greet(self, sock: socket.socket, address: str) -> None:
-        owned = True
+        is_owned = True
         opening = b""
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -252,13 +252,13 @@ class Gate:
                 if offer is not None:
                     self._states[self._judge(offer)[1]].keep(sock, offer.incarnation)
                     self.came.set()
-                    owned = False
+                    is_owned = False
         except (DDLFError, OSError) as error:
             if is_http(opening):
                 answer_http(sock)
             self._admission.log_refusal(address, refusal(error, HANDSHAKE_TIMEOUT_S))
         finally:
-            if owned:
+            if is_owned:
                 sock.close()
 
     def _judge(self, offer: Offer) -> tuple[Verdict, int]:

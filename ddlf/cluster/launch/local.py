@@ -70,12 +70,12 @@ class Local(Launcher):
         async with self._start_lock:
             if not self._processes:
                 try:
-                    started = await self._unless_stopped(self._start_all(tuple(modules)))
+                    processes_and_ports = await self._unless_stopped(self._start_all(tuple(modules)))
                 except BaseException:  # also when the caller is cancelled: no process may remain
                     await self._end_all()
                     raise
-                self._processes = [process for process, _ in started]
-                self.addresses = [("127.0.0.1", port) for _, port in started]
+                self._processes = [process for process, _ in processes_and_ports]
+                self.addresses = [("127.0.0.1", port) for _, port in processes_and_ports]
             return self.addresses
 
     async def _start_all(self, modules: tuple[str, ...]) -> list[tuple[asyncio.subprocess.Process, int]]:
@@ -139,7 +139,7 @@ class Local(Launcher):
         empty if it ended before its report.
         """
         read_fd, write_fd = os.pipe()
-        started = False
+        has_started = False
         template = [self._template.fileno()] if self._template is not None else []
         try:
             process = await asyncio.create_subprocess_exec(
@@ -152,10 +152,10 @@ class Local(Launcher):
                 # Ctrl-C in the terminal reaches the master only, which ends its workers in order.
                 start_new_session=True,
             )
-            started = True
+            has_started = True
         finally:
             os.close(write_fd)
-            if not started:
+            if not has_started:
                 os.close(read_fd)
         self._started.append(process)
         assert process.stdin is not None

@@ -257,7 +257,7 @@ class WorkerActor:
 
     def __init__(self) -> None:
         self._supervisor: Supervisor | None = None
-        self._leaves = False
+        self._is_leaving = False
 
     def node(self) -> str:
         """Return the id of the actor's node."""
@@ -274,7 +274,7 @@ class WorkerActor:
                 target=stay_without_head, args=(self._supervisor, _address(), is_over), daemon=True
             ).start()
             try:
-                code = 0 if self._leaves else self._supervisor.run()
+                code = 0 if self._is_leaving else self._supervisor.run()
             finally:
                 is_over.set()
             output.seek(max(0, output.seek(0, os.SEEK_END) - SHOWN_BYTES))
@@ -289,7 +289,7 @@ class WorkerActor:
         Args:
             within_s: Seconds until its node ends; None if nobody knows them.
         """
-        self._leaves = True
+        self._is_leaving = True
         if self._supervisor is not None:
             if within_s is None:
                 self._supervisor.ask_to_stop()
