@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlf.worker.cards import Found
+from ddlf.worker.cards import CardInventory
 from tests.gpu.__main__ import main
 from tests.gpu.needs import NoCard, first_card, missing
 
@@ -14,7 +14,7 @@ def test_command_fails_without_card(cards, capsys):
 
 
 def test_command_names_broken_driver(monkeypatch):
-    search = Found(problem="the driver does not run", do="restart this machine")
+    search = CardInventory(problem="the driver does not run", do="restart this machine")
     monkeypatch.setattr("tests.gpu.needs.find_cards", lambda: search)
     with pytest.raises(NoCard, match="need a card: the driver does not run; restart this machine"):
         first_card()

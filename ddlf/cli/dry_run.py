@@ -29,7 +29,7 @@ from ddlf.rpc.code import own_modules
 from ddlf.training.refusals import privacy_choice
 from ddlf.training.registry import spec_of
 from ddlf.training.strategy import parts_of
-from ddlf.worker.assignment import Wanted, cards_for, unused_cards
+from ddlf.worker.assignment import CardWish, cards_for, unused_cards
 from ddlf.worker.machine import about
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     elif new_workers(options) or options.launcher or starts:
         print(f"          {cluster.N} would be started, each with {versions(this_machine)}")
         if new_workers(options):  # the run would refuse wrong cards, too
-            gpus = cards_for(cluster.N, Wanted(options.gpus, options.gpu_memory))
+            gpus = cards_for(cluster.N, CardWish(options.gpus, options.gpu_memory))
             for cards in card_lines(gpus, app is not None and app.deterministic):
                 print(f"cards     {cards}")
             for reason in unused_cards() if options.gpus is None else ():

@@ -109,10 +109,10 @@ def _cluster(options: argparse.Namespace) -> str:
 
 def _local_workers(options: argparse.Namespace) -> str:
     from ddlf.cluster.launch.local import Local
-    from ddlf.worker.assignment import Wanted
+    from ddlf.worker.assignment import CardWish
 
     try:
-        workers = Local(options.local, Wanted(options.gpus, options.gpu_memory))
+        workers = Local(options.local, CardWish(options.gpus, options.gpu_memory))
     except ConfigError as error:
         return str(error)
     return f"{len(workers.addresses)} workers on this machine"

@@ -140,7 +140,7 @@ def _main(argv: list[str] | None) -> NoReturn:
 def _run(options: argparse.Namespace) -> int:
     from ddlf.rpc.tls import Security
     from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
-    from ddlf.worker.assignment import Wanted, unused_cards
+    from ddlf.worker.assignment import CardWish, unused_cards
     from ddlf.worker.options import Options
 
     def say(line: str) -> None:
@@ -182,7 +182,7 @@ def _run(options: argparse.Namespace) -> int:
         advertise=_advertised(options.advertise),
         template_fd=options.template_fd,
         join=join,
-        gpus=Wanted(options.gpus, options.gpu_memory),
+        gpus=CardWish(options.gpus, options.gpu_memory),
     )
 
     def ready(daemon: Daemon) -> None:
@@ -289,8 +289,8 @@ async def _serve(
     finally:
         for task in tasks:
             task.cancel()
-    if daemon.left is not None:
-        raise daemon.left
+    if daemon.end_error is not None:
+        raise daemon.end_error
     return code
 
 

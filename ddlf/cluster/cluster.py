@@ -33,7 +33,7 @@ from ddlf.rpc.heartbeats import Timing
 from ddlf.rpc.iworker import checked_function, method_name
 from ddlf.rpc.messages import Request
 from ddlf.rpc.tls import Security, client_context
-from ddlf.worker.assignment import NO_WISH, Wanted
+from ddlf.worker.assignment import NO_WISH, CardWish
 
 if TYPE_CHECKING:
     from ddlf.monitor.dashboard.server import Dashboard
@@ -605,7 +605,7 @@ class Cluster(Group):
         names: Sequence[str] = (),
         advertise: Sequence[str] = (),
         echo: bool = True,
-        gpus: Sequence[Wanted] = (),
+        gpus: Sequence[CardWish] = (),
     ) -> None:
         if isinstance(hosts, Launcher) and token_file is not None:
             raise ConfigError(

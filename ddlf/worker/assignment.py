@@ -30,12 +30,12 @@ from ddlf.worker.cards import (
     REPAIR,
     Card,
     build_of,
+    find_card,
     find_cards,
     listed,
-    named,
     named_cards,
     read_names,
-    seen_cards,
+    visible_cards,
 )
 from ddlf.worker.lost_cards import folder_of_cards, lost_cards
 from ddlf.worker.machine import keras_backend
@@ -57,7 +57,7 @@ LEAST_MEMORY = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CardWish:
     """The cards that a user wants for one worker.
 
     Args:
@@ -100,7 +100,7 @@ def _is_named(name: str, number_and_uuid: tuple[str, str]) -> bool:
     return uuid.startswith(name) if name.startswith(("GPU-", "MIG-")) else number == name
 
 
-NO_WISH = Wanted()
+NO_WISH = CardWish()
 
 
 class Assignment:
@@ -119,7 +119,7 @@ class Assignment:
         self._locks: list[int] = []
 
     @classmethod
-    def take(cls, wish: Wanted) -> Self:
+    def take(cls, wish: CardWish) -> Self:
         """Find the cards of a worker and lock them.
 
         Without names, a worker takes all cards that the mask of its environment leaves. Without a mask, it takes one card
@@ -217,7 +217,7 @@ def unused_cards() -> list[str]:
 def usable_cards(mask: str | None) -> tuple[Card, ...]:
     """Return the cards that the mask leaves, if Keras can compute on them."""
     cards = find_cards().cards
-    return seen_cards(cards, mask) if cards and build_of(keras_backend()).cuda else ()
+    return visible_cards(cards, mask) if cards and build_of(keras_backend()).cuda else ()
 
 
 def _cards_for(names: Sequence[str]) -> tuple[Card, ...]:
@@ -227,7 +227,7 @@ def _cards_for(names: Sequence[str]) -> tuple[Card, ...]:
         ConfigError: There are none, one is missing for a known reason, or Keras cannot compute on them.
     """
     inventory, backend = find_cards(), keras_backend()
-    if not inventory.cards or (inventory.problem and any(named(inventory.cards, name) is None for name in names)):
+    if not inventory.cards or (inventory.problem and any(find_card(inventory.cards, name) is None for name in names)):
         raise ConfigError(
             f"no card is found for gpus={','.join(names)}" + (f": {inventory.problem}" if inventory.problem else ""),
             hint=inventory.do or "ddlf doctor lists the cards of this machine",
@@ -321,7 +321,7 @@ def _try_to_lock(card: Card, *, shared: bool) -> int | None:
 # -- several workers of one machine -------------------------------------------------------------------------------------
 
 
-def count_of_workers(wish: Wanted, usual: int) -> int:
+def count_of_workers(wish: CardWish, usual: int) -> int:
     """Return the number of local workers if the user names none: one for each named or free card, or ``usual`` without a
     card.
 
@@ -337,7 +337,7 @@ def count_of_workers(wish: Wanted, usual: int) -> int:
         return len(free_cards(visible, wish.memory))
 
 
-def wish(gpus: object = None, gpu_memory: object = None) -> Wanted:
+def wish(gpus: object = None, gpu_memory: object = None) -> CardWish:
     """Return the cards that a program wants for local workers.
 
     Args:
@@ -351,10 +351,10 @@ def wish(gpus: object = None, gpu_memory: object = None) -> Wanted:
         names = None if gpus is None else read_names(gpus)
     except ValueError as error:
         raise ConfigError(f"gpus {error}") from None
-    return Wanted(names, count_of_bytes("gpu_memory", gpu_memory))
+    return CardWish(names, count_of_bytes("gpu_memory", gpu_memory))
 
 
-def instead_of_lost(wish: Wanted) -> Wanted:
+def instead_of_lost(wish: CardWish) -> CardWish:
     """Return the card of a local worker that starts again: its own, or a free one if its own was lost.
 
     Args:
@@ -368,10 +368,10 @@ def instead_of_lost(wish: Wanted) -> Wanted:
         return wish
     with one_at_a_time():
         card = free_cards(usable_cards(os.environ.get(MASK)), wish.memory)[0]
-    return Wanted((card.uuid,), wish.memory)
+    return CardWish((card.uuid,), wish.memory)
 
 
-def spread(workers: int, wish: Wanted) -> list[Wanted]:
+def spread(workers: int, wish: CardWish) -> list[CardWish]:
     """Give each of the workers of one machine its card.
 
     Workers beyond the number of cards share cards. If the user names no limit, each one gets an equal part of its card.
@@ -411,11 +411,11 @@ def spread(workers: int, wish: Wanted) -> list[Wanted]:
         card = cards[worker % len(cards)]
         check_memory(memory, card, count[card.uuid])
         part = int(SHARED * card.memory / count[card.uuid]) if count[card.uuid] > 1 else None
-        wishes.append(Wanted((card.uuid,), memory or part))
+        wishes.append(CardWish((card.uuid,), memory or part))
     return wishes
 
 
-def cards_for(workers: int, wish: Wanted) -> list[str]:
+def cards_for(workers: int, wish: CardWish) -> list[str]:
     """Return the card that each worker of this machine would get from ``spread``, and its limit, for people; empty texts
     without cards.
 

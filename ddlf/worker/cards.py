@@ -1,7 +1,7 @@
 """Finds the cards of this machine: GPUs of NVIDIA, by their management library (NVML). Runs on both sides.
 
 This file imports no framework, so it neither takes memory of a card nor delays a start. ``nvidia-ml-py`` is the Python
-package of NVML. Without this package, or without a driver, a machine counts as one without cards, and ``Found.problem``
+package of NVML. Without this package, or without a driver, a machine counts as one without cards, and ``CardInventory.problem``
 says why if it has some. Cards of AMD and Apple are not found here: the framework alone uses them.
 """
 
@@ -82,7 +82,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CardInventory:
     """The cards of this machine.
 
     Args:
@@ -100,12 +100,12 @@ class Found:
     do: str = ""
 
 
-def find_cards() -> Found:
+def find_cards() -> CardInventory:
     """Ask NVML for the cards of this machine, whatever the mask of this process hides."""
     if importlib.util.find_spec("pynvml") is None:
         if not DRIVER.exists():
-            return Found()
-        return Found(problem="it has a driver of NVIDIA, but not the package that finds the cards", do=INSTALL)
+            return CardInventory()
+        return CardInventory(problem="it has a driver of NVIDIA, but not the package that finds the cards", do=INSTALL)
     import pynvml
 
     try:
@@ -127,7 +127,7 @@ def find_cards() -> Found:
                 problems.append(
                     f"the card {index} {'has fallen off the bus' if error.value == FELL_OFF else 'must be reset'}"
                 )
-        return Found(
+        return CardInventory(
             tuple(cards),
             _text(pynvml.nvmlSystemGetDriverVersion()),
             f"{version // 1000}.{version % 1000 // 10}",
@@ -135,7 +135,9 @@ def find_cards() -> Found:
             _repair(problems[0]) if problems else "",
         )
     except pynvml.NVMLError as error:
-        return Found(problem=f"NVML cannot read the cards: {error}", do="see dmesg for lines with NVRM, and restart it")
+        return CardInventory(
+            problem=f"NVML cannot read the cards: {error}", do="see dmesg for lines with NVRM, and restart it"
+        )
     finally:
         pynvml.nvmlShutdown()
 
@@ -175,14 +177,18 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _without_driver(error: Any) -> Found:
+def _without_driver(error: Any) -> CardInventory:
     if error.value == MISMATCH:
-        return Found(problem="the driver of NVIDIA was updated, and the old one still runs", do="restart the machine")
+        return CardInventory(
+            problem="the driver of NVIDIA was updated, and the old one still runs", do="restart the machine"
+        )
     if error.value not in (NOT_FOUND, NOT_LOADED):
-        return Found(problem=f"the driver of NVIDIA does not answer: {error}", do="see dmesg for lines with NVRM")
+        return CardInventory(
+            problem=f"the driver of NVIDIA does not answer: {error}", do="see dmesg for lines with NVRM"
+        )
     if not _has_card():
-        return Found()
-    return Found(
+        return CardInventory()
+    return CardInventory(
         problem="it has a card of NVIDIA, but no driver that runs",
         do="install the driver, as with: sudo ubuntu-drivers install; in a container: docker run --gpus all",
     )
@@ -235,7 +241,7 @@ def read_names(value: object, such_as: str = "[0] or [0, 1]") -> tuple[str, ...]
     return names
 
 
-def seen_cards(cards: Sequence[Card], mask: str | None) -> tuple[Card, ...]:
+def visible_cards(cards: Sequence[Card], mask: str | None) -> tuple[Card, ...]:
     """Return the cards that a mask leaves, in its order. It has the numbers of ``nvidia-smi``.
 
     Args:
@@ -251,7 +257,7 @@ def seen_cards(cards: Sequence[Card], mask: str | None) -> tuple[Card, ...]:
     for part in mask.split(","):
         if part.strip().casefold() in HIDDEN:  # CUDA ignores all that follows
             break
-        card = named(cards, part.strip())
+        card = find_card(cards, part.strip())
         if card is None:
             raise ConfigError(
                 f"{MASK}={mask} names the card {part.strip()}, which this machine does not have",
@@ -276,13 +282,13 @@ def named_cards(
     Raises:
         ConfigError: A card does not exist, is hidden by the mask, or is named twice; or the cards cannot be used together.
     """
-    visible = seen_cards(cards, mask)
+    visible = visible_cards(cards, mask)
     chosen: list[Card] = []
     for name in names:
         instances = [card.number for card in cards if card.number.startswith(f"{name}:")]
         if instances:
             raise ConfigError(f"the card {name} is divided (MIG)", hint=f"name an instance: {', '.join(instances)}")
-        card = named(cards, name)
+        card = find_card(cards, name)
         if card is None:
             raise ConfigError(f"this machine has no card {name}", hint=f"it has: {listed(cards) or 'none'}")
         if card not in visible:
@@ -297,7 +303,7 @@ def named_cards(
     return tuple(chosen)
 
 
-def named(cards: Sequence[Card], name: str) -> Card | None:
+def find_card(cards: Sequence[Card], name: str) -> Card | None:
     """Return the card with a number or the beginning of a unique name. A divided card stands for its first instance."""
     for card in cards:
         if card.number == name or card.uuid == name:
@@ -380,7 +386,7 @@ def facts_of_cards(backend: str, mask: str | None) -> dict[str, Any]:
         mask: The value of ``CUDA_VISIBLE_DEVICES``; None without one.
 
     Returns:
-        The fields of ``Found``; ``package``, ``build_cuda`` and ``extra``, the fields of ``Build``; ``others``, a sentence
+        The fields of ``CardInventory``; ``package``, ``build_cuda`` and ``extra``, the fields of ``Build``; ``others``, a sentence
         about cards that DDLF does not hand out; ``mask``; ``seen``, the numbers of the cards that the mask leaves;
         ``wrong``, what is wrong with the mask; ``programs``, the program of each process that computes on a card.
     """
@@ -388,7 +394,7 @@ def facts_of_cards(backend: str, mask: str | None) -> dict[str, Any]:
     problem = ""
     visible: tuple[Card, ...] = ()
     try:
-        visible = seen_cards(inventory.cards, mask) if inventory.cards else ()
+        visible = visible_cards(inventory.cards, mask) if inventory.cards else ()
     except ConfigError as error:
         problem = f"{error.message}; {error.hint}"
     build = build_of(backend)

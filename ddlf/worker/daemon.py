@@ -459,7 +459,7 @@ class Daemon:
         self._dialled = Dialled(options.tokens, self._greet)
         self._started = time.monotonic()
         self._stop = asyncio.Event()
-        self.left: DDLFError | None = None
+        self.end_error: DDLFError | None = None
 
     def log(self, line: str) -> None:
         """Tell the person at the terminal, and the master, about a problem."""
@@ -584,7 +584,7 @@ class Daemon:
         if self._holder is not None:
             facts = {"by": f"its daemon, because {loss}", "lost_card": str(loss), "hint": REPAIR}
             self._holder.event("stopped_by", facts)
-        self.left = WorkerLost(str(loss), hint=f"{REPAIR}; a new worker takes another card")
+        self.end_error = WorkerLost(str(loss), hint=f"{REPAIR}; a new worker takes another card")
         self._stop.set()
 
     def _readings(self) -> list[dict[str, Any]]:
@@ -640,7 +640,7 @@ class Daemon:
             return
         await self.process.settled.wait()  # a master that finds this worker can use it at once
         joining = Joining(join, self._options.tokens[0], self._greet, lambda: bool(self._controls), self._say)
-        self.left = await joining.run()
+        self.end_error = await joining.run()
         self._stop.set()
 
     async def _accept(self) -> None:

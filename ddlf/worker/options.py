@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddlf.rpc.messages import MAX_BODY_BYTES
 from ddlf.rpc.tls import Security
-from ddlf.worker.assignment import NO_WISH, Wanted
+from ddlf.worker.assignment import NO_WISH, CardWish
 from ddlf.worker.joining import Join
 
 
@@ -46,7 +46,7 @@ class Options:
     advertise: tuple[str, int] | None = None
     template_fd: int | None = None
     join: Join | None = None
-    gpus: Wanted = NO_WISH
+    gpus: CardWish = NO_WISH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

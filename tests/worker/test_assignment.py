@@ -10,7 +10,7 @@ from ddlf.worker import assignment as module
 from ddlf.worker.assignment import (
     NO_WISH,
     Assignment,
-    Wanted,
+    CardWish,
     cards_of_executor,
     count_of_workers,
     prepare_framework,
@@ -43,17 +43,17 @@ def test_worker_with_a_mask_takes_all_of_it(cards, monkeypatch):
 
 
 def test_second_worker_gets_a_card_only_if_both_have_a_limit(cards):
-    first = Assignment.take(Wanted(("0",)))
-    for choice in (Wanted(("0",)), Wanted(("0",), GIB)):
+    first = Assignment.take(CardWish(("0",)))
+    for choice in (CardWish(("0",)), CardWish(("0",), GIB)):
         with pytest.raises(
             ConfigError, match=r"the card 0 \(Test Card\) has another worker of DDLF; name another card"
         ):
             Assignment.take(choice)
     first.release()
-    sharing = [Assignment.take(Wanted(("0",), GIB)) for _ in range(2)]
+    sharing = [Assignment.take(CardWish(("0",), GIB)) for _ in range(2)]
     assert [numbers(assignment) for assignment in sharing] == [["0"], ["0"]]
     with pytest.raises(ConfigError, match="has another worker"):
-        Assignment.take(Wanted(("0",)))
+        Assignment.take(CardWish(("0",)))
     assert numbers(Assignment.take(NO_WISH)) == ["1"]
 
 
@@ -72,15 +72,15 @@ def test_each_reason_why_cards_stay_unused_has_a_sentence(cards, monkeypatch):
 
 
 def test_failed_assignment_keeps_no_card(cards):
-    second = Assignment.take(Wanted(("1",)))
+    second = Assignment.take(CardWish(("1",)))
     with pytest.raises(ConfigError, match=r"the card 1 \(Test Card\) has another worker"):
-        Assignment.take(Wanted(("0", "1")))
-    assert numbers(Assignment.take(Wanted(("0",)))) == ["0"]
+        Assignment.take(CardWish(("0", "1")))
+    assert numbers(Assignment.take(CardWish(("0",)))) == ["0"]
     second.release()
 
 
 def test_executor_gets_mask_limit_and_growing_memory(cards):
-    assigned = Assignment.take(Wanted(("1",), 4 * GIB))
+    assigned = Assignment.take(CardWish(("1",), 4 * GIB))
     assert assigned.environment() == {
         "CUDA_VISIBLE_DEVICES": "GPU-10000000-0000",
         "DDLF_CARDS": '["1 (Test Card), at most 4.3 GB"]',
@@ -94,7 +94,7 @@ def test_executor_gets_mask_limit_and_growing_memory(cards):
 def test_variables_of_the_user_are_kept(cards, monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
-    variables = Assignment.take(Wanted(("0",), 4 * GIB)).environment()
+    variables = Assignment.take(CardWish(("0",), 4 * GIB)).environment()
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in variables
     assert variables["XLA_CLIENT_MEM_FRACTION"] == "0.2500"
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in variables
@@ -112,24 +112,28 @@ def test_worker_without_cards_changes_no_variable(cards, monkeypatch):
 
 
 def test_none_hides_all_cards(cards):
-    environment = Assignment.take(Wanted(("none",))).environment()
+    environment = Assignment.take(CardWish(("none",))).environment()
     assert environment == {"CUDA_VISIBLE_DEVICES": "", "DDLF_CARDS": "[]", "JAX_PLATFORMS": "cpu"}
 
 
 @pytest.mark.parametrize(
     ("choice", "backend", "sentence"),
     [
-        (Wanted(("7",)), "jax", "this machine has no card 7; it has: 0"),
-        (Wanted(("0",)), "tensorflow", r"gpus=0 has no effect: tensorflow-cpu .* computes on CPUs only; python -m pip"),
-        (Wanted(("0",)), "openvino", "gpus=0 has no effect: openvino.*choose another with KERAS_BACKEND"),
+        (CardWish(("7",)), "jax", "this machine has no card 7; it has: 0"),
         (
-            Wanted(("0",), 17 * GIB),
+            CardWish(("0",)),
+            "tensorflow",
+            r"gpus=0 has no effect: tensorflow-cpu .* computes on CPUs only; python -m pip",
+        ),
+        (CardWish(("0",)), "openvino", "gpus=0 has no effect: openvino.*choose another with KERAS_BACKEND"),
+        (
+            CardWish(("0",), 17 * GIB),
             "jax",
             r"gpu_memory is 18.3 GB, but the card 0 \(.*has 17.2 GB",
         ),
-        (Wanted(("0",), 10**6), "jax", "gpu_memory must be at least 256MiB, got 1000000 bytes"),
-        (Wanted(("none",), GIB), "jax", "gpu_memory has no effect with gpus=none"),
-        (Wanted(None, GIB), "tensorflow", "gpu_memory has no effect without a card"),
+        (CardWish(("0",), 10**6), "jax", "gpu_memory must be at least 256MiB, got 1000000 bytes"),
+        (CardWish(("none",), GIB), "jax", "gpu_memory has no effect with gpus=none"),
+        (CardWish(None, GIB), "tensorflow", "gpu_memory has no effect without a card"),
     ],
 )
 def test_impossible_choice_of_cards_is_refused(cards, monkeypatch, choice, backend, sentence):
@@ -146,7 +150,7 @@ def test_worker_gets_one_instance_of_a_mask_with_several(cards, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
     with pytest.raises(ConfigError, match=r"names 0:0 .*, 0:1 .*only one instance.*; name one .* --gpus MIG-a"):
         Assignment.take(NO_WISH)
-    assert Assignment.take(Wanted(("MIG-b",))).environment()["CUDA_VISIBLE_DEVICES"] == "MIG-b"
+    assert Assignment.take(CardWish(("MIG-b",))).environment()["CUDA_VISIBLE_DEVICES"] == "MIG-b"
 
 
 def test_missing_cards_are_refused_with_the_reason(cards):
@@ -154,7 +158,7 @@ def test_missing_cards_are_refused_with_the_reason(cards):
     with pytest.raises(
         ConfigError, match=r"no card is found for gpus=0: the driver of NVIDIA was updated.*; restart the m"
     ):
-        Assignment.take(Wanted(("0",)))
+        Assignment.take(CardWish(("0",)))
 
 
 # -- local workers ----------------------------------------------------------------------------------------------------
@@ -166,8 +170,8 @@ def test_local_workers_are_one_for_each_free_card(cards, monkeypatch):
     assert count_of_workers(NO_WISH, 2) == 1
     assert [choice.names for choice in spread(1, NO_WISH)] == [("GPU-10000000-0000",)]
     assignment.release()
-    assert count_of_workers(Wanted(("0",)), 2) == 1
-    assert count_of_workers(Wanted(("none",)), 2) == 2
+    assert count_of_workers(CardWish(("0",)), 2) == 1
+    assert count_of_workers(CardWish(("none",)), 2) == 2
     cards.has()
     assert count_of_workers(NO_WISH, 2) == 2
     assert spread(2, NO_WISH) == [NO_WISH, NO_WISH]
@@ -182,15 +186,19 @@ def test_local_workers_that_share_a_card_get_equal_parts(cards):
         ("GPU-00000000-0000",),
     ]
     assert [choice.memory for choice in wishes] == [int(0.45 * 16 * GIB), None, int(0.45 * 16 * GIB)]
-    assert [choice.memory for choice in spread(2, Wanted(("1",), GIB))] == [GIB, GIB]
+    assert [choice.memory for choice in spread(2, CardWish(("1",), GIB))] == [GIB, GIB]
 
 
 @pytest.mark.parametrize(
     ("workers", "choice", "sentence"),
     [
-        (1, Wanted(("0", "1")), "gpus names 2 cards for 1 worker, which compute on one card each; name 1, or start 2"),
-        (4, Wanted(("0",), 5 * GIB), "gpu_memory is 5.4 GB for each of 4 workers, but the card 0"),
-        (2, Wanted(("none",), GIB), "gpu_memory has no effect with gpus=none"),
+        (
+            1,
+            CardWish(("0", "1")),
+            "gpus names 2 cards for 1 worker, which compute on one card each; name 1, or start 2",
+        ),
+        (4, CardWish(("0",), 5 * GIB), "gpu_memory is 5.4 GB for each of 4 workers, but the card 0"),
+        (2, CardWish(("none",), GIB), "gpu_memory has no effect with gpus=none"),
     ],
 )
 def test_spread_that_cannot_work_is_refused(cards, workers, choice, sentence):
@@ -199,7 +207,7 @@ def test_spread_that_cannot_work_is_refused(cards, workers, choice, sentence):
 
 
 def test_choice_of_cards_in_a_program_is_read():
-    assert wish([0, 1], "8GiB") == Wanted(("0", "1"), 8 * GIB)
+    assert wish([0, 1], "8GiB") == CardWish(("0", "1"), 8 * GIB)
     assert wish() == NO_WISH
     with pytest.raises(ConfigError, match="gpus names the card 0 twice"):
         wish([0, 0])
@@ -208,8 +216,8 @@ def test_choice_of_cards_in_a_program_is_read():
 
 
 def test_command_line_of_a_worker_gives_the_same_choice_of_cards():
-    assert Wanted(("0", "1"), GIB).arguments() == ["--gpus", "0,1", "--gpu-memory", "1GiB"]
-    assert Wanted(None, 8 * 10**9).arguments() == ["--gpu-memory", "8GB"]
+    assert CardWish(("0", "1"), GIB).arguments() == ["--gpus", "0,1", "--gpu-memory", "1GiB"]
+    assert CardWish(None, 8 * 10**9).arguments() == ["--gpu-memory", "8GB"]
     assert NO_WISH.arguments() == []
 
 
@@ -217,17 +225,17 @@ def test_command_line_of_a_worker_gives_the_same_choice_of_cards():
     ("choice", "described", "differs"),
     [
         (NO_WISH, ["0 (Test Card)"], False),
-        (Wanted(("0",)), ["0 (Test Card)"], False),
-        (Wanted(("1",)), ["0 (Test Card)"], True),
-        (Wanted(("0",)), [], True),
-        (Wanted(("none",)), [], False),
-        (Wanted(("none",)), ["0 (Test Card)"], True),
-        (Wanted(("0",), GIB), ["0 (Test Card), at most 1.1 GB"], False),
-        (Wanted(None, GIB), ["0 (Test Card)"], True),
-        (Wanted(("GPU-0",)), ["0 (Test Card)"], False),
-        (Wanted(("GPU-1",)), ["0 (Test Card)"], True),
-        (Wanted(("GPU-0",)), [], True),
-        (Wanted(("0", "GPU-1")), ["0 (Test Card)", "1 (Test Card)"], False),
+        (CardWish(("0",)), ["0 (Test Card)"], False),
+        (CardWish(("1",)), ["0 (Test Card)"], True),
+        (CardWish(("0",)), [], True),
+        (CardWish(("none",)), [], False),
+        (CardWish(("none",)), ["0 (Test Card)"], True),
+        (CardWish(("0",), GIB), ["0 (Test Card), at most 1.1 GB"], False),
+        (CardWish(None, GIB), ["0 (Test Card)"], True),
+        (CardWish(("GPU-0",)), ["0 (Test Card)"], False),
+        (CardWish(("GPU-1",)), ["0 (Test Card)"], True),
+        (CardWish(("GPU-0",)), [], True),
+        (CardWish(("0", "GPU-1")), ["0 (Test Card)", "1 (Test Card)"], False),
     ],
 )
 def test_cards_of_a_worker_are_compared_with_the_cluster_file(choice, described, differs):
@@ -325,14 +333,14 @@ def test_executor_without_an_assignment_touches_no_framework(monkeypatch):
 
 def test_each_worker_of_a_machine_gets_one_instance_of_a_divided_card(cards):
     cards.has(card(0, instances=[card(7, uuid="MIG-7"), card(8, uuid="MIG-8")]))
-    assert spread(2, Wanted(("0:0", "0:1"))) == [Wanted(("MIG-7",)), Wanted(("MIG-8",))]
+    assert spread(2, CardWish(("0:0", "0:1"))) == [CardWish(("MIG-7",)), CardWish(("MIG-8",))]
     with pytest.raises(ConfigError, match="a process can use only one instance"):
-        Assignment.take(Wanted(("0:0", "0:1")))
+        Assignment.take(CardWish(("0:0", "0:1")))
 
 
 def test_named_card_that_has_fallen_off_the_bus_is_refused_with_this_reason(cards):
     cards.has(card(0, error=15), card(1))
     for take in (Assignment.take, lambda choice: spread(1, choice)):
         with pytest.raises(ConfigError, match=r"for gpus=0: the card 0 has fallen off the bus; reset it"):
-            take(Wanted(("0",)))
-    assert numbers(Assignment.take(Wanted(("1",)))) == ["1"]
+            take(CardWish(("0",)))
+    assert numbers(Assignment.take(CardWish(("1",)))) == ["1"]

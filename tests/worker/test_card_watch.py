@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.errors import ConfigError
 from ddlf.worker import card_watch, lost_cards
-from ddlf.worker.assignment import NO_WISH, Assignment, Wanted, instead_of_lost, spread
+from ddlf.worker.assignment import NO_WISH, Assignment, CardWish, instead_of_lost, spread
 from ddlf.worker.card_watch import CardWatch, Reading
 from ddlf.worker.cards import find_cards
 from ddlf.worker.lost_cards import forget_lost, remember_lost
@@ -103,7 +103,7 @@ def test_next_worker_does_not_use_a_lost_card(cards):
             ConfigError,
             match=r"the card 0 \(Test Card\) cannot be used, because it has fallen off the bus \(Xid 79\) at ..:..:..; reset it",
         ):
-            Assignment.take(Wanted(("0",)))
+            Assignment.take(CardWish(("0",)))
         assert Assignment().avoided()[0].startswith("the card 0 (Test Card) is left alone, because it has fallen off")
     finally:
         assert forget_lost(FIRST)
@@ -157,7 +157,7 @@ def test_local_worker_whose_card_was_lost_gets_a_free_one(cards):
     remember_lost(FIRST, "hangs")
     try:
         assert instead_of_lost(wish).names == ("GPU-10000000-0000",)
-        assignment = Assignment.take(Wanted(("1",)))
+        assignment = Assignment.take(CardWish(("1",)))
         with pytest.raises(ConfigError, match="no card of this machine is free"):
             instead_of_lost(wish)
         assignment.release()

@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.errors import ConfigError
 from ddlf.worker import cards as module
-from ddlf.worker.cards import Build, build_of, facts_of_cards, find_cards, named_cards, read_names, seen_cards
+from ddlf.worker.cards import Build, build_of, facts_of_cards, find_cards, named_cards, read_names, visible_cards
 from tests.cards import GIB, card
 
 INSTANCES = [
@@ -72,7 +72,7 @@ def test_missing_package_is_named_if_a_driver_is_installed(tmp_path, monkeypatch
     usual = importlib.util.find_spec
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None if name == "pynvml" else usual(name))
     monkeypatch.setattr(module, "DRIVER", tmp_path / "version")
-    assert find_cards() == module.Found()
+    assert find_cards() == module.CardInventory()
     (tmp_path / "version").write_text("NVRM version")
     assert find_cards().do == "python -m pip install nvidia-ml-py"
 
@@ -128,14 +128,14 @@ def test_wrong_names_are_refused(value, sentence):
 )
 def test_mask_is_read_as_cuda_reads_it(cards, mask, numbers):
     cards.has(card(0), card(1, instances=INSTANCES), card(2))
-    assert [found_card.number for found_card in seen_cards(find_cards().cards, mask)] == numbers
+    assert [found_card.number for found_card in visible_cards(find_cards().cards, mask)] == numbers
 
 
 def test_mask_with_a_card_that_does_not_exist_is_refused(cards):
     with pytest.raises(
         ConfigError, match="CUDA_VISIBLE_DEVICES=0,7 names the card 7, which this machine does not have"
     ):
-        seen_cards(find_cards().cards, "0,7")
+        visible_cards(find_cards().cards, "0,7")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.worker.assignment import Assignment, Wanted
+from ddlf.worker.assignment import Assignment, CardWish
 from ddlf.worker.lost_cards import folder_of_cards
 
 
@@ -48,5 +48,5 @@ def test_folder_that_other_users_can_write_to_is_refused_when_a_worker_takes_a_c
     folder.mkdir()
     folder.chmod(0o770)
     with pytest.raises(ConfigError, match="can be changed by other users") as caught:
-        Assignment.take(Wanted(("0",)))
+        Assignment.take(CardWish(("0",)))
     assert "TMPDIR" in (caught.value.hint or "")

@@ -51,7 +51,7 @@ from ddlf.rpc.heartbeats import Timing
 from ddlf.settings.checks import OneOf, RuleOf, Whole, count_of_bytes, with_names
 from ddlf.settings.declared import declared
 from ddlf.settings.setting import Setting, Use
-from ddlf.worker.assignment import Wanted
+from ddlf.worker.assignment import CardWish
 from ddlf.worker.cards import NONE, read_names
 
 # A configuration is small. These limits keep a hostile or broken file from using much memory or time.
@@ -359,9 +359,9 @@ class WorkerAddress(_Section):
         return self
 
     @property
-    def wish(self) -> Wanted:
+    def wish(self) -> CardWish:
         """The cards that it shall have."""
-        return Wanted(self.gpus, self.gpu_memory)
+        return CardWish(self.gpus, self.gpu_memory)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -21,7 +21,7 @@ from ddlf.cluster.launch.launcher import Address, Cause, Incarnation, Launcher, 
 from ddlf.cluster.launch.processes import end
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, new_token
-from ddlf.worker.assignment import GROWING, NO_WISH, Wanted, count_of_workers, instead_of_lost, spread, unused_cards
+from ddlf.worker.assignment import GROWING, NO_WISH, CardWish, count_of_workers, instead_of_lost, spread, unused_cards
 from ddlf.worker.process import Template, can_fork, child_environment
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Local(Launcher):
     revives = True
     when_lost = "its launcher starts another one"
 
-    def __init__(self, n: int | None = None, wish: Wanted = NO_WISH) -> None:
+    def __init__(self, n: int | None = None, wish: CardWish = NO_WISH) -> None:
         if n is None:
             n = count_of_workers(wish, USUAL_WORKERS)
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
@@ -57,7 +57,7 @@ class Local(Launcher):
         self.tokens = Tokens((new_token().encode(),), source="a throw-away token")
         self.addresses = [("127.0.0.1", 0)] * n
         self._wish = wish
-        self._cards: list[Wanted] = []
+        self._cards: list[CardWish] = []
         self._template: Template | None = None
         self._processes: list[asyncio.subprocess.Process] = []  # in the order of the workers
         self._started: list[asyncio.subprocess.Process] = []  # all processes that may still run

@@ -59,7 +59,7 @@ class Fleet:
 
     async def ended(self, daemon: InProcessDaemon) -> DDLFError | None:
         await asyncio.wait_for(self.tasks[self.daemons.index(daemon)], PATIENCE_S)
-        return daemon.left
+        return daemon.end_error
 
     async def end(self) -> None:
         for daemon in self.daemons:
@@ -335,7 +335,7 @@ async def test_worker_does_not_end_while_a_master_uses_it(fleet, token):
         for _ in range(20):
             await asyncio.sleep(0.01)
             assert await cluster.run_method(double, x=1) == [2]
-        assert daemon.left is None
+        assert daemon.end_error is None
 
 
 async def test_stranger_is_not_let_in(fleet, token):
