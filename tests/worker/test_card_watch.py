@@ -68,7 +68,7 @@ def test_card_that_nvml_does_not_find_is_lost(cards, watch):
     watch.start()
     until(lambda: watch.readings)
     cards.has(card(1))
-    assert until(watch.loss).why == "is not there any more, as NVML reports"
+    assert until(watch.loss).reason == "is not there any more, as NVML reports"
 
 
 def test_card_that_hangs_is_lost_after_the_patience_of_the_master(cards, watch):
