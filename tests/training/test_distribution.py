@@ -106,7 +106,7 @@ def test_several_steps_in_one_call_of_a_strategy_are_refused():
 def test_steps_on_one_card_refuse_copies_on_several():
     check_one_card(model_for(1), "exchange='gradient'")
     with pytest.raises(
-        AppError, match=r"exchange='gradient' computes on one card, but the model 'cnn' is made .* for 2 "
+        ConfigError, match=r"exchange='gradient' computes on one card, but the model 'cnn' is made .* for 2 "
     ):
         check_one_card(model_for(2), "exchange='gradient'")
 

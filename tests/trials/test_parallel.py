@@ -64,7 +64,7 @@ sys.meta_path.insert(0, Finder)
 TENSORFLOW = """
 import asyncio
 import numpy as np
-from ddlf.errors import AppError
+from ddlf.errors import DDLFError
 from ddlf.testing import local_cluster
 from tests.training.models import Blobs, app
 
@@ -91,7 +91,7 @@ async def main():
                     found.append(trained.model.get_weights())
                     if "width" in settings:
                         found[-1].append(np.array([*(await trained.evaluate_model()).values()]))
-                except AppError as error:
+                except DDLFError as error:
                     print("error", error.message)
                     break
             if len(found) == 3:

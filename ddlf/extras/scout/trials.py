@@ -18,9 +18,10 @@ from ddlf.data.app_data import has_own_train
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.evaluation.model import EVALUATION_BATCH, evaluate, reading
+from ddlf.training.slot.distribution import scope_of
 from ddlf.training.slot.feed import Feed, make_feed
 from ddlf.training.slot.keras_model import use_fast_steps
-from ddlf.training.slot.optimizers import HELD_PATH, innermost
+from ddlf.training.slot.optimizers import HELD_PATH, build_optimizer, innermost
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import Task
 from ddlf.training.slot.variables import set_weights
@@ -45,8 +46,7 @@ def highest_rate(model: Any, steps: int) -> float:
     import keras
 
     rates: list[float] = []
-    if model.optimizer is not None and not model.optimizer.built:  # before, several optimizers are unknown
-        model.optimizer.build(model.trainable_variables)
+    build_optimizer(model)  # before, several optimizers are unknown
     for optimizer in optimizers_of(model.optimizer):
         rate = getattr(optimizer, "_learning_rate", None)
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -80,7 +80,8 @@ class RateFactor:
     """
 
     def __init__(self, model: Any) -> None:
-        self._variables = [_multiplied(optimizer) for optimizer in optimizers_of(model.optimizer)]
+        with scope_of(model):
+            self._variables = [_multiplied(optimizer) for optimizer in optimizers_of(model.optimizer)]
         model.train_function = None
 
     def set(self, factor: float, warm: int = 0) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from ddlf.errors import AppError
+from ddlf.errors import AppError, ConfigError
 
 
 def forget_distribution() -> None:
@@ -185,10 +185,10 @@ def check_one_card(model: Any, setting: str) -> None:
         setting: The training, as a setting.
 
     Raises:
-        AppError: The model has copies on several cards.
+        ConfigError: The model has copies on several cards.
     """
     if (copies := copies_of(model)) > 1:
-        raise AppError(
+        raise ConfigError(
             f"{setting} computes on one card, but the model {model.name!r} is made in a strategy for {copies} cards",
             hint="leave out the strategy, and start one worker for each card",
         )

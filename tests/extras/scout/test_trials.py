@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ddlf.data.array_cache import ArrayCache
-from ddlf.extras.scout.trials import TrialReplica
+from ddlf.extras.scout.trials import RateFactor, TrialReplica, highest_rate
 from ddlf.testing import FakeWorker
-from tests.training.models import Blobs, app, blobs
+from tests.training.models import Blobs, app, blobs, small_model
 from tests.training.slot.replicas import task
 
 
@@ -51,3 +51,13 @@ def test_the_evaluation_is_compiled_once(trials):
     compiled = replica.app.model.test_function
     loss(2.0, 3)
     assert replica.app.model.test_function is compiled
+
+
+def test_the_rate_of_a_model_in_a_strategy_of_tensorflow_is_multiplied():
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        model = small_model(0.25, optimizer="adam")
+    assert highest_rate(model, 10) == 0.25
+    RateFactor(model).set(2.0)
+    assert float(model.optimizer._get_current_learning_rate()) == 0.5
