@@ -14,21 +14,21 @@ import ddlf
 def count_inside(self, points, seed):
     """Count the points of the unit square that fall into the quarter circle. Each worker has its own stream of numbers."""
     random = np.random.default_rng([seed, self.id])
-    inside, left = 0, points
-    while left:
-        size = min(left, 1_000_000)
+    inside, remaining = 0, points
+    while remaining:
+        size = min(remaining, 1_000_000)
         x, y = random.random(size), random.random(size)
         inside += int(np.count_nonzero(x * x + y * y < 1))
-        left -= size
+        remaining -= size
     return inside
 
 
 async def main(cluster: ddlf.Cluster, points: int = 10_000_000, seed: int = 0) -> None:
     """Share the points over the workers and add up their counts."""
-    share, rest = divmod(points, cluster.N)
+    share, remainder = divmod(points, cluster.N)
     begin = time.perf_counter()
     inside = await cluster.run_method(
-        count_inside, *(dict(points=share + (number < rest), seed=seed) for number in range(cluster.N))
+        count_inside, *(dict(points=share + (number < remainder), seed=seed) for number in range(cluster.N))
     )
     estimate = 4 * sum(inside) / points
     error = math.sqrt(math.pi * (4 - math.pi) / points)

@@ -163,8 +163,8 @@ class IApp:
         All other attributes that this method sets stay on their node, where ``create_model`` and ``train`` can use
         them. Only attributes that ``__init__`` sets are sent to the workers.
         """
-        how = "write one that sets self.x_train and self.y_train"
-        raise AppError(f"{type(self).__name__} has no load_dataset", hint=how)
+        hint = "write one that sets self.x_train and self.y_train"
+        raise AppError(f"{type(self).__name__} has no load_dataset", hint=hint)
 
     async def load_test_dataset(self) -> None:
         """Set ``x_test`` and ``y_test`` on the master, if the training data is private (``private = True``).
@@ -180,8 +180,8 @@ class IApp:
         Every node calls this method after ``load_dataset``, so it may use the data.
         """
         if self.notation is None:
-            how = "write one that sets self.model to a compiled Keras model, or name a text: notation = 'model.nnm'"
-            raise AppError(f"{type(self).__name__} has no create_model", hint=how)
+            hint = "write one that sets self.model to a compiled Keras model, or name a text: notation = 'model.nnm'"
+            raise AppError(f"{type(self).__name__} has no create_model", hint=hint)
         self.model = self.notation
 
     # -- methods that a user may override -------------------------------------------------------------------------

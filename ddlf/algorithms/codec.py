@@ -115,12 +115,12 @@ class Codec(Named, ABC):
             The payload, and ``tensor + error - decoded`` if the codec is biased, else None. The error is zero where the
             tensor is not finite: such a value is reported once, not added to every later tensor.
         """
-        whole = tensor if error is None else added(tensor, error)
-        payload = self.pack_after(whole, last)
+        corrected = tensor if error is None else added(tensor, error)
+        payload = self.pack_after(corrected, last)
         if not self.biased:
             return payload, None
         with np.errstate(invalid="ignore"):  # inf - inf; removed below
-            lost = np.asarray(whole - self.decode(payload, tensor.shape))
+            lost = np.asarray(corrected - self.decode(payload, tensor.shape))
         if not np.isfinite(lost).all():
             lost[~np.isfinite(lost)] = 0
         return payload, lost
@@ -544,9 +544,9 @@ class PowerSGD(Codec):
         matrix = np.ascontiguousarray(tensor).reshape(rows, columns)
         start = _orthonormal(_begun(last, (columns, self.rank))).astype(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity stay NaN and infinity
-            left = _orthonormal(matrix @ start).astype(np.float32)
-            right = matrix.T @ left
-        return {"left": left.reshape(-1), "right": np.ascontiguousarray(right).reshape(-1)}
+            p = _orthonormal(matrix @ start).astype(np.float32)
+            q = matrix.T @ p
+        return {"left": p.reshape(-1), "right": np.ascontiguousarray(q).reshape(-1)}
 
     def decode(self, payload: Payload, shape: Sequence[int]) -> Float32s:
         return self.decode_part(payload, shape, 0, prod(shape)).reshape(shape)

@@ -75,29 +75,29 @@ def encode_update(
     owed, lasts = residuals[: len(tensors)], residuals[len(tensors) :] or [None] * len(tensors)
     _check_lengths(len(tensors), lossless, owed, lasts)
     payloads: list[Payload] = []
-    left: list[Float32s | None] = []
+    new_residuals: list[Float32s | None] = []
     for tensor, exact, residual, last in zip(tensors, lossless, owed, lasts, strict=True):
-        whole = tensor if residual is None else added(tensor, residual)
-        if _travels_raw(codec, whole, exact):
-            payload, rest = _raw(whole), None
+        corrected = tensor if residual is None else added(tensor, residual)
+        if _travels_raw(codec, corrected, exact):
+            payload, new_residual = _raw(corrected), None
         else:
-            payload, rest = codec.encode(whole, last=last)
+            payload, new_residual = codec.encode(corrected, last=last)
         payloads.append(payload)
-        left.append(rest)
+        new_residuals.append(new_residual)
     if codec.goes_on:
-        left += [payload.get(codec.goes_on) for payload in payloads]
-    return {"codec": name_of(codec), "payloads": payloads}, left
+        new_residuals += [payload.get(codec.goes_on) for payload in payloads]
+    return {"codec": name_of(codec), "payloads": payloads}, new_residuals
 
 
 def decode_update(
-    encoded: EncodedUpdate, like: Sequence[Tensor], of: Sequence[tuple[Sequence[int], int, int]] = ()
+    encoded: EncodedUpdate, like: Sequence[Tensor], parts: Sequence[tuple[Sequence[int], int, int]] = ()
 ) -> list[Tensor]:
     """Return the tensors that ``encode_update`` has encoded.
 
     Args:
         encoded: Update as it arrived. The result may share its memory.
         like: Arrays with the shapes and types that the tensors must have, such as the model's weights. Not modified.
-        of: For parts of tensors (``Codec.part``): for each part the shape of its tensor, the index of the first value,
+        parts: For parts of tensors (``Codec.part``): for each part the shape of its tensor, the index of the first value,
             and the index after the last value.
 
     Returns:
@@ -114,7 +114,7 @@ def decode_update(
     tensors: list[Tensor] = []
     for i, (payload, expected) in enumerate(zip(payloads, like, strict=True)):
         try:
-            tensors.append(_decode(used, payload, expected, of[i] if of else None))
+            tensors.append(_decode(used, payload, expected, parts[i] if parts else None))
         except ConfigError as error:
             hint = "create the same model on the master and on every worker"
             raise ConfigError(f"tensor {i}: {error}", hint=hint) from error
@@ -261,7 +261,7 @@ def _in_range(codec: Codec, tensor: Tensor) -> bool:
     return bool(tensor.max() <= codec.largest and tensor.min() >= -codec.largest)
 
 
-def _decode(codec: Codec, payload: Payload, expected: Tensor, of: tuple[Sequence[int], int, int] | None) -> Tensor:
+def _decode(codec: Codec, payload: Payload, expected: Tensor, part: tuple[Sequence[int], int, int] | None) -> Tensor:
     if not (isinstance(payload, dict) and all(isinstance(array, np.ndarray) for array in payload.values())):
         raise ConfigError("malformed payload: expected a dict of arrays")
     if "same" in payload:
@@ -273,7 +273,7 @@ def _decode(codec: Codec, payload: Payload, expected: Tensor, of: tuple[Sequence
         return raw
     if expected.dtype != np.float32:
         raise ConfigError(f"expected {expected.dtype} to travel raw")
-    return codec.decode(payload, expected.shape) if of is None else codec.decode_part(payload, *of)
+    return codec.decode(payload, expected.shape) if part is None else codec.decode_part(payload, *part)
 
 
 def _check_lengths(tensors: int, *sequences: Sequence[Any]) -> None:

@@ -138,8 +138,8 @@ def cut(size: int, shards: int) -> list[Slice]:
             f"{size:,} values cannot be cut into {shards:,} shards",
             hint="use at least 1 shard, and at most one for each value",
         )
-    least, more = divmod(size, shards)
-    ends = accumulate(least + (shard < more) for shard in range(shards))
+    least, remainder = divmod(size, shards)
+    ends = accumulate(least + (shard < remainder) for shard in range(shards))
     return list(pairwise([0, *ends]))
 
 

@@ -159,10 +159,10 @@ class Scaffold(Plain):
     def check_optimizer(self, optimizer: Mapping[str, Any]) -> None:
         name = optimizer.get("optimizer")
         rate = optimizer.get("optimizer learning_rate", 0.0)
-        more = sorted(key.partition(" ")[2] for key, value in optimizer.items() if _matters(key, value))
-        if name != "SGD" or more or not isinstance(rate, int | float):
+        extras = sorted(key.partition(" ")[2] for key, value in optimizer.items() if _matters(key, value))
+        if name != "SGD" or extras or not isinstance(rate, int | float):
             description = (
-                f"{name} with {', '.join(more)}" if more else f"{name}" if name != "SGD" else "SGD with a schedule"
+                f"{name} with {', '.join(extras)}" if extras else f"{name}" if name != "SGD" else "SGD with a schedule"
             )
             raise ConfigError(
                 f"local_rule='scaffold' needs plain SGD with a constant learning rate, but the model is compiled with {description}",

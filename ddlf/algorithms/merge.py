@@ -530,8 +530,8 @@ class ClippedMean(WholeRule):
     def weigh(self, measured: Vector, counts: Vector) -> tuple[Vector, float]:
         """Return for each update its samples times ``f_i``, and the sum of all samples."""
         limit = self.longest * np.median(measured)
-        left = np.divide(limit, measured, out=np.ones(len(measured)), where=measured > limit)
-        return counts * left, float(counts.sum())
+        factors = np.divide(limit, measured, out=np.ones(len(measured)), where=measured > limit)
+        return counts * factors, float(counts.sum())
 
 
 def merged(

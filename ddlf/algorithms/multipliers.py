@@ -42,7 +42,7 @@ def factors(depths: Mapping[str, tuple[int, int]], frozen: float) -> dict[str, f
         depths: For each layer, the lengths of its longest paths from the input and to the output.
         frozen: ``f`` in ``factor``: the share of the model that is not trained, in [0, 1].
     """
-    by_layer = {name: factor(*both, frozen) for name, both in depths.items()}
+    by_layer = {name: factor(*depth, frozen) for name, depth in depths.items()}
     return {name: value for name, value in by_layer.items() if value != 1}
 
 

@@ -106,11 +106,11 @@ def _minus(w: Tensor, g: Tensor) -> Tensor:
     return np.asarray(w - g, w.dtype) if is_float(w) else w.copy()
 
 
-def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Sequence[bool]) -> None:
+def _check_fit(weights: Sequence[Tensor], arrays: Sequence[Tensor], trainable: Sequence[bool]) -> None:
     """Raise an error for arrays with a wrong shape, which NumPy's broadcasting would silently accept."""
-    if not len(weights) == len(other) == len(trainable):
-        raise ConfigError(f"{len(weights)} weights do not fit {len(other)} arrays and {len(trainable)} flags")
-    for i, (w, o) in enumerate(zip(weights, other, strict=True)):
+    if not len(weights) == len(arrays) == len(trainable):
+        raise ConfigError(f"{len(weights)} weights do not fit {len(arrays)} arrays and {len(trainable)} flags")
+    for i, (w, o) in enumerate(zip(weights, arrays, strict=True)):
         if w.shape != o.shape or w.dtype != o.dtype:
             raise ConfigError(f"tensor {i}: weights are {w.dtype} {w.shape}, but got {o.dtype} {o.shape}")
 
@@ -432,7 +432,7 @@ class Streaming(Named):
         chosen = range(len(weights)) if tensors is None else tensors
         rule = Nesterov(learning_rate=self.learning_rate, momentum=self.momentum)
         velocities, stepped = rule.update(
-            *([whole[i] for i in chosen] for whole in (state, weights, merged, trainable))  # type: ignore[arg-type]
+            *([items[i] for i in chosen] for items in (state, weights, merged, trainable))  # type: ignore[arg-type]
         )
         return put(state, chosen, velocities), put(weights, chosen, stepped)
 

@@ -97,9 +97,9 @@ def sizes_by_speed(n: int, speeds: Sequence[float], minimum: int = 1) -> list[in
     sizes = [minimum] * len(speeds)
     sharing = {slot: Fraction(float(speed)) for slot, speed in enumerate(speeds)}
     while True:
-        left = n - minimum * (len(speeds) - len(sharing))
+        free = n - minimum * (len(speeds) - len(sharing))
         total = sum(sharing.values())
-        shares = {slot: left * speed / total for slot, speed in sharing.items()}
+        shares = {slot: free * speed / total for slot, speed in sharing.items()}
         large = {slot: speed for slot, speed in sharing.items() if shares[slot] >= minimum}
         if len(large) == len(sharing):
             break

@@ -53,8 +53,8 @@ def sizes(samples: int, micro_batches: int) -> list[int]:
     A batch with fewer samples than ``micro_batches`` has one micro-batch for each sample.
     """
     count = min(samples, micro_batches)
-    whole, rest = divmod(samples, count)
-    return [whole + (number < rest) for number in range(count)]
+    least, remainder = divmod(samples, count)
+    return [least + (number < remainder) for number in range(count)]
 
 
 def balanced(costs: Sequence[int], borders: Sequence[int], parts: int) -> list[int]:

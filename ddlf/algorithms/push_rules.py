@@ -166,11 +166,11 @@ class Adagrad(Pushed):
     def step(self, state: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
         a = state[0]
         a += g * g
-        by = (factor * self.rate) * g
+        change = (factor * self.rate) * g
         root = np.sqrt(a)
         # Where no gradient has been yet, a may be 0, and so is the step.
-        np.divide(by, root, out=by, where=root > 0 if self.first == 0 else True)
-        return by
+        np.divide(change, root, out=change, where=root > 0 if self.first == 0 else True)
+        return change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +216,8 @@ class Adam(Pushed):
         m += (1 - self.beta1) * (g - m)
         v += (1 - self.beta2) * (g * g - v)
         rate = self.rate * (1 - self.beta2 ** (count + 1)) ** 0.5 / (1 - self.beta1 ** (count + 1))
-        by: FloatArray = (factor * rate) * m / (np.sqrt(v) + self.epsilon)
-        return by
+        change: FloatArray = (factor * rate) * m / (np.sqrt(v) + self.epsilon)
+        return change
 
 
 PUSHED: Family[Pushed] = Family("push rule", sgd=Sgd, momentum=Momentum, adagrad=Adagrad, adam=Adam)
@@ -393,14 +393,14 @@ def turns(steps: Sequence[int], length: int, chance: np.random.Generator, *, alo
         For each step, the number of the replica. The last replica makes the last step, because only its last batch may
         be smaller than the others.
     """
-    left = list(steps)
-    drawn = [0] * min(alone, left[0])
-    left[0] -= len(drawn)
-    while going := [replica for replica, count in enumerate(left) if count]:
-        replica = going[int(chance.integers(len(going)))]
-        count = min(length, left[replica])
+    remaining = list(steps)
+    drawn = [0] * min(alone, remaining[0])
+    remaining[0] -= len(drawn)
+    while unfinished := [replica for replica, count in enumerate(remaining) if count]:
+        replica = unfinished[int(chance.integers(len(unfinished)))]
+        count = min(length, remaining[replica])
         drawn += [replica] * count
-        left[replica] -= count
+        remaining[replica] -= count
     last = len(steps) - 1
     if steps[last]:
         index = len(drawn) - drawn[::-1].index(last) - 1

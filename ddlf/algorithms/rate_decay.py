@@ -97,9 +97,11 @@ class Plateau(Named):
             raise ConfigError(
                 f"factor must be between 0 and 1, and patience 1 or more, got {self.factor} and {self.patience}"
             )
-        rest = self.delta, self.cooldown, self.least
-        if not (all(map(isfinite, rest)) and min(rest) >= 0):
-            raise ConfigError(f"delta, cooldown and least must be 0 or more, got {rest[0]}, {rest[1]} and {rest[2]}")
+        bounds = self.delta, self.cooldown, self.least
+        if not (all(map(isfinite, bounds)) and min(bounds) >= 0):
+            raise ConfigError(
+                f"delta, cooldown and least must be 0 or more, got {bounds[0]}, {bounds[1]} and {bounds[2]}"
+            )
 
 
 RATE_DECAY: Family[RateDecay | Plateau] = Family(

@@ -164,7 +164,7 @@ class Portion:
         Yields:
             The number of the file of each sample and its row there, both of the block's length.
         """
-        shuffle, skip, left = SHUFFLE.read(self.shuffle), self.begin, self.samples
+        shuffle, skip, remaining = SHUFFLE.read(self.shuffle), self.begin, self.samples
         if isinstance(shuffle, Global):
             ends = np.cumsum(sizes, dtype=np.int64)
             all_of_it = shuffled(int(ends[-1]), self.seed, self.epoch)[self.start : self.stop]
@@ -172,8 +172,8 @@ class Portion:
                 all_of_it = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.again))).permutation(
                     all_of_it
                 )
-            for first in range(skip, skip + left, BLOCK_SAMPLES):
-                samples = all_of_it[first : min(first + BLOCK_SAMPLES, skip + left)].astype(np.int64)
+            for first in range(skip, skip + remaining, BLOCK_SAMPLES):
+                samples = all_of_it[first : min(first + BLOCK_SAMPLES, skip + remaining)].astype(np.int64)
                 files = np.searchsorted(ends, samples, side="right")
                 yield files, samples - (ends - sizes)[files]
             return
@@ -189,10 +189,10 @@ class Portion:
             if isinstance(shuffle, Window):
                 order = _chance(WINDOW, self.seed, self.epoch, self.start, number, *self.again).permutation(len(rows))
                 files, rows = files[order], rows[order]
-            piece = slice(skip, skip + left)
-            skip, left = 0, left - len(rows[piece])
+            piece = slice(skip, skip + remaining)
+            skip, remaining = 0, remaining - len(rows[piece])
             yield files[piece], rows[piece]
-            if not left:
+            if not remaining:
                 return
 
     def ids(self, sizes: Sequence[int] | Numbers) -> Numbers:

@@ -74,13 +74,13 @@ class Family(Generic[R]):
         Raises:
             ConfigError: No rule has this name, or it cannot have these parameters.
         """
-        name, colon, rest = text.partition(":")
+        name, colon, parameters = text.partition(":")
         if name not in self._rules:
             guess = _guess(name, self.names)
             all_there_are = "" if guess else f"choose one of {', '.join(self.names)}"
             raise ConfigError(f"unknown {self.kind} {text!r}{guess}", hint=all_there_are)
         try:
-            return self._rules[name](**self._parameters(name, rest) if colon else {})
+            return self._rules[name](**self._parameters(name, parameters) if colon else {})
         except ConfigError as error:
             usual = self._spelled(name, self._defaults[name])
             hint = error.hint or f"write it as {usual}"

@@ -148,8 +148,8 @@ class Warmup(Named):
         """Return W, the number of warm-up steps, for a slot with these numbers of steps and epochs."""
         if not self.share:
             return 0.0
-        whole = max(1, floor(self.share * epochs + 1e-9))
-        return min(whole * steps / max(epochs, 1), MOST_WARMUP * steps)
+        warmup_epochs = max(1, floor(self.share * epochs + 1e-9))
+        return min(warmup_epochs * steps / max(epochs, 1), MOST_WARMUP * steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,8 +182,8 @@ SET_MERGE: Family[SetMerge] = Family(
 
 def towards(weights: Weights, targets: Weights, share: float) -> Weights:
     """Return ``weights`` moved towards ``targets`` by a share of the difference; a negative share moves them away."""
-    both = zip(weights, targets, strict=True)
-    return [np.asarray(w + share * (p - w), w.dtype) if is_float(w) else w.copy() for w, p in both]
+    pairs = zip(weights, targets, strict=True)
+    return [np.asarray(w + share * (p - w), w.dtype) if is_float(w) else w.copy() for w, p in pairs]
 
 
 def mean_by_trainings(sets: Sequence[WeightSet]) -> WeightSet:

@@ -98,10 +98,10 @@ async def measure(worker: ProxyWorker, size: int) -> Way:
     await seconds(give, size)
     latency = statistics.median(calls)
     to_worker = min([await seconds(take, payload) for _ in range(TRANSFERS)])
-    back = min([await seconds(give, size) for _ in range(TRANSFERS)])
+    from_worker = min([await seconds(give, size) for _ in range(TRANSFERS)])
     await worker.rpc(Request("run_method", forget))
     # A transfer includes one small round trip, which does not belong to the link's speed.
-    there_mbs, back_mbs = (size / max(t - latency, 0.1 * t) / 1e6 for t in (to_worker, back))
+    there_mbs, back_mbs = (size / max(t - latency, 0.1 * t) / 1e6 for t in (to_worker, from_worker))
     return Way(latency, calls[CALLS * 99 // 100], there_mbs, back_mbs)
 
 
@@ -119,25 +119,25 @@ async def between(options: argparse.Namespace, numbers: list[int]) -> list[Pair]
     role, pairs = (secrets.token_hex(8), WAYS), []
     async with leased(options, numbers) as workers:
         await asyncio.gather(*(worker.call(role, "open", Ways, role[0]) for worker in workers))
-        unmet = await introduced(workers, role[0])
-        for two in itertools.combinations(workers, 2):
+        unreachable = await introduced(workers, role[0])
+        for pair in itertools.combinations(workers, 2):
             way: Way | DDLFError
             problems = [
-                f"{a.nickname} cannot reach {b.nickname}: {reason}" for a, b, reason in unmet if {a, b} == {*two}
+                f"{a.nickname} cannot reach {b.nickname}: {reason}" for a, b, reason in unreachable if {a, b} == {*pair}
             ]
             try:
                 if problems:
                     raise ConnectError("; ".join(problems))
                 async with asyncio.timeout(options.limit):
-                    way = Way(*await two[0].call(role, "measure", two[1].id, options.megabytes * 10**6))
+                    way = Way(*await pair[0].call(role, "measure", pair[1].id, options.megabytes * 10**6))
             except DDLFError as error:
                 error.worker = ""
                 way = error
             except TimeoutError:
                 way = DDLFError(f"not done within {options.limit} s")
-            pairs.append((*two, way))
+            pairs.append((*pair, way))
             if not options.json:
-                print(_line(f"{two[0].id:>3} - {two[1].id:<3}", way, "there", "back"), flush=True)
+                print(_line(f"{pair[0].id:>3} - {pair[1].id:<3}", way, "there", "back"), flush=True)
     return pairs
 
 

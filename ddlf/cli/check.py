@@ -70,13 +70,15 @@ def lines(name: str, compared: Compared) -> list[str]:
     """
     length = f"{compared.batches} batch{'es' * (compared.batches != 1)} of {compared.batch_size} samples"
     if (differs := compared.differs) is None:
-        how = "the same bits as" if compared.same_bits else f"equal to rounding (at most {compared.most:.1e} apart) to"
-        return [f"agrees    {name}, with one slot, over {length}: {how} plain Keras"]
+        agreement = (
+            "the same bits as" if compared.same_bits else f"equal to rounding (at most {compared.most:.1e} apart) to"
+        )
+        return [f"agrees    {name}, with one slot, over {length}: {agreement} plain Keras"]
     element = f" {list(differs.element)}" if differs.element else ""
-    more = f"; {differs.tensors} tensors differ, at most by {differs.most:.2g}" if differs.tensors > 1 else ""
+    count_text = f"; {differs.tensors} tensors differ, at most by {differs.most:.2g}" if differs.tensors > 1 else ""
     return [
         f"differs   {name}, with one slot, from batch {differs.batch} on, of {length}",
-        f"where     {differs.tensor}{element}: {differs.expected:.9g} with plain Keras, {differs.actual:.9g} with the app{more}",
+        f"where     {differs.tensor}{element}: {differs.expected:.9g} with plain Keras, {differs.actual:.9g} with the app{count_text}",
         f"cause     {differs.cause}",
     ]
 

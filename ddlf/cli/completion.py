@@ -94,10 +94,10 @@ def _candidates(before: Sequence[str], typed: str, commands: Commands) -> Iterat
         return
     if before[0] not in commands:
         return
-    command, rest = commands[before[0]].load(), list(before[1:])
-    while rest and rest[0] in command.actions:
-        command = command.actions[rest.pop(0)][1]
-    yield from _of_command(command, rest, typed)
+    command, remaining = commands[before[0]].load(), list(before[1:])
+    while remaining and remaining[0] in command.actions:
+        command = command.actions[remaining.pop(0)][1]
+    yield from _of_command(command, remaining, typed)
 
 
 def _of_command(command: Command, before: Sequence[str], typed: str) -> Iterator[tuple[str, str]]:

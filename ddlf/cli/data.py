@@ -158,7 +158,7 @@ def split(options: argparse.Namespace) -> int:
     if hosts and not (options.files or options.file_samples or options.file_bytes):
         sizes = sizes_of(source.samples, 1, files=min(-(-len(sizes) // hosts) * hosts, source.samples))
     began = time.monotonic()
-    how = (options.columns, options.part or "", options.label, options.image_size, options.ragged)
+    reading = (options.columns, options.part or "", options.label, options.image_size, options.ragged)
     with _line() as moved:
         manifest = written(
             source,
@@ -168,7 +168,7 @@ def split(options: argparse.Namespace) -> int:
             stratify=options.stratify,
             seed=options.seed or 0,
             memory=_cap(options),
-            state=state_of(options.source, *how),
+            state=state_of(options.source, *reading),
             moved=moved,
             say=_say,
         )
@@ -273,15 +273,15 @@ def verify(options: argparse.Namespace) -> int:
     """
     location = open_location(options.place)
     manifest = location.manifest()
-    wrong = 0
+    damaged = 0
     with _line() as moved:
         for error in damage(location, manifest, moved):
-            wrong += 1
+            damaged += 1
             print(f"damaged   {error.message}")
     print(
-        f"{'whole' if not wrong else 'of':<9} {len(manifest.files):,} files, {manifest.samples:,} samples, {size(manifest.nbytes)}"
+        f"{'whole' if not damaged else 'of':<9} {len(manifest.files):,} files, {manifest.samples:,} samples, {size(manifest.nbytes)}"
     )
-    return DatasetError.exit_code if wrong else 0
+    return DatasetError.exit_code if damaged else 0
 
 
 def export(options: argparse.Namespace) -> int:
@@ -311,12 +311,12 @@ def _line(unit: str = "samples") -> Iterator[Moved]:
     """Return a function that shows the progress in one line of a terminal."""
     shown, width = 0.0, 0
 
-    def moved(label: str, done: int, of: int) -> None:
+    def moved(label: str, done: int, total: int) -> None:
         nonlocal shown, width
         if not sys.stderr.isatty() or time.monotonic() - shown < EVERY_S:
             return
         shown = time.monotonic()
-        text = f"{label:<9} {done:,} of {of:,} {unit}, {100 * done // of}%"
+        text = f"{label:<9} {done:,} of {total:,} {unit}, {100 * done // total}%"
         width = max(width, len(text))
         sys.stderr.write(f"\r{text:<{width}}")
         sys.stderr.flush()

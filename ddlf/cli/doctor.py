@@ -437,13 +437,13 @@ async def _examine_pairs(options: argparse.Namespace, report: Diagnosis, say: Ca
     if len(free) < 2:
         return []
     try:
-        unmet = await unreachable_pairs(options, free)
+        unreachable = await unreachable_pairs(options, free)
     except DDLFError as error:  # a run has begun, or a worker was lost
         say(f"pairs     not tried: {error}")
         return []
     count = len(free) * (len(free) - 1)
-    say(f"pairs     {count - len(unmet)} of {count} ways from worker to worker work")
-    return [of_pair(*pair) for pair in unmet]
+    say(f"pairs     {count - len(unreachable)} of {count} ways from worker to worker work")
+    return [of_pair(*pair) for pair in unreachable]
 
 
 async def _speed(worker: ProxyWorker, data: bytes, size: int) -> float:
@@ -552,9 +552,9 @@ def _line(this_machine: dict[str, Any], answer: Answer) -> str:
     return "; ".join(parts)
 
 
-def difference(this_machine: dict[str, Any], other: dict[str, Any]) -> str:
+def difference(this_machine: dict[str, Any], worker_machine: dict[str, Any]) -> str:
     """Return the versions on a worker's machine, or a note that they equal this machine's."""
-    return "the same versions" if versions(other) == versions(this_machine) else versions(other)
+    return "the same versions" if versions(worker_machine) == versions(this_machine) else versions(worker_machine)
 
 
 def versions(machine: dict[str, Any]) -> str:

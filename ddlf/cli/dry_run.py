@@ -191,8 +191,12 @@ def _on_demand(folder: Path, files: set[Path]) -> set[Path]:
     todo = list(files)
     while todo:
         for name in _imported(todo.pop()):
-            at = find(folder, name)
-            if at is not None and at[0] != "namespace" and (path := at[1].resolve()) not in files | modules:
+            found_module = find(folder, name)
+            if (
+                found_module is not None
+                and found_module[0] != "namespace"
+                and (path := found_module[1].resolve()) not in files | modules
+            ):
                 modules.add(path)
                 todo.append(path)
     return modules

@@ -196,26 +196,26 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str) -> Iterator[Problem]:
+def of_versions(this_machine: dict[str, Any], worker_machine: dict[str, Any], where: str) -> Iterator[Problem]:
     """Yield the findings about a worker's packages whose versions do not fit this machine's packages."""
     python = _first(this_machine["python"], 2)
-    if _first(other["python"], 2) != python:
+    if _first(worker_machine["python"], 2) != python:
         yield Problem(
             "error",
             (where,),
-            f"Python {other['python']} there, {this_machine['python']} here: functions travel between equal minor versions only",
+            f"Python {worker_machine['python']} there, {this_machine['python']} here: functions travel between equal minor versions only",
             f"install Python {python} there",
             4,
         )
-    if other["ddlf"] != this_machine["ddlf"]:
+    if worker_machine["ddlf"] != this_machine["ddlf"]:
         yield Problem(
             "warning",
             (where,),
-            f"DDLF {other['ddlf']} there, {this_machine['ddlf']} here",
+            f"DDLF {worker_machine['ddlf']} there, {this_machine['ddlf']} here",
             f"install the same on both, as with: python -m pip install ddlf=={this_machine['ddlf']}",
         )
     for name, count in COMPARED.items():
-        version_here, version_there = (_version(facts, name) for facts in (this_machine, other))
+        version_here, version_there = (_version(facts, name) for facts in (this_machine, worker_machine))
         if version_here and version_there and _first(version_here, count) != _first(version_there, count):
             yield Problem(
                 "warning",
@@ -223,7 +223,7 @@ def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str)
                 f"{name} {version_there} there, {version_here} here: results may differ, or what one writes the other cannot read",
                 f"python -m pip install '{name}=={version_here}' there",
             )
-    version_here, version_there = (_version(facts, "keras") for facts in (this_machine, other))
+    version_here, version_there = (_version(facts, "keras") for facts in (this_machine, worker_machine))
     if bool(version_here) != bool(version_there):
         yield Problem(
             "error",
@@ -263,7 +263,11 @@ def of_speeds(speeds: dict[str, tuple[float, float]]) -> Iterator[Problem]:
     """
     usual = [statistics.median(column) if len(column) > 2 else 0.0 for column in zip(*speeds.values(), strict=True)]
     for where, pair in speeds.items():
-        odd = [speed / of for speed, of in zip(pair, usual, strict=True) if speed < min(SLOW_SHARE * of, FAST_MBS)]
+        odd = [
+            speed / usual_speed
+            for speed, usual_speed in zip(pair, usual, strict=True)
+            if speed < min(SLOW_SHARE * usual_speed, FAST_MBS)
+        ]
         if min(pair) < SLOW_MBS or odd:
             yield Problem(
                 "warning",

@@ -46,8 +46,10 @@ def render(options: argparse.Namespace) -> int:
     if options.pool:
         objects = manifests.pool(keys)
     else:
-        again = ["--requeue", "--checkpoint", manifests.CHECKPOINTS] if options.requeue else []
-        command = manifests.RunCommand(*_app(options), [*again, *checked_run_options(options.app, options.options)])
+        requeue_options = ["--requeue", "--checkpoint", manifests.CHECKPOINTS] if options.requeue else []
+        command = manifests.RunCommand(
+            *_app(options), [*requeue_options, *checked_run_options(options.app, options.options)]
+        )
         objects = (manifests.jobset if options.jobset else manifests.run)(keys, command)
     if keys.namespace is not None:
         for manifest in objects:

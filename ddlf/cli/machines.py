@@ -116,7 +116,7 @@ async def up(options: argparse.Namespace) -> int:
         request = {"name": name, "wheel": base64.b64encode(content).decode(), "extras": _extras()}
         for worker in config.workers:
             if worker.host not in installing:
-                ports = [other.port for other in config.workers if other.host == worker.host]
+                ports = [neighbour.port for neighbour in config.workers if neighbour.host == worker.host]
                 installing[worker.host] = asyncio.ensure_future(
                     call(worker.host, "install", {**request, "ports": ports}, worker.python, connecting, timeout_s=None)
                 )

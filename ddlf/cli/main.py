@@ -126,8 +126,8 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
         _refuse(top_parser(commands), commands, argv)
     with interrupts.importing():
         command = commands[name].load()
-    chosen, parser, rest = command.chosen(f"ddlf {name}", argv[1:])
-    return chosen, parser.parse_args(rest)
+    chosen, parser, remaining = command.chosen(f"ddlf {name}", argv[1:])
+    return chosen, parser.parse_args(remaining)
 
 
 def _main(argv: list[str]) -> NoReturn:
@@ -172,8 +172,8 @@ def _explain(name: str) -> NoReturn:
     """Run ``ddlf help ERROR``: print the full description of an error class, and exit."""
     if name not in errors.__all__:
         matches = difflib.get_close_matches(name, errors.__all__, 1)
-        more = f", did you mean {matches[0]!r}?" if matches else ""
-        top_parser(core_commands()).error(f"there is no error {name!r}{more}")
+        suggestion = f", did you mean {matches[0]!r}?" if matches else ""
+        top_parser(core_commands()).error(f"there is no error {name!r}{suggestion}")
     print(errors.explained(name), end="")
     sys.exit(0)
 
@@ -190,8 +190,8 @@ def _refuse(parser: Parser, commands: Commands, argv: Sequence[str]) -> NoReturn
     matches = difflib.get_close_matches(name, (*commands, *NOT_COMMANDS), 1)
     if matches and matches[0] in NOT_COMMANDS:
         parser.error(f"unknown command {name!r}, {NOT_COMMANDS[matches[0]]}")
-    more = f", did you mean {matches[0]!r}?" if matches else f"; there are: {', '.join(commands)}"
-    parser.error(f"unknown command {name!r}{more}")
+    suggestion = f", did you mean {matches[0]!r}?" if matches else f"; there are: {', '.join(commands)}"
+    parser.error(f"unknown command {name!r}{suggestion}")
 
 
 def act(chosen: Command, options: argparse.Namespace) -> int:

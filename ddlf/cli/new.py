@@ -114,7 +114,7 @@ def _source(template: ProjectTemplate, source: str, called: str) -> str:
 
 def _readme(name: str, template: ProjectTemplate) -> str:
     install = f"python -m pip install 'ddlf[{template.needs}]'" if template.needs else "python -m pip install ddlf"
-    more = (
+    cluster_lines = (
         "\npython train_keras.py              # the same in plain Keras" if "train_keras.py" in template.files else ""
     )
     return f"""\
@@ -124,7 +124,7 @@ def _readme(name: str, template: ProjectTemplate) -> str:
 
 ```
 {install}
-ddlf run app.py --local 2          # two workers on this machine{more}
+ddlf run app.py --local 2          # two workers on this machine{cluster_lines}
 ddlf run app.py --dry-run          # what would be done
 ddlf run app.py -c cluster.yaml    # on your machines: see cluster.example.yaml
 ddlf doctor -c cluster.yaml        # when something is wrong

@@ -381,9 +381,9 @@ def check_app_options(options: argparse.Namespace, app: IApp) -> None:
 
     is_in_folder = is_wanted(app.out)
     if options.worker_epochs is not None and (app.worker_steps is not None or app.round_samples is not None):
-        other = "worker_steps" if app.worker_steps is not None else "round_samples"
+        setting_name = "worker_steps" if app.worker_steps is not None else "round_samples"
         raise ConfigError(
-            f"--worker-epochs has no effect with {other}={getattr(app, other)!r}, which sets the length of a round",
+            f"--worker-epochs has no effect with {setting_name}={getattr(app, setting_name)!r}, which sets the length of a round",
             hint="leave one of them out",
         )
     if app.checkpoint is None and app.resume is None and options.checkpoint_every is not None and not is_in_folder:

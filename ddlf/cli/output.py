@@ -62,13 +62,13 @@ def _printed_error(error: DDLFError, whole: bool) -> str:
     )
     hidden = shown != (sentence, details)
     sentence, details = "\n".join([shown[0], *getattr(error, "__notes__", ())]), shown[1]
-    more = (
+    pages = (
         [] if isinstance(error, SELF_EXPLAINING) or type(error) is DDLFError else [f"ddlf help {type(error).__name__}"]
     )
     if not sys.stderr.isatty():
         text = f"error  {sentence}; {hint}{details}\n" if hint else f"error  {sentence}{details}\n"
-        return text + "".join(f"more   {where}\n" for where in more)
-    rows = {"error": sentence, "why": _cause(error), "try": hint, "more": ", ".join([*more, *[MORE] * hidden])}
+        return text + "".join(f"more   {where}\n" for where in pages)
+    rows = {"error": sentence, "why": _cause(error), "try": hint, "more": ", ".join([*pages, *[MORE] * hidden])}
     lines = f"{details}\n".removeprefix("\n") if details else ""
     return "".join(_row(label, text) for label, text in rows.items() if text) + lines
 

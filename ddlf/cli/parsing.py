@@ -62,14 +62,14 @@ class Option:
 
     def row(self, columns: int) -> str:
         """Return the lines of the help about this option, for a terminal of this width."""
-        left = f"  {', '.join(self.names[:2])}{' ' * bool(self.names and self.value)}{self.value}"
+        first_column = f"  {', '.join(self.names[:2])}{' ' * bool(self.names and self.value)}{self.value}"
         offers = self.offers()
         text = self.help if self.value == "|".join(offers) else with_names(self.help, offers)
         lines = textwrap.wrap(text, columns - HELP_COLUMN, break_long_words=False, break_on_hyphens=False) or [""]
-        if len(left) > HELP_COLUMN - 2:
-            lines = [left, *(f"{'':<{HELP_COLUMN}}{line}" for line in lines)]
+        if len(first_column) > HELP_COLUMN - 2:
+            lines = [first_column, *(f"{'':<{HELP_COLUMN}}{line}" for line in lines)]
         else:
-            lines = [f"{left:<{HELP_COLUMN}}{lines[0]}", *(f"{'':<{HELP_COLUMN}}{line}" for line in lines[1:])]
+            lines = [f"{first_column:<{HELP_COLUMN}}{lines[0]}", *(f"{'':<{HELP_COLUMN}}{line}" for line in lines[1:])]
         return "\n".join(lines).rstrip()
 
 
@@ -296,10 +296,10 @@ class Parser(argparse.ArgumentParser):
         ]
         if not matches and len(takers) == 1 and not argument.partition("=")[1]:
             matches = [f"{takers[0].names[-1]} {word}"]
-        more = f", did you mean {matches[0]}?" if matches else ""
+        suggestion = f", did you mean {matches[0]}?" if matches else ""
         if not matches and name.startswith("--") and "-p" in names.values():
-            more = f"; to set an attribute of the app, use -p {name[2:].replace('-', '_')}=VALUE"
-        self.error(f"unknown option {name!r}{more}")
+            suggestion = f"; to set an attribute of the app, use -p {name[2:].replace('-', '_')}=VALUE"
+        self.error(f"unknown option {name!r}{suggestion}")
 
     def error(self, message: str) -> NoReturn:
         """Print the reason and the command for help, and exit with code 2.
@@ -405,8 +405,8 @@ class CommandEntry:
     def load(self) -> Command:
         """Import the module of the command, and return the command."""
         command: Command = resolve_name(self.home)
-        more = {name: (help, resolve_name(home)) for name, (help, home) in self.actions.items()}
-        return replace(command, actions={**command.actions, **more}) if more else command
+        loaded = {name: (help, resolve_name(home)) for name, (help, home) in self.actions.items()}
+        return replace(command, actions={**command.actions, **loaded}) if loaded else command
 
 
 class Commands(dict[str, CommandEntry]):
@@ -456,10 +456,10 @@ def check_output(error: BaseException) -> None:
         _flush("\n")
 
 
-def _flush(more: str = "") -> None:
+def _flush(text: str = "") -> None:
     """Write the rest of the output, and more; exit with 1 if there is no space for it."""
     try:
-        sys.stdout.write(more)
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -60,7 +60,7 @@ def _serve(options: argparse.Namespace, resources: contextlib.ExitStack) -> int:
         if changed := _given_options(options):
             raise ConfigError(f"{', '.join(changed)} cannot change in a run that is resumed", hint="leave it out")
         path = serving.find_run(Path(options.out or folder.usual_out()), str(options.resume))
-        resources.enter_context(_alone(path))
+        resources.enter_context(_locked(path))
         plan, _, digest, last = serving.read_folder(path)
         if plan.validated_by == "server" and options.data is None:
             raise ConfigError("the server validates in this run", hint="name its test data again with --data")
@@ -303,9 +303,9 @@ def list_peers(options: argparse.Namespace) -> int:
         shard = f" of shard {peer['shard']}" if peer["shard"] else ""
         ago = "" if peer["posted_s_ago"] is None else f", last {peer['posted_s_ago']:.0f} s ago"
         name, samples, posts = (f"  {peer['name']}" * bool(peer["name"]), peer["samples"], peer["posts"])
-        many = f"{samples:,} sample{'s' * (samples != 1)}{shard}, {posts:,} post{'s' * (posts != 1)}"
+        contributions = f"{samples:,} sample{'s' * (samples != 1)}{shard}, {posts:,} post{'s' * (posts != 1)}"
         epsilon = f", epsilon {peer['epsilon']:.4g}" if peer.get("epsilon") else ""
-        print(f"peer {peer['peer']}{name}  {state}, {many}{ago}{epsilon}")
+        print(f"peer {peer['peer']}{name}  {state}, {contributions}{ago}{epsilon}")
     return 0
 
 
@@ -359,7 +359,7 @@ def save(options: argparse.Namespace) -> int:
     """Run ``ddlf peers save``: copy a training with its logs and weights."""
     from ddlf.peers import training_folders
 
-    with _alone(training_folders.find(options.name)):
+    with _locked(training_folders.find(options.name)):
         path = training_folders.save(options.name, options.new)
     say(f"saved     {options.name} as {path}, with logs and weights")
     return 0
@@ -369,7 +369,7 @@ def reset(options: argparse.Namespace) -> int:
     """Run ``ddlf peers reset``: delete the logs and the weights of a training."""
     from ddlf.peers import training_folders
 
-    with _alone(training_folders.find(options.name)):
+    with _locked(training_folders.find(options.name)):
         training_folders.reset(options.name)
     say(f"reset     {options.name}: its logs and weights are deleted")
     return 0
@@ -379,7 +379,7 @@ def train(options: argparse.Namespace) -> int:
     """Run ``ddlf peers train``: serve a training, from its beginning or from where it stopped."""
     from ddlf.peers import training_folders
 
-    with _alone(path := training_folders.find(options.name)):
+    with _locked(path := training_folders.find(options.name)):
         settings, run = training_folders.settings_of(path), training_folders.run_of(path)
         for name in (*OF_PLAN, "way", "seed", "classes"):
             setattr(options, name, settings.get(name) if run is None else None)
@@ -398,7 +398,7 @@ def retrain(options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """Keep other servers and commands from a training or a run, also before its server can be found.
 
     Raises:
@@ -522,45 +522,45 @@ def _serve_options(parser: Parser) -> None:
     )
     parser.add("--resume", metavar="RUN", help="continue a run: its folder, name or 'last'")
     _address_options(parser)
-    more: dict[str, Any] = {"common": False, "group": "more"}
-    parser.add("--outer", metavar="RULE", help="outer optimizer of rounds", **more)
-    parser.add("--update-policy", metavar="NAME", help="stop, reject or clip suspicious updates of rounds", **more)
+    group: dict[str, Any] = {"common": False, "group": "more"}
+    parser.add("--outer", metavar="RULE", help="outer optimizer of rounds", **group)
+    parser.add("--update-policy", metavar="NAME", help="stop, reject or clip suspicious updates of rounds", **group)
     parser.add(
-        "--quorum", type=number(1), metavar="N", help="posts that a round needs (default: 1, in secure sums 3)", **more
+        "--quorum", type=number(1), metavar="N", help="posts that a round needs (default: 1, in secure sums 3)", **group
     )
     parser.add(
         "--deadline-s",
         type=_seconds,
         metavar="S",
         help="seconds after its first post until a round closes (default: 30)",
-        **more,
+        **group,
     )
     parser.add(
         "--longest",
         type=_times,
         metavar="X",
         help="a training X times as long as usual counts less, and the next one is rejected; 0: no check (default: 6)",
-        **more,
+        **group,
     )
     parser.add(
         "--trial",
         type=_times,
         metavar="X",
         help="test each set on --data first, and reject it if its accuracy is lower than usual by X (default: no test)",
-        **more,
+        **group,
     )
     parser.add(
-        "--validate-s", type=_seconds, metavar="S", help="seconds between validations; 0: none (default: 1)", **more
+        "--validate-s", type=_seconds, metavar="S", help="seconds between validations; 0: none (default: 1)", **group
     )
-    parser.add("--decay", action="store_true", default=None, help="validations lower the learning rate", **more)
+    parser.add("--decay", action="store_true", default=None, help="validations lower the learning rate", **group)
     parser.add(
         "--partition",
         metavar="RULE",
         help="how shards differ: equal (default), dirichlet:0.5, classes:2, power:1",
-        **more,
+        **group,
     )
-    parser.add("--seed", type=number(0), help="seed of the first weights and of the shards (default: 0)", **more)
-    parser.add("--out", type=Path, metavar="DIR", help="folder for the run (default: runs)", **more)
+    parser.add("--seed", type=number(0), help="seed of the first weights and of the shards (default: 0)", **group)
+    parser.add("--out", type=Path, metavar="DIR", help="folder for the run (default: runs)", **group)
 
     privacy: dict[str, Any] = {"common": False, "group": "privacy"}
     parser.add(
@@ -620,11 +620,11 @@ def _address_options(parser: Parser) -> None:
     _qr_option(parser)
     parser.add("--port", type=number(0, 65535), help="port; 0 for any free one (default: 8930)")
     parser.add("--dashboard", action="store_true", help="serve a page for you: peers, rates and curves")
-    more: dict[str, Any] = {"common": False, "group": "more"}
-    parser.add("--host", default="127.0.0.1", help="address to listen on; TLS beyond loopback", **more)
-    parser.add("--proxy", metavar="URL", help="https URL of a proxy in front, which ends TLS", **more)
-    parser.add("--tls-cert", type=Path, metavar="PATH", help="certificate (default: an own one)", **more)
-    parser.add("--tls-key", type=Path, metavar="PATH", help="its private key", **more)
+    group: dict[str, Any] = {"common": False, "group": "more"}
+    parser.add("--host", default="127.0.0.1", help="address to listen on; TLS beyond loopback", **group)
+    parser.add("--proxy", metavar="URL", help="https URL of a proxy in front, which ends TLS", **group)
+    parser.add("--tls-cert", type=Path, metavar="PATH", help="certificate (default: an own one)", **group)
+    parser.add("--tls-key", type=Path, metavar="PATH", help="its private key", **group)
 
 
 def _name_option(parser: Parser) -> None:

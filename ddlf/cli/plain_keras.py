@@ -243,8 +243,10 @@ class Both:
         if differing(actual, await self.carried(batch)):
             return f"{name} gives other results each time on the worker: it keeps earlier state, or draws numbers without its own seed"
         own_facts, worker_facts = describe_optimizer(app.model.optimizer), app.run_context.optimizer
-        if other := [fact for fact in {**own_facts, **worker_facts} if own_facts.get(fact) != worker_facts.get(fact)]:
-            fact = other[0]
+        if differing_facts := [
+            fact for fact in {**own_facts, **worker_facts} if own_facts.get(fact) != worker_facts.get(fact)
+        ]:
+            fact = differing_facts[0]
             return (
                 f"create_model makes another optimizer on the worker ({fact}: {worker_facts.get(fact)!r}) than here ({own_facts.get(fact)!r}): "
                 "it uses something that is not the same there, such as a global that was changed"

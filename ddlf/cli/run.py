@@ -370,8 +370,9 @@ def _how_to_go_on(app: IApp) -> str:
     if app.checkpoint is None:
         return ""
     run = Path(app.checkpoint).parent
-    how = run.name if (run / STATE).exists() else "auto"  # checkpoints in a run's folder are found by the run's name
-    return f"; to continue, run the same command with --resume {how}"
+    # Checkpoints in a run's folder are found by the run's name.
+    run_name = run.name if (run / STATE).exists() else "auto"
+    return f"; to continue, run the same command with --resume {run_name}"
 
 
 def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
@@ -407,15 +408,15 @@ async def _connect(
                 await cluster.connect(modules=modules)
             return
         except LeaseError as error:
-            left = deadline - loop.time()
-            if left <= 0:
+            remaining_s = deadline - loop.time()
+            if remaining_s <= 0:
                 raise
             if str(error) != last_error:
-                until = "" if math.isinf(left) else f" for {left:.0f} s"
+                until = "" if math.isinf(remaining_s) else f" for {remaining_s:.0f} s"
                 display.say(f"waiting   {error.message}\n          retrying{until}; press Ctrl-C to stop")
                 last_error = str(error)
         # The pause is random. Otherwise two waiting runs could take half of the workers each, again and again.
-        await asyncio.sleep(min(left, random.uniform(0.5, 1.5) * ASK_AGAIN_S))
+        await asyncio.sleep(min(remaining_s, random.uniform(0.5, 1.5) * ASK_AGAIN_S))
 
 
 def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
@@ -423,14 +424,14 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.config.addresses import find_config
 
-    more = {"takeover": options.takeover, "pickle_results": options.pickle_results, "guest": options.dry_run}
+    arguments = {"takeover": options.takeover, "pickle_results": options.pickle_results, "guest": options.dry_run}
     if options.hosts:
-        cluster = named_cluster(options, **more)
+        cluster = named_cluster(options, **arguments)
         return cluster, f"--hosts ({_workers(cluster.N)})"
     if options.launcher:
         from ddlf.cluster.launch.launcher import installed
 
-        cluster = Cluster(installed(options.launcher, options.workers), token_file=options.token_file, **more)
+        cluster = Cluster(installed(options.launcher, options.workers), token_file=options.token_file, **arguments)
         return cluster, f"--launcher {options.launcher} ({_workers(cluster.N)})"
     if options.listen:
         from ddlf.cluster.launch.gate import Joined
@@ -438,12 +439,12 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
         joined = Joined(
             options.workers.most, *options.listen, least=options.workers.least, token_file=options.token_file
         )
-        cluster = Cluster(joined, insecure_plaintext=options.insecure_plaintext, **more)
+        cluster = Cluster(joined, insecure_plaintext=options.insecure_plaintext, **arguments)
         return cluster, f"--listen {joined.host}:{joined.port} ({_workers(cluster.N)})"
     if not options.local and (path := find_config(options.config)):
         from ddlf.cluster.config.cluster_file import load_config
 
-        cluster = Cluster.from_config(options.config, token_file=options.token_file, **more)
+        cluster = Cluster.from_config(options.config, token_file=options.token_file, **arguments)
         name = load_config(options.config).name
         return cluster, f"{f'{name}, ' if name else ''}{path} ({_workers(cluster.N)})"
     reason = "" if options.local else "no cluster file: "

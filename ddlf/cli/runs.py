@@ -82,8 +82,8 @@ def show(options: argparse.Namespace) -> int:
     restarts = ["restarts"] * any(row["restarts"] for row in rows)
     head = ["run", "state", *restarts, "began", "time", "rounds", "loss", "accuracy", "test"]
     print(table.as_text([head, *([_cell(row[name]) for name in head] for row in rows)]))
-    if more := len(paths) - len(rows):
-        print(f"{more} older runs; --all shows them")
+    if older := len(paths) - len(rows):
+        print(f"{older} older runs; --all shows them")
     return 0
 
 
@@ -221,8 +221,8 @@ def show_logs(options: argparse.Namespace) -> int:
             break
         time.sleep(POLL_S)
     if not printed:
-        more = f"there are lines of {', '.join(reader.writers)}" if reader.writers else f"see {path / folder.LOGS}"
-        print(f"{options.worker or 'the workers'} printed nothing in {path.name}; {more}", file=sys.stderr)
+        advice = f"there are lines of {', '.join(reader.writers)}" if reader.writers else f"see {path / folder.LOGS}"
+        print(f"{options.worker or 'the workers'} printed nothing in {path.name}; {advice}", file=sys.stderr)
     return 0
 
 

@@ -27,11 +27,11 @@ def interruptible(find: Callable[[], Any]) -> Any:
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return find()
-    came = False
+    is_interrupted = False
 
     def interrupt(*_: Any) -> None:
-        nonlocal came
-        came = True
+        nonlocal is_interrupted
+        is_interrupted = True
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
@@ -39,7 +39,7 @@ def interruptible(find: Callable[[], Any]) -> Any:
         return find()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if came:
+        if is_interrupted:
             raise KeyboardInterrupt
 
 
@@ -160,24 +160,24 @@ def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) ->
     async def supervised() -> int:
         task = asyncio.current_task()
         assert task is not None
-        stop, grace, at = StopRequest(), hand_over_s(), 0.0
+        stop, grace, signalled_at = StopRequest(), hand_over_s(), 0.0
 
         def terminate(number: int, frame: Any) -> None:
-            nonlocal at
-            if stop.terminated and time.monotonic() - at < SAME_SIGNAL_S:
+            nonlocal signalled_at
+            if stop.terminated and time.monotonic() - signalled_at < SAME_SIGNAL_S:
                 return
             # From now on SIGTERM ends the process at once, even if the event loop is blocked or saving takes too long.
             if stop.terminated:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
-            at, stop.terminated = time.monotonic(), True
-            left = grace if not stop.is_requested and stop.gently() else 0.0
+            signalled_at, stop.terminated = time.monotonic(), True
+            grace_s = grace if not stop.is_requested and stop.gently() else 0.0
             stop.is_requested = True
-            if left:
-                stop.say(f"stopping  by SIGTERM: after this round, or in {left:g} s with the last complete one")
+            if grace_s:
+                stop.say(f"stopping  by SIGTERM: after this round, or in {grace_s:g} s with the last complete one")
                 stop.tell()
-            loop.call_soon_threadsafe(lambda: loop.call_later(left, task.cancel))
+            loop.call_soon_threadsafe(lambda: loop.call_later(grace_s, task.cancel))
 
         loop = asyncio.get_running_loop()
         signal.signal(signal.SIGTERM, terminate)

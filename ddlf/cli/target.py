@@ -161,11 +161,11 @@ def _check_file(path: Path) -> None:
     kinds = (".py", *others_than_python)
     if not path.is_file():
         if path.is_dir():
-            inside = sorted(other for kind in kinds for other in path.glob(f"*{kind}"))
+            inside = sorted(file for kind in kinds for file in path.glob(f"*{kind}"))
             app, folder = inside[0] if len(inside) == 1 else path / "app.py", " (it is a folder)"
             matches = [app] if app in inside else []
         else:
-            files, folder = {other.name: other for kind in kinds for other in path.parent.glob(f"*{kind}")}, ""
+            files, folder = {file.name: file for kind in kinds for file in path.parent.glob(f"*{kind}")}, ""
             matches = [files[name] for name in difflib.get_close_matches(path.name, files, 1)]
         raise ConfigError(
             f"there is no file {str(path)!r}{folder}", hint=f"did you mean {str(matches[0])!r}?" if matches else ""
@@ -185,7 +185,9 @@ def _choose(path: Path, module: types.ModuleType, name: str | None, *, has_optio
         if inspect.isclass(value) and issubclass(value, IApp) and value.__module__ == module.__name__
     ]
     # If one app of the file derives from another one, the subclass is meant.
-    candidates = [app for app in apps if not any(app is not other and issubclass(other, app) for other in apps)]
+    candidates = [
+        app for app in apps if not any(app is not subclass and issubclass(subclass, app) for subclass in apps)
+    ]
     main = getattr(module, "main", None)
     mains = [main] if inspect.iscoroutinefunction(main) else []
     if name is not None:

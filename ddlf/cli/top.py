@@ -133,15 +133,15 @@ def draw(state: dict[str, Any], columns: int, rows: int) -> RenderableType:
         parts.append(Text(f"{state['about'].get('cluster') or 'cluster'}: no run here", style="bold"))
     if state["held_s"]:
         parts.append(Text(f"the master has been busy for {state['held_s']:.0f} s and does not answer", style="yellow"))
-    left = rows - len(parts) - 2  # the table's head, and a row for the cursor
+    remaining_rows = rows - len(parts) - 2  # the table's head, and a row for the cursor
     workers = len({row["worker"] for row in (*state["lanes"], *state["workers"])})
-    parts += _workers(state, columns, left)
+    parts += _workers(state, columns, remaining_rows)
     planned = run.get("parts", ()) if run else ()  # a master of 0.1 sends none
-    if planned and left > workers + len(planned):
+    if planned and remaining_rows > workers + len(planned):
         names = {lane["worker"]: lane["name"] for lane in state["lanes"]}
         parts += [_part(number, part, names, columns) for number, part in enumerate(planned, 1)]
-        left -= len(planned)
-    lines = state["log"][-min(LINES, max(left - workers, 0)) :] if left > workers else []
+        remaining_rows -= len(planned)
+    lines = state["log"][-min(LINES, max(remaining_rows - workers, 0)) :] if remaining_rows > workers else []
     return Group(*parts, *(_line(row, columns) for row in lines))
 
 
@@ -157,10 +157,10 @@ def _run(run: dict[str, Any], state: dict[str, Any], columns: int) -> list[Rende
     ]
     if run["left_s"] is not None:
         times.append(f"{duration(run['left_s'])} left")
-    rest = f"  {', '.join(times)}"
+    suffix = f"  {', '.join(times)}"
     name = Text(run["app"], "bold")
-    name.truncate(max(columns - len(phase) - len(rest) - 2, SHORTEST_NAME), overflow="ellipsis")
-    head = Text.assemble(name, "  ", (phase, color), rest)
+    name.truncate(max(columns - len(phase) - len(suffix) - 2, SHORTEST_NAME), overflow="ellipsis")
+    head = Text.assemble(name, "  ", (phase, color), suffix)
     head.truncate(columns, overflow="ellipsis")
     width = max(columns - 1, 10)
     filled = round(run["done"] * width)
@@ -180,7 +180,7 @@ def _run(run: dict[str, Any], state: dict[str, Any], columns: int) -> list[Rende
 def spark(values: list[float], columns: int) -> str:
     """Draw values as a small curve in one row of text. If there are more values than columns, each column shows a mean."""
     step = max(1, -(-len(values) // columns))
-    means = [sum(part) / len(part) for at in range(0, len(values), step) if (part := values[at : at + step])]
+    means = [sum(part) / len(part) for begin in range(0, len(values), step) if (part := values[begin : begin + step])]
     low, high = min(means), max(means)
     return "".join(BARS[round((value - low) / ((high - low) or 1) * (len(BARS) - 1))] for value in means)
 

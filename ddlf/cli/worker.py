@@ -188,9 +188,11 @@ def _run(options: argparse.Namespace) -> int:
     def ready(daemon: Daemon) -> None:
         if not daemon.failure:
             notify("READY=1")
-            how = "with TLS" if daemon.encrypts else "INSECURE PLAINTEXT" if plaintext else "this machine only"
+            security_text = (
+                "with TLS" if daemon.encrypts else "INSECURE PLAINTEXT" if plaintext else "this machine only"
+            )
             if port is not None:
-                say(f"ready on {daemon.host}:{daemon.port}, {how} (pid {os.getpid()})")
+                say(f"ready on {daemon.host}:{daemon.port}, {security_text} (pid {os.getpid()})")
             if join is not None:
                 say(f"joining   {join} (pid {os.getpid()})")
             if daemon.assignment.cards:

@@ -87,8 +87,8 @@ def _status_of_run(path: Path, options: argparse.Namespace) -> int:
         }
         print(json.dumps(facts))
         return 0
-    how = f", round {state.round} of {state.rounds}" if state.round else ""
-    print(f"{path.name}: {past.status.state}{how}")
+    progress_text = f", round {state.round} of {state.rounds}" if state.round else ""
+    print(f"{path.name}: {past.status.state}{progress_text}")
     if (passed := state.passed) is not None:
         step = f"step {passed.step:.4g}, loss {passed.loss:.6g}"
         gradient = f", gradient {state.metrics['gradient']:.4g}" if "gradient" in state.metrics else ""

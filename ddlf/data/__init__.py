@@ -63,8 +63,8 @@ def open(
             f"ddlf.data.open got {place!r} as the place of a data set",
             hint="name a folder of partition files, a Parquet file, a folder or a glob of such files, or a list of files",
         )
-    if twice := [name for number, name in enumerate(classes) if name in classes[:number]]:
-        raise DatasetError(f"classes= names {twice[0]!r} twice", hint="leave it out once")
+    if repeated := [name for number, name in enumerate(classes) if name in classes[:number]]:
+        raise DatasetError(f"classes= names {repeated[0]!r} twice", hint="leave it out once")
     decoder = None if decode is None else lambda sample: named(decode(sample))
     options: dict[str, Any] = dict(
         x=x, y=y, w=w, classes=classes, image_size=image_size, storage_options=storage_options
@@ -75,8 +75,8 @@ def open(
 
         kind = RowGroups  # its error says why the place cannot be read with these options
     takes = signature(kind).parameters
-    if useless := [name for name, value in options.items() if value and name not in takes]:
-        raise ConfigError(f"{useless[0]}= has no effect with {place}", hint="leave it out")
+    if unused := [name for name, value in options.items() if value and name not in takes]:
+        raise ConfigError(f"{unused[0]}= has no effect with {place}", hint="leave it out")
     arguments: dict[str, Any] = {name: value for name, value in options.items() if name in takes}
     return kind(place, decode=decoder, **arguments)  # type: ignore[arg-type]  # a list of places is of a kind that takes it
 

@@ -191,13 +191,13 @@ def _check_classes(app: UserApp) -> None:
     """
     train = place_of(app, "train")
     for part in ("val", "test"):
-        other = place_of(app, part)
-        named = [getattr(data_set, "manifest", None) for data_set in (train, other)]
+        held_out = place_of(app, part)
+        named = [getattr(data_set, "manifest", None) for data_set in (train, held_out)]
         pairs = zip(*(manifest.classes if manifest else () for manifest in named), strict=False)
         for number, (expected, name) in enumerate(pairs):
             if expected != name:
                 raise AppError(
-                    f"the label {number} is {expected!r} in train_data ({train}), but {name!r} in {part}_data ({other})",
+                    f"the label {number} is {expected!r} in train_data ({train}), but {name!r} in {part}_data ({held_out})",
                     hint="split both from sources that have samples of the same classes",
                 )
 

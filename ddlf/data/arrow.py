@@ -128,9 +128,9 @@ def numbers(values: Any, name: str, where: Where) -> np.ndarray[Any, Any]:
     while _is_list(values.type):
         if not arrow.types.is_fixed_size_list(values.type):
             lengths = values.value_lengths().to_numpy()
-            if len(lengths) and (other := np.flatnonzero(lengths != lengths[0])).size:
+            if len(lengths) and (odd_rows := np.flatnonzero(lengths != lengths[0])).size:
                 raise DatasetError(
-                    f"{row_of(int(other[0]))}: column {name!r} has a list of {lengths[other[0]]} values, "
+                    f"{row_of(int(odd_rows[0]))}: column {name!r} has a list of {lengths[odd_rows[0]]} values, "
                     f"but {lengths[0]} in the rows before",
                     hint="make all lists equally long beforehand, or make arrays of them with decode=",
                 )
@@ -178,8 +178,8 @@ def blobs(values: Any, name: str, where: Where) -> Ragged:
         values = values.view(arrow.large_binary())
     _, offsets, data = values.buffers()
     bounds = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
-    whole = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    return _ragged(whole[bounds[0] : bounds[-1]], bounds[1:] - bounds[0])
+    values_of_column = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return _ragged(values_of_column[bounds[0] : bounds[-1]], bounds[1:] - bounds[0])
 
 
 def _ragged(values: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> Ragged:

@@ -67,7 +67,7 @@ class Cache:
         nbytes: int,
         fetch: Callable[[Path], None],
         *,
-        beside: Collection[str] = (),
+        protected: Collection[str] = (),
         ends: Callable[[], bool] = lambda: False,
         exact: bool = True,
     ) -> Path | None:
@@ -77,13 +77,13 @@ class Cache:
             sha256: Hash of the file.
             nbytes: Size of the file.
             fetch: Writes the file to the path that it gets. It is called if the file is not in the cache.
-            beside: Hashes of the files that must not be removed to make room for this file, because they are needed
+            protected: Hashes of the files that must not be removed to make room for this file, because they are needed
                 equally often.
             ends: Returns whether the wait for other fetches must end.
             exact: Whether ``nbytes`` is the exact size, and not an estimate.
 
         Returns:
-            The path; None if there is no room for the file: it is larger than the cap, the files in ``beside`` fill the
+            The path; None if there is no room for the file: it is larger than the cap, the files in ``protected`` fill the
             cap, or the disk is full. A warning gives the reason once.
 
         Raises:
@@ -97,7 +97,7 @@ class Cache:
             path = self.folder / sha256
             if self._is_cached(path, nbytes if exact else None):
                 return path
-            if beside and time.monotonic() < self._full_until:
+            if protected and time.monotonic() < self._full_until:
                 return None
             self._locks.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._locked(sha256[:2], ends):
@@ -105,7 +105,7 @@ class Cache:
                     return path
                 part = self.folder / f".{sha256}-{nbytes}-{secrets.token_hex(4)}"
                 with self._locked("room", ends):
-                    if not self._room(nbytes, sha256[:2], beside):
+                    if not self._room(nbytes, sha256[:2], protected):
                         self._full_until = time.monotonic() + AGAIN_S
                         return None
                     part.touch(mode=0o600)
@@ -164,7 +164,7 @@ class Cache:
         except Timeout:
             return False
 
-    def _room(self, nbytes: int, own_lock: str, beside: Collection[str]) -> bool:
+    def _room(self, nbytes: int, own_lock: str, protected: Collection[str]) -> bool:
         """Remove the least recently used files from the cache until there is room for a new one.
 
         The caller holds the lock ``room``, so no other fetch begins, and the lock ``mine``.
@@ -180,7 +180,7 @@ class Cache:
                 elif WHOLE.fullmatch(entry.name):
                     about = entry.stat(follow_symlinks=False)
                     used += about.st_size
-                    files.append((entry.name in beside, about.st_mtime_ns, entry.path, about.st_size))
+                    files.append((entry.name in protected, about.st_mtime_ns, entry.path, about.st_size))
         disk = shutil.disk_usage(self.folder)
         cap = self._cap if self._cap is not None else int(USUAL_SHARE * (disk.free + used))
         free = disk.free - min(int(LEFT * disk.total), LEFT_BYTES) if disk.total else nbytes

@@ -162,9 +162,9 @@ class DataSet(Mapping[str, Array]):
         return self._versions.setdefault(manifest.version, self._of(manifest))
 
     def _of(self, manifest: Manifest) -> DataSet:
-        other = copy(self)
-        other.manifest, other._arrays, other._available, other._damaged = manifest, {}, (), {}
-        return other
+        copied = copy(self)
+        copied.manifest, copied._arrays, copied._available, copied._damaged = manifest, {}, (), {}
+        return copied
 
     def availability(self) -> Sequence[bool]:
         """Return a list that tells for each partition file whether this machine can read it.
@@ -249,7 +249,7 @@ class DataSet(Mapping[str, Array]):
         """
         if self._decode is None:
             return {name: array[rows] for name, array in arrays.items()}
-        whole = {name: np.empty((len(rows), *column.shape), column.dtype) for name, column in self.columns.items()}
+        stacked = {name: np.empty((len(rows), *column.shape), column.dtype) for name, column in self.columns.items()}
         for position, row in enumerate(rows.tolist()):
             sample = self._decoded(number, arrays, row)
             columns = columns_of_sample(sample)
@@ -260,8 +260,8 @@ class DataSet(Mapping[str, Array]):
                     hint="return arrays of the same type and shape for all samples",
                 )
             for name, array in sample.items():
-                whole[name][position] = array
-        return whole
+                stacked[name][position] = array
+        return stacked
 
     def _decoded(self, number: int, arrays: Arrays, row: int) -> dict[str, Array]:
         assert self._decode is not None

@@ -146,7 +146,9 @@ def damage(
     with ThreadPoolExecutor(cores()) as threads:
         try:
             for file, error in zip(
-                manifest.files, threads.map(lambda file: _of(location, manifest, file), manifest.files), strict=True
+                manifest.files,
+                threads.map(lambda file: _damage_of(location, manifest, file), manifest.files),
+                strict=True,
             ):
                 done += file.samples
                 moved("checking", done, manifest.samples)
@@ -157,7 +159,7 @@ def damage(
             raise
 
 
-def _of(location: DataLocation, manifest: Manifest, file: PartitionFile) -> DatasetError | None:
+def _damage_of(location: DataLocation, manifest: Manifest, file: PartitionFile) -> DatasetError | None:
     try:
         location.check(file, manifest.columns)
     except DatasetError as error:

@@ -114,9 +114,9 @@ def check_alike(where: str, arrays: Arrays, columns: Any) -> None:
     Raises:
         DatasetError: The message compares both.
     """
-    if (other := columns_of_batch(arrays)) != columns:
+    if (batch_columns := columns_of_batch(arrays)) != columns:
         raise DatasetError(
-            f"{where} has {columns_text(other)}, but the first has {columns_text(columns)}",
+            f"{where} has {columns_text(batch_columns)}, but the first has {columns_text(columns)}",
             hint="give all batches the same shape and type",
         )
 
@@ -209,14 +209,14 @@ def _of_pipeline(name: str, data: Any, tf: Any) -> Generated:
             return iter(data.skip(number))
 
     reached = -1
-    left: Iterator[Any] = iter(())
+    remaining: Iterator[Any] = iter(())
 
     def read(number: int) -> Arrays:
-        nonlocal reached, left
+        nonlocal reached, remaining
         if number != reached:
-            left = begin(number)
+            remaining = begin(number)
         try:
-            batch = next(left)
+            batch = next(remaining)
         except StopIteration:
             raise DatasetError(
                 f"{name} ends before batch {number} of {batches}", hint="yield as many batches as it declares"
@@ -238,7 +238,7 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
         )
     if not callable(function) or inspect.isgenerator(function):
         raise AppError(f"{name} is not a function", hint="give one that takes the number of a part, and yields batches")
-    going: dict[int, Iterator[Arrays]] = {}
+    unfinished: dict[int, Iterator[Arrays]] = {}
 
     def batches(part: int) -> Iterator[Arrays]:
         for number, batch in enumerate(function(part)):
@@ -246,7 +246,7 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
 
     def read(part: int) -> Arrays:
         declared, count, received = sizes[part], 0, list[Arrays]()
-        remaining = going.pop(part, None) or batches(part)
+        remaining = unfinished.pop(part, None) or batches(part)
         while count < declared:
             batch = next(remaining, None)
             if batch is None and endless and received:
@@ -262,7 +262,7 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
         rows = {column: np.concatenate([batch[column] for batch in received]) for column in received[0]}
         if endless:
             surplus = {column: array[declared:] for column, array in rows.items()}
-            going[part] = itertools.chain([surplus], remaining) if count > declared else remaining
+            unfinished[part] = itertools.chain([surplus], remaining) if count > declared else remaining
             return {column: array[:declared] for column, array in rows.items()}
         if count > declared or next(remaining, None) is not None:
             raise DatasetError(

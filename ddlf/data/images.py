@@ -97,15 +97,15 @@ class Images:
             yield rows
 
 
-def on_all_cores(make: Callable[[T], Made], of: Sequence[T]) -> Iterator[Made]:
+def on_all_cores(make: Callable[[T], Made], items: Sequence[T]) -> Iterator[Made]:
     """Yield the result of ``make`` for each item, in order. Compute a few items ahead, on one thread for each core.
 
     Threads help because decoders release Python's global lock.
     """
     threads = cores()
     with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(of), AHEAD * threads):
-            yield from pool.map(make, of[start : start + AHEAD * threads])
+        for start in range(0, len(items), AHEAD * threads):
+            yield from pool.map(make, items[start : start + AHEAD * threads])
 
 
 class Decoder:

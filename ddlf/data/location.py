@@ -264,8 +264,8 @@ class Folder:
         """Read the columns of a partition file into memory, and check every byte."""
         path = self._checked_path(file)
         with explained(path, "read"):
-            whole = np.fromfile(path, np.uint8)
-        return columns_of(whole, file, columns, str(path))
+            content = np.fromfile(path, np.uint8)
+        return columns_of(content, file, columns, str(path))
 
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """Map the columns of a partition file. It is checked the first time, and again if the file has changed."""

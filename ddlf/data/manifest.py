@@ -206,14 +206,14 @@ def check_columns(columns: Mapping[str, Column]) -> None:
 
 def _manifest(facts: dict[str, Any]) -> Manifest:
     columns = {}
-    for name, (dtype, shape, *more) in facts["columns"].items():
-        if more not in ([], ["ragged"]):
-            raise ValueError(f"column {name!r} is {more}")
-        columns[name] = Column(dtype, tuple(map(_whole, shape)), bool(more))
+    for name, (dtype, shape, *flags) in facts["columns"].items():
+        if flags not in ([], ["ragged"]):
+            raise ValueError(f"column {name!r} is {flags}")
+        columns[name] = Column(dtype, tuple(map(_count, shape)), bool(flags))
     check_columns(columns)
     files, first = [], 0
     for name, samples, nbytes, sha256, start in facts["files"]:
-        file = PartitionFile(name, _whole(samples), _whole(nbytes), sha256, _whole(start))
+        file = PartitionFile(name, _count(samples), _count(nbytes), sha256, _count(start))
         if not FILE.fullmatch(name):
             raise ValueError(f"it names {name!r}, which is not the name of a partition file")
         if start != first or samples < 1 or not re.fullmatch("[0-9a-f]{64}", sha256):
@@ -227,14 +227,14 @@ def _manifest(facts: dict[str, Any]) -> Manifest:
     if "origin" in facts and not re.fullmatch("[0-9a-f]{16}", origin):
         raise ValueError(f"{origin!r} is not a valid origin")
     hosts = facts.get("hosts", 0)
-    if "hosts" in facts and not _whole(hosts) > 0:
+    if "hosts" in facts and not _count(hosts) > 0:
         raise ValueError("hosts")
     if type(classes) is not list or not all(type(name) is str for name in classes) or len(classes) > MAX_CLASSES:
         raise ValueError("classes")
-    return Manifest(columns, files, _whole(facts["version"]), tuple(classes), origin, hosts)
+    return Manifest(columns, files, _count(facts["version"]), tuple(classes), origin, hosts)
 
 
-def _whole(value: Any) -> int:
+def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} is not a valid count")
     return value

@@ -114,11 +114,11 @@ class Parquet:
                 batches, done = opened.iter_batches(at_once, columns=list(self._names.values())), 0
                 while True:
                     with arrow_errors(str(file)):
-                        whole = next(batches, None)
-                    if whole is None:
+                        group = next(batches, None)
+                    if group is None:
                         break
-                    batch, begin = whole.slice(min(first, len(whole))), done + first
-                    done, first = done + len(whole), max(first - len(whole), 0)
+                    batch, begin = group.slice(min(first, len(group))), done + first
+                    done, first = done + len(group), max(first - len(group), 0)
                     if len(batch):
                         where = partial(_row_of, file, begin)
                         yield {name: self._array(batch.column(old), old, where) for name, old in self._names.items()}

@@ -106,13 +106,13 @@ class ParquetFiles:
     def __init__(self, location: str | Path | Sequence[str], options: Mapping[str, Any] | None = None) -> None:
         texts = [str(location)] if isinstance(location, str | Path) else [str(path) for path in location]
         self._text = texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
-        if wrong := [text for text in texts if text.lower().endswith((".csv", ".arrow", ".feather", ".json"))]:
+        if other_formats := [text for text in texts if text.lower().endswith((".csv", ".arrow", ".feather", ".json"))]:
             raise DatasetError(
-                f"{wrong[0]} is not a Parquet file, and DDLF reads only Parquet files in place",
+                f"{other_formats[0]} is not a Parquet file, and DDLF reads only Parquet files in place",
                 hint="write it as Parquet, as pandas does with to_parquet; or make partition files: ddlf data split",
             )
-        if twice := [text for number, text in enumerate(texts) if text in texts[:number]]:
-            raise DatasetError(f"{twice[0]} is named twice", hint="leave it out once")
+        if repeated := [text for number, text in enumerate(texts) if text in texts[:number]]:
+            raise DatasetError(f"{repeated[0]} is named twice", hint="leave it out once")
         root, names = _split(texts)
         self.store: Store | None = None
         folder = path_of(root) if "://" in root else Path(root)
@@ -198,13 +198,13 @@ class ParquetFiles:
         """
         if self.store is None:
             return self.full_name(head.name), partial(self.check, head)
-        whole = list[tuple[int, int]]()
+        merged = list[tuple[int, int]]()
         for begin, end in sorted(ranges):
-            if whole and begin - whole[-1][1] <= GAP_BYTES:
-                whole[-1] = whole[-1][0], max(end, whole[-1][1])
+            if merged and begin - merged[-1][1] <= GAP_BYTES:
+                merged[-1] = merged[-1][0], max(end, merged[-1][1])
             else:
-                whole.append((begin, end))
-        prefetched = whole if sum(end - begin for begin, end in whole) <= PREFETCH_BYTES else []
+                merged.append((begin, end))
+        prefetched = merged if sum(end - begin for begin, end in merged) <= PREFETCH_BYTES else []
         file = load_pyarrow().PythonFile(_Ranges(self, head, prefetched), mode="r")
         if head.mark and self.store.is_s3:
             return file, lambda: None
@@ -324,13 +324,13 @@ def _split(texts: Sequence[str]) -> tuple[str, list[tuple[str, bool]]]:
         are_patterns.append(not is_file)
         if glob is not None:
             folder = text[:glob].rpartition("/")[0]
-            rest = text[len(folder) :].lstrip("/")
+            name = text[len(folder) :].lstrip("/")
         elif is_file:
-            folder, _, rest = text.rpartition("/")
+            folder, _, name = text.rpartition("/")
         else:
-            folder, rest = text, "**/*.parquet"
+            folder, name = text, "**/*.parquet"
         folders.append(folder or ("/" if text.startswith("/") else "."))
-        names.append(rest)
+        names.append(name)
     parts = [folder.split("/") for folder in folders]
     common = []
     for level in zip(*parts, strict=False):

@@ -41,15 +41,15 @@ def mapped_columns(path: Path, file: PartitionFile, columns: Mapping[str, Column
         DatasetError: The form or the columns differ from the manifest.
     """
     with explained(path, "read"):
-        whole = np.memmap(path, np.uint8, "r")
-    return arrays_of(whole, file, columns, where)
+        content = np.memmap(path, np.uint8, "r")
+    return arrays_of(content, file, columns, where)
 
 
-def columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
+def columns_of(content: Bytes, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
     """Return the arrays in the bytes of a partition file, read-only, after comparing the bytes with the manifest.
 
     Args:
-        whole: All bytes of the file, as uint8.
+        content: All bytes of the file, as uint8.
         file: The file's entry in the manifest.
         columns: Columns that the file must have.
         where: Name of the file, for errors.
@@ -57,19 +57,19 @@ def columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column],
     Raises:
         DatasetError: The file is damaged, or has other columns.
     """
-    if hashlib.sha256(whole.data).hexdigest() != file.sha256:
+    if hashlib.sha256(content.data).hexdigest() != file.sha256:
         raise DatasetDamaged(f"{where} is damaged: its SHA-256 is not that of the manifest", hint=COPY)
-    whole.flags.writeable = False
-    return arrays_of(whole, file, columns, where)
+    content.flags.writeable = False
+    return arrays_of(content, file, columns, where)
 
 
-def arrays_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
+def arrays_of(content: Bytes, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
     """Return the arrays in the bytes of a partition file, which is in the safetensors format, as views of these bytes.
 
     The format is: 8 bytes with the length of the header, the header as JSON, and the bytes of the arrays.
 
     Args:
-        whole: All bytes of the file.
+        content: All bytes of the file.
         file: The file's entry in the manifest.
         columns: Columns that the file must have.
         where: Name of the file, for errors.
@@ -78,16 +78,16 @@ def arrays_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], 
         DatasetDamaged: The file has other arrays.
     """
     try:
-        length = int.from_bytes(whole[:8].tobytes(), "little")
-        if length > min(MAX_HEADER_BYTES, len(whole) - 8):
+        length = int.from_bytes(content[:8].tobytes(), "little")
+        if length > min(MAX_HEADER_BYTES, len(content) - 8):
             raise ValueError("its header is too long")
-        head = json.loads(whole[8 : 8 + length].tobytes())
+        head = json.loads(content[8 : 8 + length].tobytes())
         head.pop("__metadata__", None)
         ragged = {name + ENDS for name, column in columns.items() if column.ragged}
         if set(head) != {*columns, *ragged}:
             raise ValueError(f"it has {', '.join(sorted(head))}")
         arrays: Arrays = {}
-        body = whole[8 + length :]
+        body = content[8 + length :]
         for name, column in columns.items():
             if not column.ragged:
                 arrays[name] = _array(body, head, name, column.dtype, [file.samples, *column.shape])
@@ -136,11 +136,11 @@ class Ragged:
         if isinstance(key, int | np.integer):
             return self.values[self.ends[key - 1] if key else 0 : self.ends[key]]
         numbers = np.arange(len(self))[key]
-        whole = np.zeros((len(numbers), *self.shape[1:]), self.dtype)
-        for row, number in zip(whole, numbers.tolist(), strict=True):
+        padded = np.zeros((len(numbers), *self.shape[1:]), self.dtype)
+        for row, number in zip(padded, numbers.tolist(), strict=True):
             values = self[number]
             row[: len(values)] = values
-        return whole
+        return padded
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         return self[:] if dtype is None else self[:].astype(dtype)

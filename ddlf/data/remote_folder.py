@@ -54,7 +54,7 @@ class RemoteFolder:
         self._manifest_mark, self._key = "", ""
         self._checked: set[str] = set()
         self._newest: Manifest | None = None
-        self._beside: frozenset[str] | None = None
+        self._protected: frozenset[str] | None = None
 
     def __str__(self) -> str:
         return str(self._store)
@@ -89,7 +89,7 @@ class RemoteFolder:
         cache uses this to decide which files to keep.
         """
         if version != self._newest:
-            self._newest, self._beside = version, None
+            self._newest, self._protected = version, None
         return version
 
     def _manifest(self, name: str) -> Manifest:
@@ -100,13 +100,13 @@ class RemoteFolder:
 
     def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """Read the columns of a partition file into memory, through the cache, and check every byte."""
-        whole = self._whole(file)
-        if hashlib.sha256(whole.data).hexdigest() != file.sha256:
+        content = self._content(file)
+        if hashlib.sha256(content.data).hexdigest() != file.sha256:
             # The disk or the store returned wrong bytes. Fetch the file once more. If it is wrong again, raise an
             # error.
             self._cache.drop(file.sha256)
-            whole = self._whole(file)
-        return columns_of(whole, file, columns, self._full_name(file))
+            content = self._content(file)
+        return columns_of(content, file, columns, self._full_name(file))
 
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """Map the columns of a partition file from the cache. Without room in the cache, read them into memory."""
@@ -139,7 +139,7 @@ class RemoteFolder:
     def _full_name(self, file: PartitionFile) -> str:
         return f"{self}/{file.name}"
 
-    def _whole(self, file: PartitionFile) -> Bytes:
+    def _content(self, file: PartitionFile) -> Bytes:
         path = self._cached_path(file)
         return self._read(file) if path is None else np.fromfile(path, np.uint8)
 
@@ -162,14 +162,14 @@ class RemoteFolder:
 
         A file that will be mapped may displace any other file, because it must stay for a while.
         """
-        if self._beside is None:
-            self._beside = frozenset(unit.sha256 for unit in self._newest.files) if self._newest else frozenset()
+        if self._protected is None:
+            self._protected = frozenset(unit.sha256 for unit in self._newest.files) if self._newest else frozenset()
         try:
             return self._cache.path(
                 file.sha256,
                 file.nbytes,
                 lambda path: self._store.fetch(file.name, file.nbytes, path),
-                beside=() if mapped else self._beside,
+                protected=() if mapped else self._protected,
                 ends=self._store.ending(),
             )
         except Gone:
@@ -271,8 +271,8 @@ class RemoteFolder:
         return DatasetError(f"another writer has changed {self} meanwhile", hint="check it, and run this again")
 
     def _busy(self) -> DatasetError:
-        other = self._writer()
-        name = f"{other['host']} since {other['since']}" if {"host", "since"} <= set(other) else "somebody"
+        writer = self._writer()
+        name = f"{writer['host']} since {writer['since']}" if {"host", "since"} <= set(writer) else "somebody"
         return DatasetError(
             f"{name} writes to {self}", hint=f"wait; if that writer has ended, remove {self}/{LOCK} and run this again"
         )

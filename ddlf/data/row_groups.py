@@ -416,7 +416,7 @@ class RowGroups(DataSet):
     def _read(self, number: int) -> Arrays:
         """Read a row group into memory."""
         rows, done = self._groups[number].rows, 0
-        whole: Arrays = {
+        columns: Arrays = {
             name: np.empty((rows, *column.shape), column.dtype)
             for name, column in self._stored.items()
             if not column.ragged
@@ -427,14 +427,14 @@ class RowGroups(DataSet):
                 if isinstance(array, Ragged):
                     parts[name].append(array)
                 else:
-                    whole[name][done : done + len(array)] = array
+                    columns[name][done : done + len(array)] = array
             done += len(next(iter(piece.values())))
         for name, pieces in parts.items():
             values = np.concatenate([piece.values for piece in pieces])
             starts = np.cumsum([0, *(len(piece.values) for piece in pieces[:-1])])
             ends = np.concatenate([piece.ends + start for piece, start in zip(pieces, starts, strict=True)])
-            whole[name] = Ragged(values, ends, LONGEST)
-        return {name: whole[name] for name in self._stored}
+            columns[name] = Ragged(values, ends, LONGEST)
+        return {name: columns[name] for name in self._stored}
 
     def load(self, number: int) -> Arrays:
         """Read a row group into memory. Data from a store is kept in the cache if there is room."""
@@ -447,7 +447,7 @@ class RowGroups(DataSet):
             self._write(read, path, number)
 
         for _ in range(2):
-            path = self._cached(number, fetch, beside=self._all)
+            path = self._cached(number, fetch, protected=self._all)
             if read:
                 return read[0]
             if path is None:
@@ -465,10 +465,10 @@ class RowGroups(DataSet):
             if path is None:
                 break
             try:
-                whole = np.memmap(path, np.uint8, "r")
+                content = np.memmap(path, np.uint8, "r")
                 if number in self._whole:
-                    return arrays_of(whole[:-DIGEST_BYTES], unit, self._stored, self._unit_name(number))
-                arrays = self._verified(whole, number)
+                    return arrays_of(content[:-DIGEST_BYTES], unit, self._stored, self._unit_name(number))
+                arrays = self._verified(content, number)
             except _Torn:  # the cached file is damaged, so fetch it again
                 self._cache.drop(unit.sha256)
                 continue
@@ -500,13 +500,13 @@ class RowGroups(DataSet):
 
     # -- the cache ----------------------------------------------------------------------------------------------------
 
-    def _cached(self, number: int, fetch: Callable[[Path], None], beside: Collection[str] = ()) -> Path | None:
+    def _cached(self, number: int, fetch: Callable[[Path], None], protected: Collection[str] = ()) -> Path | None:
         """Return the path of a row group's copy in this machine's cache; None if the cache has no room. ``Cache.path``
         describes the arguments.
         """
         unit, store = self.manifest.files[number], self.files.store
         ends = store.ending() if store is not None else lambda: False
-        return self._cache.path(unit.sha256, unit.nbytes, fetch, beside=beside, ends=ends, exact=False)
+        return self._cache.path(unit.sha256, unit.nbytes, fetch, protected=protected, ends=ends, exact=False)
 
     def _write(self, pieces: Iterable[Arrays], path: Path, number: int) -> None:
         """Write a row group as a safetensors file, followed by a hash."""
@@ -557,13 +557,13 @@ class RowGroups(DataSet):
             file.seek(0)
             file.write(hashlib.file_digest(file, "sha256").digest())
 
-    def _verified(self, whole: Bytes, number: int) -> Arrays:
+    def _verified(self, content: Bytes, number: int) -> Arrays:
         """Return the arrays of a row group's copy in the cache, after checking its hash.
 
         Raises:
             _Torn: The file is damaged.
         """
-        data, digest = whole[:-DIGEST_BYTES], whole[-DIGEST_BYTES:].tobytes()
+        data, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:].tobytes()
         if hashlib.sha256(data.data).digest() != digest:
             raise _Torn
         return arrays_of(data, self.manifest.files[number], self._stored, self._unit_name(number))
@@ -576,7 +576,7 @@ class RowGroups(DataSet):
         if not images:
             return super().training_rows(number, arrays, rows)
         names = {field.name for field in images}
-        whole: Arrays = {name: array[rows] for name, array in arrays.items() if name not in names}
+        stacked: Arrays = {name: array[rows] for name, array in arrays.items() if name not in names}
         for field in images:
             column = self.columns[field.name]
             pixels = np.empty((len(rows), *column.shape), column.dtype)
@@ -592,8 +592,8 @@ class RowGroups(DataSet):
                         hint="give all images one size with image_size=(64, 64), and one mode beforehand",
                     )
                 pixels[position] = image
-            whole[field.name] = pixels
-        return {name: whole[name] for name in arrays}
+            stacked[field.name] = pixels
+        return {name: stacked[name] for name in arrays}
 
     def _pixels(self, field: Field, arrays: Arrays, number: int, row: int) -> Array:
         where = f"{self._where(number, row)}, column {field.sources[0]!r}"

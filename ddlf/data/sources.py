@@ -42,7 +42,7 @@ def open_source(
         raise DatasetError(f"there is no {path}", hint=hint)
     kind, files = _kind(path)
     encoded = (".parquet", ".tar", ".tfrecord")
-    of = {
+    kinds_of_option = {
         "columns": (".npz", "arrays", *encoded),
         "part": (".npz", "arrays"),
         "label": (".csv", ".parquet"),
@@ -51,7 +51,7 @@ def open_source(
     }
     options = {"columns": columns, "part": part, "label": label, "image_size": image_size, "ragged": ragged}
     for name, value in options.items():
-        if value and kind not in of[name] and kind in KINDS:
+        if value and kind not in kinds_of_option[name] and kind in KINDS:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect with {path}", hint="leave it out")
     with explained(path, "read"):
         if kind in (".npy", ".npz", "arrays"):

@@ -128,7 +128,11 @@ def split(
     if stratify:
         column = source.columns.get(stratify)
         if column is None or column.shape or np.dtype(column.dtype).kind not in "biu":
-            labels = [name for name, other in source.columns.items() if not other.shape and other.dtype[0] in "biu"]
+            labels = [
+                name
+                for name, candidate in source.columns.items()
+                if not candidate.shape and candidate.dtype[0] in "biu"
+            ]
             raise ConfigError(
                 f"--stratify {stratify} is not a column of labels",
                 hint=f"whole numbers are: {', '.join(labels) or 'none'}",
@@ -192,40 +196,40 @@ def _finished(
             return False
         return True
 
-    whole: list[tuple[PartitionFile, str]] = []
+    intact: list[tuple[PartitionFile, str]] = []
     noted = unfinished.files()
     with ThreadPoolExecutor(cores()) as threads:
         try:
             for entry, fine in zip(noted, threads.map(is_there, noted), strict=True):
                 if not fine:
                     break
-                whole.append(entry)
+                intact.append(entry)
                 moved("checking", entry[0].first + entry[0].samples, source.samples)
         finally:
             threads.shutdown(cancel_futures=True)
-    unfinished.add(whole, anew=True)
-    return [file for file, _ in whole]
+    unfinished.add(intact, anew=True)
+    return [file for file, _ in intact]
 
 
 def _say_how(
-    left: Unfinished,
+    unfinished: Unfinished,
     say: Callable[[str, str], None],
     files: Sequence[PartitionFile],
     sizes: Sequence[int],
     heaps: Heaps | None,
     samples: int,
 ) -> None:
-    if left.other:
+    if unfinished.other:
         say(
             "anew",
-            f"the unfinished data set of an earlier call has {' and '.join(OTHER[name] for name in left.other)}, and is removed",
+            f"the unfinished data set of an earlier call has {' and '.join(OTHER[name] for name in unfinished.other)}, and is removed",
         )
-    if left.goes_on:
+    if unfinished.goes_on:
         dealt = f", {heaps.samples:,} of {samples:,} samples are read" if heaps else ""
         say("continues", f"{len(files):,} of {len(sizes):,} files are finished{dealt}")
 
 
-def _of_the_source(pieces: Iterator[Rows], left: Unfinished, *, placed: bool) -> Iterator[Rows]:
+def _of_the_source(pieces: Iterator[Rows], unfinished: Unfinished, *, placed: bool) -> Iterator[Rows]:
     """Pass on the pieces of a source. If reading fails because the source is damaged, remove the unfinished work,
     because the repaired source will differ.
     """
@@ -233,7 +237,7 @@ def _of_the_source(pieces: Iterator[Rows], left: Unfinished, *, placed: bool) ->
         yield from pieces
     except Exception as error:
         if not placed or isinstance(error, DatasetDamaged):  # in other cases a store may only be unreachable
-            left.forget()
+            unfinished.forget()
         raise
 
 
@@ -248,14 +252,14 @@ def _reported(
 
 def _cut(pieces: Iterable[Rows], sizes: Sequence[int], kind: np.dtype[Any]) -> Iterator[Rows]:
     """Cut the samples into pieces of these sizes, one for each file. All pieces share one block of memory."""
-    whole, filled, number = np.empty(max(sizes, default=0), kind), 0, 0
+    buffer, filled, number = np.empty(max(sizes, default=0), kind), 0, 0
     for rows in pieces:
         while len(rows):
             part = rows[: sizes[number] - filled]
-            whole[filled : filled + len(part)] = part
+            buffer[filled : filled + len(part)] = part
             filled, rows = filled + len(part), rows[len(part) :]
             if filled == sizes[number]:
-                yield whole[:filled]
+                yield buffer[:filled]
                 filled, number = 0, number + 1
 
 
@@ -354,11 +358,11 @@ class Buckets:
 
     def read_all(self, pieces: Iterable[Rows], kind: np.dtype[Any]) -> tuple[Rows, Numbers]:
         """Read all samples into memory, and return them with the number of each sample's bucket."""
-        whole, buckets_of, done = np.empty(self._samples, kind), np.empty(self._samples, np.uint32), 0
+        samples, buckets_of, done = np.empty(self._samples, kind), np.empty(self._samples, np.uint32), 0
         for rows, buckets in self._thrown(pieces):
-            whole[done : done + len(rows)], buckets_of[done : done + len(rows)] = rows, buckets
+            samples[done : done + len(rows)], buckets_of[done : done + len(rows)] = rows, buckets
             done += len(rows)
-        return whole, buckets_of
+        return samples, buckets_of
 
     def deal(self, pieces: Iterable[Rows], heaps: Heaps) -> None:
         """Append the remaining samples to their heaps, which are files on a disk."""
@@ -411,9 +415,9 @@ class _Dealer:
         self.dealt += count
         rounds = range(-(-(count - len(self._left)) // self._buckets))
         parts = [self._left, *(self._chance.permutation(self._buckets).astype(np.uint32) for _ in rounds)]
-        whole = np.concatenate(parts)
-        self._left = whole[count:]
-        return whole[:count]
+        numbers = np.concatenate(parts)
+        self._left = numbers[count:]
+        return numbers[:count]
 
 
 def behind(first: int, pieces: Iterable[Rows]) -> Iterator[Rows]:
@@ -443,17 +447,17 @@ class Heaps:
         labels: Count of each label among them, for a stratified split.
     """
 
-    def __init__(self, left: Unfinished, buckets: Sequence[range], kind: np.dtype[Any]) -> None:
-        self._folder, self.kind = left.folder, kind
+    def __init__(self, unfinished: Unfinished, buckets: Sequence[range], kind: np.dtype[Any]) -> None:
+        self._folder, self.kind = unfinished.folder, kind
         count, self._buckets_per_heap = len(buckets), len(buckets[0])
         self.samples, self.labels = 0, dict[int, int]()
         self._lengths, self._hashes = [0] * count, [hashlib.sha256() for _ in range(count)]
         self._noted = [""] * count
-        noted: Any = left.goes_on and read_note(left.folder / HEAPS)
+        noted: Any = unfinished.goes_on and read_note(unfinished.folder / HEAPS)
         same = noted and (noted["each"], len(noted["lengths"])) == (self._buckets_per_heap, count)
         if not same or not self._take_over(noted):
-            (left.folder / HEAPS).unlink(missing_ok=True)
-            for path in left.folder.glob("heap-*"):
+            (unfinished.folder / HEAPS).unlink(missing_ok=True)
+            for path in unfinished.folder.glob("heap-*"):
                 path.unlink()
 
     def _take_over(self, noted: dict[str, Any]) -> bool:

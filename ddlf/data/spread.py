@@ -94,8 +94,8 @@ async def send(
     layout = laid_out(folder, len(workers))
     path, files = str(folder.path.absolute()), layout.files
     entries = [[(files[n].name, files[n].nbytes, files[n].sha256) for n in numbers] for numbers in share]
-    both = zip(workers, entries, strict=True)
-    names = await asyncio.gather(*(worker.run_method(lacking, path, listing) for worker, listing in both))
+    pairs = zip(workers, entries, strict=True)
+    names = await asyncio.gather(*(worker.run_method(lacking, path, listing) for worker, listing in pairs))
     by_name = {file.name: file for file in files}
     total, done = sum(by_name[name].nbytes for lacked in names for name in lacked), 0
 

@@ -142,7 +142,7 @@ class Store:
         """
         path = self._path(name)
 
-        def once() -> bytes:
+        def read_once() -> bytes:
             limit = STALL_S * (1 + (end - begin) / STALL_BYTES)
             if etag and self.is_s3:
                 data = bytes(self._awaited(self._read_version(path, begin, end, etag), limit))
@@ -158,7 +158,7 @@ class Store:
             return data
 
         try:
-            return self._tried(f"read {self._full_name(name)}", once)
+            return self._tried(f"read {self._full_name(name)}", read_once)
         except DatasetError as error:
             if etag and _is_refused_condition(error):
                 raise Changed(name) from None
@@ -217,10 +217,10 @@ class Store:
         """
         path = self._path(name)
 
-        def once() -> None:
-            came = load_fsspec().callbacks.Callback()  # counts the received bytes
+        def fetch_once() -> None:
+            counter = load_fsspec().callbacks.Callback()  # counts the received bytes
             try:
-                self._done("get_file", STALL_S, path, str(target), came=came, most=nbytes, callback=came)
+                self._done("get_file", STALL_S, path, str(target), counter=counter, most=nbytes, callback=counter)
             except OSError as error:
                 _check_disk(target, error)
                 raise
@@ -229,7 +229,7 @@ class Store:
             if length > nbytes:
                 raise _Longer(f"it has more than {nbytes:,} bytes")
 
-        self._tried(f"read {self._full_name(name)}", once)
+        self._tried(f"read {self._full_name(name)}", fetch_once)
 
     def mark(self, name: str) -> str:
         """Return a mark of a file, such as an ETag, that changes when the file is written. It is empty if the file is
@@ -257,13 +257,15 @@ class Store:
         limit = STALL_S * (1 + len(data) / STALL_BYTES)
         path = self._path(name)
         self._make_folder(path)
-        more: dict[str, Any] = {"mode": "create"} if new else {}
+        conditions: dict[str, Any] = {"mode": "create"} if new else {}
         if over and self.is_s3:
-            more = {"IfMatch": over, "chunksize": ONE_PUT}
+            conditions = {"IfMatch": over, "chunksize": ONE_PUT}
         try:
-            self._tried(f"write {self._full_name(name)}", lambda: self._done("pipe_file", limit, path, data, **more))
+            self._tried(
+                f"write {self._full_name(name)}", lambda: self._done("pipe_file", limit, path, data, **conditions)
+            )
         except DatasetError as error:
-            if more and _is_refused_condition(error):
+            if conditions and _is_refused_condition(error):
                 raise FileExistsError(name) from None
             raise
 
@@ -317,8 +319,8 @@ class Store:
         if not getattr(self._fs, "async_impl", False):
             self._tried(f"write to {self}", lambda: self._fs.makedirs(path.rpartition("/")[0], exist_ok=True))
 
-    def _tried(self, doing: str, once: Callable[[], T]) -> T:
-        """Call ``once``, which makes a request to the store, and repeat the call after a temporary error. Turn other
+    def _tried(self, doing: str, attempt: Callable[[], T]) -> T:
+        """Call ``attempt``, which makes a request to the store, and repeat the call after a temporary error. Turn other
         errors into one sentence.
         """
         from tenacity import (
@@ -346,7 +348,7 @@ class Store:
                 sleep=sleep_using_event(closed),
                 before_sleep=tell,
                 reraise=True,
-            )(once)
+            )(attempt)
         except (DatasetError, FileExistsError, _Disk):
             raise
         except FileNotFoundError as error:
@@ -357,25 +359,27 @@ class Store:
         except Exception as error:
             raise DatasetError(f"cannot {doing}: {_reason(error)}", hint=_hint(error)) from error
 
-    def _done(self, verb: str, limit: float, *args: Any, came: Any = None, most: int = 0, **more: Any) -> Any:
+    def _done(self, verb: str, limit: float, *args: Any, counter: Any = None, most: int = 0, **options: Any) -> Any:
         """Call a method of the fsspec driver. A driver with an event loop gets a deadline; others have their own, or
         none.
 
         Args:
             verb: Name of the method of the file system.
-            limit: Seconds for the call; with ``came``, seconds since the last new bytes.
-            came: Counts the received bytes.
+            limit: Seconds for the call; with ``counter``, seconds since the last new bytes.
+            counter: Counts the received bytes.
             most: Maximum number of bytes to receive.
         """
         if self._closed.is_set():
             raise self._was_closed()
         if not getattr(self._fs, "async_impl", False):
-            return getattr(self._fs, verb)(*args, **more)
-        return self._awaited(getattr(self._fs, f"_{verb}")(*args, **more), limit, came, most)
+            return getattr(self._fs, verb)(*args, **options)
+        return self._awaited(getattr(self._fs, f"_{verb}")(*args, **options), limit, counter, most)
 
-    def _awaited(self, call: Coroutine[Any, Any, Any], limit: float, came: Any = None, most: int = 0) -> Any:
+    def _awaited(self, call: Coroutine[Any, Any, Any], limit: float, counter: Any = None, most: int = 0) -> Any:
         """Wait for a call of an asynchronous driver, as long as it makes progress."""
-        future = asyncio.run_coroutine_threadsafe(self._limited(call, self._closed, limit, came, most), self._fs.loop)
+        future = asyncio.run_coroutine_threadsafe(
+            self._limited(call, self._closed, limit, counter, most), self._fs.loop
+        )
         try:
             return future.result()
         except BaseException:
@@ -386,7 +390,7 @@ class Store:
         return DatasetError(f"{self} was closed", hint="open it again")
 
     async def _limited(
-        self, call: Coroutine[Any, Any, Any], closed: threading.Event, limit: float, came: Any, most: int
+        self, call: Coroutine[Any, Any, Any], closed: threading.Event, limit: float, counter: Any, most: int
     ) -> Any:
         task = asyncio.ensure_future(call)
         before, waited, step = -1, 0.0, min(limit / 4, 0.25)
@@ -394,7 +398,7 @@ class Store:
             while not (await asyncio.wait([task], timeout=step))[0]:
                 if closed.is_set():
                     raise self._was_closed()
-                now = came.value if came is not None else 0
+                now = counter.value if counter is not None else 0
                 if most and now > most:
                     raise _Longer(f"it has more than {most:,} bytes")
                 waited = 0.0 if now != before else waited + step

@@ -163,8 +163,8 @@ class SampleStream:
             self._data.interrupt()  # otherwise the process could not end until the store answers
 
     def _chunks(self) -> Iterator[Arrays]:
-        left = self.samples
-        whole, filled = self._empty(left), 0
+        remaining = self.samples
+        chunk, filled = self._empty(remaining), 0
         for files, rows in self._portion.blocks(self._sizes):
             if self.left_out:
                 read = ~np.isin(files, self._skipped)
@@ -174,16 +174,16 @@ class SampleStream:
             while begin < len(rows):
                 if self._closed.done():
                     return
-                piece = slice(begin, begin + min(len(rows) - begin, self._length(whole) - filled))
-                self._gather(whole, filled, files[piece], rows[piece])
+                piece = slice(begin, begin + min(len(rows) - begin, self._length(chunk) - filled))
+                self._gather(chunk, filled, files[piece], rows[piece])
                 filled, begin = filled + piece.stop - begin, piece.stop
-                if filled == self._length(whole):
-                    left -= filled
-                    yield whole
-                    whole, filled = self._empty(left), 0
+                if filled == self._length(chunk):
+                    remaining -= filled
+                    yield chunk
+                    chunk, filled = self._empty(remaining), 0
 
-    def _empty(self, left: int) -> Arrays:
-        columns, length = self._data.columns.items(), min(self._next, self._chunk, left)
+    def _empty(self, remaining: int) -> Arrays:
+        columns, length = self._data.columns.items(), min(self._next, self._chunk, remaining)
         self._next *= 2
         return {name: np.empty((length, *column.shape), column.dtype) for name, column in columns}
 
@@ -196,11 +196,11 @@ class SampleStream:
         if self._whole:
             numbers = list(range(len(self._sizes)))
         sizes = [file.nbytes for file in self._data.manifest.files]
-        left, retained = self._room - sum(sizes[number] for number in numbers), list[int]()
+        free, retained = self._room - sum(sizes[number] for number in numbers), list[int]()
         for number in reversed(self._open):
             if number not in numbers:
-                left -= sizes[number]
-                if left < 0 or not (self._loads and self._data.on_disk):
+                free -= sizes[number]
+                if free < 0 or not (self._loads and self._data.on_disk):
                     break
                 retained.append(number)
         open_already = [number for number in numbers if number in self._open]
@@ -254,13 +254,13 @@ class SampleStream:
         """Return the bytes of open files that are in memory, not mapped from a disk."""
         return sum(sizes[number] for number, arrays in self._open.items() if not any(map(_is_mapped, arrays.values())))
 
-    def _gather(self, whole: Arrays, filled: int, files: Any, rows: Any) -> None:
-        """Copy rows of open files into the arrays ``whole``, from row ``filled`` on."""
+    def _gather(self, chunk: Arrays, filled: int, files: Any, rows: Any) -> None:
+        """Copy rows of open files into the arrays ``chunk``, from row ``filled`` on."""
         for number in np.unique(files).tolist():
             where = np.flatnonzero(files == number)
             chosen, where = rows[where], where + filled
             for name, array in self._data.training_rows(number, self._open[number], chosen).items():
-                whole[name][where] = array
+                chunk[name][where] = array
 
 
 def _is_mapped(array: Any) -> bool:

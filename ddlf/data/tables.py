@@ -44,7 +44,7 @@ class Table:
             raise DatasetError(f"{path} has {head.count(label)} columns {label!r}", hint="give each its own name")
         self._label = head.index(label) if label else None
         self._width = len(head)
-        self.samples, whole, numbers, wide = 0, True, True, False
+        self.samples, integral, numbers, wide = 0, True, True, False
         texts: set[str] = set()
         for number, line in lines:
             if len(line) != len(head):
@@ -60,8 +60,8 @@ class Table:
                     raise DatasetError(
                         f"line {number:,} of {path} has no {label}", hint="fill the value, or leave the line out"
                     )
-                whole = whole and _is_whole(text)
-                numbers = numbers and (whole or _is_number(text))
+                integral = integral and _is_whole(text)
+                numbers = numbers and (integral or _is_number(text))
                 if len(texts) <= MAX_CLASSES:
                     texts.add(text)
         if not self.samples:
@@ -72,7 +72,7 @@ class Table:
         inputs = self._width - (self._label is not None)
         self.columns = {"x": Column("float64" if wide else "float32", (inputs,))} if inputs else {}
         if self._label is not None:
-            self.columns["y"] = Column("float32" if numbers and not whole else "int64", ())
+            self.columns["y"] = Column("float32" if numbers and not integral else "int64", ())
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         try:

@@ -55,10 +55,10 @@ def grown(arrays: Mapping[str, Any], name: str) -> Any:
     """
     if name in arrays:
         return arrays[name]
-    below = [other for other in arrays if other.startswith(f"{name}[")]
+    below = [path for path in arrays if path.startswith(f"{name}[")]
     if not below:
         return None
-    matches = [re.match(r"\[('[^']*'|\d+)\]", other[len(name) :]) for other in below]
+    matches = [re.match(r"\[('[^']*'|\d+)\]", path[len(name) :]) for path in below]
     keys = list(dict.fromkeys(match[1] if match else "" for match in matches))
     if all(key[:1] == "'" for key in keys):
         return {key[1:-1]: grown(arrays, f"{name}[{key}]") for key in keys}

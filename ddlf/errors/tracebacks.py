@@ -50,8 +50,8 @@ class DDLFError(Exception):
         self.__dict__.update(facts)
 
     def __str__(self) -> str:
-        sentence, hint, rest = parts(self)
-        return (f"{sentence}; {hint}" if hint else sentence) + rest
+        sentence, hint, details = parts(self)
+        return (f"{sentence}; {hint}" if hint else sentence) + details
 
     def _rest(self) -> str:
         """Return the lines of the error's text below its sentence, beginning with a line break."""
@@ -63,14 +63,14 @@ class DDLFError(Exception):
         """
         return hide_library_frames(format_for_user(self)[0]).splitlines()
 
-    def join(self, other_errors: Sequence[Exception], of: int) -> None:
+    def join(self, other_errors: Sequence[Exception], workers: int) -> None:
         """Make this error represent the errors of several workers that failed in the same call.
 
         Args:
             other_errors: The errors of the other workers.
-            of: Number of all workers in the call.
+            workers: Number of all workers in the call.
         """
-        self.others, self._of = tuple(other_errors), of
+        self.others, self._of = tuple(other_errors), workers
         self.exit_code = max(getattr(error, "exit_code", 1) for error in (self, *other_errors))
 
     def __reduce__(self) -> Any:
@@ -94,7 +94,7 @@ def _where(error: DDLFError) -> str:
     return f"{error.worker}: {error.message}" if error.worker else error.message
 
 
-def _several(errors: Sequence[Exception], of: int) -> str:
+def _several(errors: Sequence[Exception], workers: int) -> str:
     """Return a text about the failures of several workers.
 
     It has each message once, with its workers, then each traceback once.
@@ -111,9 +111,9 @@ def _several(errors: Sequence[Exception], of: int) -> str:
             lines = error.remote_traceback.rstrip().removesuffix(error.message)
             tracebacks.setdefault(lines, error.remote_traceback.rstrip())
     rows = [f"{', '.join(filter(None, workers))}: {text}".removeprefix(": ") for text, workers in workers_of.items()]
-    more = [f"and {len(rows) - MANY} other texts"] if len(rows) > MANY else []
+    omitted = [f"and {len(rows) - MANY} other texts"] if len(rows) > MANY else []
     return "\n".join(
-        [f"{len(errors)} of {of} workers failed", *rows[:MANY], *more]
+        [f"{len(errors)} of {workers} workers failed", *rows[:MANY], *omitted]
         + [f"\n{traceback}" for traceback in list(tracebacks.values())[:MANY]]
     )
 
@@ -122,8 +122,8 @@ def _sentence(error: Exception) -> str:
     if not isinstance(error, DDLFError):
         return f"{type(error).__name__}: {error}"
     where = _where(error)
-    rest = "" if isinstance(error, RemoteError) else error._rest()  # its traceback comes below
-    return (f"{where}; {error.hint}" if error.hint else where) + rest
+    details = "" if isinstance(error, RemoteError) else error._rest()  # its traceback comes below
+    return (f"{where}; {error.hint}" if error.hint else where) + details
 
 
 MANY = 8

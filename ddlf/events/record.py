@@ -162,12 +162,12 @@ class RoundRecord:
         """Return the printed lines of a record, with at most 80 columns each."""
         width = len(str(self.rounds))
         metrics = [f"{name} {shown(value)}" for name, value in self.metrics.items()]
-        more = len(metrics) - MOST_METRICS
+        hidden = len(metrics) - MOST_METRICS
         parts = [
             f"round {self.round:>{width}}/{self.rounds}" + ("" if self.slot is None else f"  slot {self.slot}"),
             f"{self.seconds:6.2f} s",
             *metrics[:MOST_METRICS],
-            *([f"and {more} more metrics"] if more > 0 else []),
+            *([f"and {hidden} more metrics"] if hidden > 0 else []),
             *(f"test_{name} {value:.4f}" for name, value in self.test.items()),
             f"{size(self.bytes_out)} out, {size(self.bytes_back)} back",
         ]

@@ -138,12 +138,12 @@ def _epsilon(steps: Collection[tuple[Noise, int]], delta: float) -> float:
     if not steps:
         return 0.0
     accounting = dp_accounting()
-    whole = sum(count / noise.multiplier**2 for noise, count in steps if noise.sampled == 1)
+    inverse_variance = sum(count / noise.multiplier**2 for noise, count in steps if noise.sampled == 1)
     sampled = [(noise, count) for noise, count in steps if noise.sampled < 1]
     if not sampled:
-        return float(accounting.get_epsilon_gaussian(1 / sqrt(whole), delta))
+        return float(accounting.get_epsilon_gaussian(1 / sqrt(inverse_variance), delta))
     renyi, accountant = accounting.rdp.RdpAccountant(ORDERS), accounting.pld.PLDAccountant()
-    events = [(accounting.GaussianDpEvent(1 / sqrt(whole)), 1)] if whole else []
+    events = [(accounting.GaussianDpEvent(1 / sqrt(inverse_variance)), 1)] if inverse_variance else []
     for noise, count in sampled:
         events.append(
             (accounting.PoissonSampledDpEvent(noise.sampled, accounting.GaussianDpEvent(noise.multiplier)), count)

@@ -198,9 +198,9 @@ def _rates(threshold: float, without: Vector, within: Vector) -> tuple[float, fl
     )
 
 
-def _least(hits: int, of: int) -> float:
+def _least(hits: int, trials: int) -> float:
     """Return the lower Clopper-Pearson bound of a rate, 97.5 % sure."""
-    return float(_scipy_stats().beta.ppf(0.025, hits, of - hits + 1)) if hits else 0.0
+    return float(_scipy_stats().beta.ppf(0.025, hits, trials - hits + 1)) if hits else 0.0
 
 
 def _mu(true: float, false: float) -> float:

@@ -192,7 +192,7 @@ def code_of(identities: Sequence[bytes]) -> str:
     """
     text = "ddlf secure sum code\n" + "".join(f"{identity.hex()}\n" for identity in sorted(identities))
     digest = hashlib.sha256(text.encode()).digest()
-    return " ".join(f"{int.from_bytes(digest[at : at + 4], 'big') % 100_000:05d}" for at in range(0, 32, 4))
+    return " ".join(f"{int.from_bytes(digest[begin : begin + 4], 'big') % 100_000:05d}" for begin in range(0, 32, 4))
 
 
 def _is_signed(identity: bytes, signature: bytes, text: str) -> bool:
@@ -294,8 +294,8 @@ class Share:
         self.is_used = True
         total = numbers.copy()
         add_mask(total, self._seed, 1)
-        for other, secret in self._secrets.items():
-            add_mask(total, secret, 1 if other > self._member else -1)
+        for member, secret in self._secrets.items():
+            add_mask(total, secret, 1 if member > self._member else -1)
         return total
 
     def sign(self, survivors: Sequence[int]) -> bytes:

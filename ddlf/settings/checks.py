@@ -21,9 +21,9 @@ from ddlf.errors import ConfigError
 
 def with_names(text: str, names: Sequence[str]) -> str:
     """Return a description of a setting's valid values in which each valid name occurs."""
-    more = [name for name in names if name not in text]
-    joined = ", ".join(more)
-    return text if not more else f"{text}: {joined}" if len(more) == len(names) else f"{text}; also {joined}"
+    missing = [name for name in names if name not in text]
+    joined = ", ".join(missing)
+    return text if not missing else f"{text}: {joined}" if len(missing) == len(names) else f"{text}; also {joined}"
 
 
 @dataclass(frozen=True)

@@ -329,11 +329,11 @@ class FakeWorker:
             raise Unreached(worker, error.message, link=True) from error
 
     async def _ask(self, worker: int, role: str, verb: str, *arguments: Any) -> Any:
-        other = self.others[worker]
+        callee = self.others[worker]
         await asyncio.sleep(0)
-        if self.lost or other.lost:
-            raise WorkerLost("it was lost", worker=other.name)
-        return await other.roles.call(RUN, role, verb, *arguments)
+        if self.lost or callee.lost:
+            raise WorkerLost("it was lost", worker=callee.name)
+        return await callee.roles.call(RUN, role, verb, *arguments)
 
     async def _push(self, task: Task) -> Reply:
         """Train one round of a slot with Downpour, like ``DownpourReplica`` does on a worker. Only gradients are fake."""
@@ -469,7 +469,7 @@ class FakeCluster:
     def __init__(self, workers: int = 2) -> None:
         self.workers = [FakeWorker(number) for number in range(1, workers + 1)]
         for worker in self.workers:
-            worker.others = {other.id: other for other in self.workers}
+            worker.others = {peer.id: peer for peer in self.workers}
 
     @property
     def N(self) -> int:

@@ -159,10 +159,10 @@ class FaultProxy:
         """End open connections with FIN on both sides, and return their number."""
         return self._end("fin", kind)
 
-    def _end(self, by: End, kind: Kind | None) -> int:
+    def _end(self, end: End, kind: Kind | None) -> int:
         ended = [connection for connection in self._open if kind in (None, connection.kind)]
         for connection in ended:
-            connection.end(by)
+            connection.end(end)
         return len(ended)
 
     # -- for its connections ----------------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ class _Connection:
         self._task = asyncio.current_task()
         self._end_by: End = "rst"
 
-    def end(self, by: End) -> None:
+    def end(self, end: End) -> None:
         """End the connection on both sides, to the master and to the worker."""
-        self._end_by = by
+        self._end_by = end
         if self._task is not None:
             self._task.cancel()
 

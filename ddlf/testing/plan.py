@@ -220,8 +220,8 @@ class LinkFault(PlannedFault):
     def begun(self, event: SlotStarted, workers: Mapping[int, int]) -> Self | None:
         if self.slot is None:
             return PlannedFault.begun(self, event, workers)
-        both = self.slot, self.other
-        if self.at_round != event.round or event.slot not in both or not workers.keys() >= {*both}:
+        slots = self.slot, self.other
+        if self.at_round != event.round or event.slot not in slots or not workers.keys() >= {*slots}:
             return None
         if workers[self.slot] == workers[self.other]:  # after a loss, one worker can have both slots
             return None
@@ -230,9 +230,9 @@ class LinkFault(PlannedFault):
     async def ways(self, cluster: FaultyCluster) -> list[FaultProxy]:
         """Return the proxies for both directions of dialling; for slots, between all workers."""
         if self.worker is None:
-            return [await cluster.between(*two) for two in permutations(range(1, cluster.N + 1), 2)]
-        both = self.worker, self.other
-        return [await cluster.between(*two) for two in (both, both[::-1])]
+            return [await cluster.between(*ends) for ends in permutations(range(1, cluster.N + 1), 2)]
+        pair = self.worker, self.other
+        return [await cluster.between(*ends) for ends in (pair, pair[::-1])]
 
     async def during(self, cluster: FaultyCluster, fault: Fault, seconds: float | None) -> None:
         """Apply a fault to all bytes of the link, for some seconds or until it is healed."""

@@ -25,8 +25,8 @@ def check_shares(shares: dict[str, float]) -> None:
     Raises:
         ConfigError: A kind does not exist, or the fractions are out of range.
     """
-    if wrong := set(shares) - set(KINDS):
-        raise ConfigError(f"no fault of a store is named {', '.join(sorted(wrong))}", hint=f"use {', '.join(KINDS)}")
+    if unknown := set(shares) - set(KINDS):
+        raise ConfigError(f"no fault of a store is named {', '.join(sorted(unknown))}", hint=f"use {', '.join(KINDS)}")
     if any(share < 0 for share in shares.values()) or sum(shares.values()) > 1:
         raise ConfigError(f"shares must be from 0 to 1 together, got {shares}")
 

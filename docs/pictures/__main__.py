@@ -74,9 +74,9 @@ def shrink(name: str) -> None:
 
 async def happen(dashboard: Dashboard, events: list) -> None:
     """Send each event to the page at its time."""
-    for at, event in events:
-        await asyncio.sleep(max(0.0, at - time.time()))
-        dashboard.tell(event, at)
+    for moment, event in events:
+        await asyncio.sleep(max(0.0, moment - time.time()))
+        dashboard.tell(event, moment)
 
 
 def further_events(began: float) -> list:

@@ -152,8 +152,8 @@ def _arrow(diagram: Diagram, arrow: Arrow) -> tuple[str, str]:
     Two arrows in opposite directions are drawn beside each other.
     """
     begin, end = diagram.boxes[arrow.begin], diagram.boxes[arrow.end]
-    back = Arrow(arrow.end, arrow.begin) in [other._replace(label="") for other in diagram.arrows]
-    beside = 12 * (back if arrow.begin < arrow.end else -back)
+    has_reverse = Arrow(arrow.end, arrow.begin) in [other._replace(label="") for other in diagram.arrows]
+    offset = 12 * (has_reverse if arrow.begin < arrow.end else -has_reverse)
     if begin.lane == end.lane:
         down = begin.row < end.row
         x = _x(begin.lane) + WIDTH / 2
@@ -162,8 +162,8 @@ def _arrow(diagram: Diagram, arrow: Arrow) -> tuple[str, str]:
         return f'<path d="M{x} {y1}L{x} {y2}"/>', f"{label}{escape(arrow.label)}</text>"
     right = begin.lane < end.lane
     x1, x2 = _x(begin.lane) + WIDTH * right, _x(end.lane) + WIDTH * (not right)
-    y1, y2 = _y(begin.row) + HEIGHT / 2 - beside, _y(end.row) + HEIGHT / 2 - beside
-    above = 4 if y1 != y2 else -6 if beside >= 0 else 16
+    y1, y2 = _y(begin.row) + HEIGHT / 2 - offset, _y(end.row) + HEIGHT / 2 - offset
+    above = 4 if y1 != y2 else -6 if offset >= 0 else 16
     label = f'<text x="{(x1 + x2) / 2}" y="{(y1 + y2) / 2 + above}" class="label">{escape(arrow.label)}</text>'
     return f'<path d="M{x1} {y1}L{x2} {y2}"/>', label
 

@@ -50,21 +50,21 @@ from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, option  # noqa: E4
 
 def settings() -> str:
     """Return the page of the settings."""
-    more: dict[str, str] = {}
+    texts_of_source: dict[str, str] = {}
     modules = {base.__module__ for kind in KINDS_OF_GROUPS for base in kind.__mro__ if issubclass(base, Group)}
     for source in (registry, strategy, *(sys.modules[name] for name in modules)):
         for part in ast.walk(ast.parse(inspect.getsource(source))):
             for line, text in pairwise(part.body if isinstance(part, ast.Module | ast.ClassDef) else ()):
                 if isinstance(line, ast.AnnAssign) and isinstance(text, ast.Expr):
                     owner = part.name if isinstance(part, ast.ClassDef) else ""
-                    more[f"{owner}.{line.target.id}"] = " ".join(text.value.value.split())
+                    texts_of_source[f"{owner}.{line.target.id}"] = " ".join(text.value.value.split())
     texts = {}
     for kind in KINDS_OF_GROUPS:
         for setting in kind.settings():
             key = next((f"{base.__name__}.{setting.field}" for base in kind.__mro__ if setting.field in vars(base)), "")
-            text = more.get(key) or more.get(f".{setting.field.upper()}", "")
+            text = texts_of_source.get(key) or texts_of_source.get(f".{setting.field.upper()}", "")
             texts[setting.name] = texts.get(setting.name) or text
-    texts |= {name: more[f"._{name.upper()}"] for name in ("mode", "exchange")}
+    texts |= {name: texts_of_source[f"._{name.upper()}"] for name in ("mode", "exchange")}
     kinds = [f"``{name}``: {' '.join(inspect.getdoc(kind).split())}" for name, kind in registry.EXCHANGES.items()]
     texts["exchange"] = "\n\n".join([texts["exchange"], *kinds])
     sections = [
@@ -74,7 +74,7 @@ def settings() -> str:
     return "\n".join([HEAD, *sections])
 
 
-def _setting(name: str, more: str) -> str:
+def _setting(name: str, description: str) -> str:
     setting = SETTINGS[name]
     usual = setting.default
     values = inspect.getdoc(setting.accepts) if inspect.isfunction(setting.accepts) else str(setting.accepts)
@@ -87,7 +87,7 @@ def _setting(name: str, more: str) -> str:
         facts.append("A resumed run needs the value of its checkpoint")
     if setting.strategies:
         facts.append(f"Only for {' and '.join(setting.strategies)}")
-    text = f"{setting.help[0].upper()}{setting.help[1:]}. {more}".strip().replace("``", "`")
+    text = f"{setting.help[0].upper()}{setting.help[1:]}. {description}".strip().replace("``", "`")
     return f"### {name}\n\n{text}\n\n*{'. '.join(facts)}.*\n".replace("``", "`")
 
 
@@ -191,13 +191,13 @@ def _advice(rule: Rule) -> str:
     return f"### {rule.id}\n\n{title[0].upper()}{title[1:]}\n{body}"
 
 
-def _sections(thing: object) -> Iterator[tuple[str, str]]:
+def _sections(documented: object) -> Iterator[tuple[str, str]]:
     """Yield the sections of a docstring as names and Markdown texts. The text before the first section has no name."""
-    head, *rest = re.split(
-        r"^(Args|Attributes|Raises|Returns|Source|What to do):\n", inspect.getdoc(thing), flags=re.MULTILINE
+    head, *sections = re.split(
+        r"^(Args|Attributes|Raises|Returns|Source|What to do):\n", inspect.getdoc(documented), flags=re.MULTILINE
     )
     yield "", _markdown(head)
-    for name, text in zip(rest[::2], rest[1::2], strict=True):
+    for name, text in zip(sections[::2], sections[1::2], strict=True):
         yield name, _markdown(inspect.cleandoc(text))
 
 
@@ -432,12 +432,12 @@ BEGIN, END = "<!-- python docs/reference writes this part from ddlf/privacy/visi
 
 def security() -> str:
     """Return the page of security, with the tables of visible updates and samples between its two marks."""
-    before, _, rest = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition(BEGIN)
+    before, _, after = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition(BEGIN)
     notes = [
         textwrap.fill(note, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         for note in visible.notes()
     ]
-    return "\n".join([f"{before}{BEGIN}", *visible.tables(), "", *notes, "", f"{END}{rest.partition(END)[2]}"])
+    return "\n".join([f"{before}{BEGIN}", *visible.tables(), "", *notes, "", f"{END}{after.partition(END)[2]}"])
 
 
 PAGES = {

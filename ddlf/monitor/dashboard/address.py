@@ -94,8 +94,8 @@ def tunnel(port: int, environment: Mapping[str, str]) -> str:
     facts = environment.get("SSH_CONNECTION", "").split()
     if len(facts) != 4 or environment.get(TEMPLATE):
         return ""
-    other = f"-p {facts[3]} " if facts[3] != "22" else ""
-    return f"ssh -N -L {port}:{HOST}:{port} {other}{getpass.getuser()}@{facts[2]}"
+    port_option = f"-p {facts[3]} " if facts[3] != "22" else ""
+    return f"ssh -N -L {port}:{HOST}:{port} {port_option}{getpass.getuser()}@{facts[2]}"
 
 
 def is_ours(host: str, origin: str | None, url: str) -> bool:

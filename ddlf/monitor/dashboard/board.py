@@ -148,42 +148,44 @@ class Board:
         self.workers = workers
         self._answers += 1
 
-    def stop(self, at: float) -> None:
+    def stop(self, now: float) -> None:
         """Record that the user asked the run to end."""
         if not self.header.stopping:
             self.header.stopping = True
             self._changes += 1
-            self.say(at, "", "stopping  after this round, on request", "warn")
+            self.say(now, "", "stopping  after this round, on request", "warn")
 
-    def say(self, at: float, source: str, text: str, level: str) -> None:
+    def say(self, now: float, source: str, text: str, level: str) -> None:
         """Add lines to the log. The level is ``"info"``, ``"warn"``, or a worker's output stream."""
         for text_line in text.split("\n"):
-            self.log.append([round(at, 3), level, source, text_line[:LONGEST_LINE]])
+            self.log.append([round(now, 3), level, source, text_line[:LONGEST_LINE]])
 
-    def tell(self, event: e.Event, at: float) -> None:
+    def tell(self, event: e.Event, now: float) -> None:
         """Update the board by an event of a run or a cluster.
 
         Args:
             event: The event.
-            at: Its time, in seconds since 1970.
+            now: The time of the event, in seconds since 1970.
         """
         self._changes += 1
         if isinstance(event, e.RunBegan):
             self._begin(event)
-        self.state.tell(event, at)
-        self._note(event, at)
+        self.state.tell(event, now)
+        self._note(event, now)
         match event:
             case e.WorkerWrote():
                 if event.dropped:
-                    self.say(at, event.name, f"{event.dropped:,} lines were dropped here", "warn")
-                self.say(at, event.name, "\n".join(harmless(text, colours=False) for text in event.lines), event.stream)
+                    self.say(now, event.name, f"{event.dropped:,} lines were dropped here", "warn")
+                self.say(
+                    now, event.name, "\n".join(harmless(text, colours=False) for text in event.lines), event.stream
+                )
             case e.RunEnded():
                 words = f"ended     {event.how}" + f": {event.why}" * bool(event.why)
-                self.say(at, "", words, "warn" if event.how == "failed" else "info")
+                self.say(now, "", words, "warn" if event.how == "failed" else "info")
             case e.Committed():
                 pass  # the page shows these events as curves
             case _ if text := line(event):
-                self.say(at, "", text, "warn" if isinstance(event, TROUBLE) else "info")
+                self.say(now, "", text, "warn" if isinstance(event, TROUBLE) else "info")
 
     def _begin(self, event: e.RunBegan) -> None:
         facts = {name: getattr(event, name) for name in OF_A_RUN}
@@ -195,7 +197,7 @@ class Board:
         self._newest_rate = 0.0
         self._runs += 1
 
-    def _note(self, event: e.Event, at: float) -> None:
+    def _note(self, event: e.Event, now: float) -> None:
         header = self.header
         if isinstance(event, e.PeerEvent):
             self.peers.tell(event)
@@ -206,18 +208,18 @@ class Board:
                 header.samples = event.samples
             case e.TrainingBegan():
                 header.samples, header.first = event.samples, event.version
-                self._pace.append((at, 0))
+                self._pace.append((now, 0))
             case e.PartTrained():
-                times = (round(at - event.seconds, 3), round(event.seconds - event.idle_s, 4), 0.0)
+                times = (round(now - event.seconds, 3), round(event.seconds - event.idle_s, 4), 0.0)
                 self.spans.append([event.worker, event.slot, event.round, *times])
             case e.UpdateArrived():
                 self._count(event)
                 if self.state.parts:  # the update of all parts: each part has its own span
                     return
-                times = (round(at - event.compute_s - event.transfer_s, 3), event.compute_s, event.transfer_s)
+                times = (round(now - event.compute_s - event.transfer_s, 3), event.compute_s, event.transfer_s)
                 self.spans.append([event.worker, event.slot, event.round, *(round(value, 4) for value in times)])
             case e.Committed():
-                self._commit(event.record, at)
+                self._commit(event.record, now)
             case e.PeerPosted():
                 self._count(event)
                 self.batches += event.batches
@@ -228,7 +230,7 @@ class Board:
             case e.CheckpointWritten():
                 header.checkpoint = event.version
             case e.RunEnded():
-                header.ended = at
+                header.ended = now
 
     def _count(self, event: e.UpdateArrived | e.WorkerLost | e.PeerPosted) -> None:
         number = event.peer if isinstance(event, e.PeerPosted) else event.worker

@@ -74,7 +74,7 @@ class Series:
     def _thin(self) -> None:
         self._x = self._x[1::2]
         self._columns = {
-            name: [mean(column[at : at + 2]) for at in range(0, len(column), 2)]
+            name: [mean(column[begin : begin + 2]) for begin in range(0, len(column), 2)]
             for name, column in self._columns.items()
         }
         self._stride *= 2

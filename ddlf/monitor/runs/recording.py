@@ -204,11 +204,11 @@ class FolderWriter:
         """
         texts: dict[str, str] = {}
         for when, event in batch:
-            at = datetime.fromtimestamp(when).isoformat(" ", "milliseconds")
+            stamp = datetime.fromtimestamp(when).isoformat(" ", "milliseconds")
             match event:
                 case e.WorkerConnected():
                     if self._incarnations.get(event.name) != event.incarnation or not event.incarnation:
-                        self._begun[event.name] = f"{at}{OF_WORKER}{_begins(event)}\n"
+                        self._begun[event.name] = f"{stamp}{OF_WORKER}{_begins(event)}\n"
                     self._incarnations[event.name] = event.incarnation
                     continue
                 case e.WorkerWrote():
@@ -219,7 +219,7 @@ class FolderWriter:
                     lines, mark = (*missing, *event.lines), OF_WORKER
                 case _:
                     continue
-            text = self._begun.pop(event.name, "") + "".join(f"{at}{mark}{line}\n" for line in lines)
+            text = self._begun.pop(event.name, "") + "".join(f"{stamp}{mark}{line}\n" for line in lines)
             texts[event.name] = texts.get(event.name, "") + text
         for name, text in texts.items():
             (self._path / folder.LOGS).mkdir(exist_ok=True)

@@ -92,8 +92,8 @@ def state_of(past: Past) -> dict[str, Any]:
     """
     board, status = past.board, past.status
     if not board.state.how and status.state != "running":  # the events of a killed run do not contain its end
-        how = "complete" if status.state == "finished" else status.state
-        board.tell(e.RunEnded(run="", how=how, version=0, why=status.why), past.ended or status.began)
+        outcome = "complete" if status.state == "finished" else status.state
+        board.tell(e.RunEnded(run="", how=outcome, version=0, why=status.why), past.ended or status.began)
     for share in past.shares.values():
         if lane := board.state.lanes.get(share.worker):
             lane.name = share.name

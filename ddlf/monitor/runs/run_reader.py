@@ -308,8 +308,8 @@ def _finish(past: Past) -> None:
     for stay in past.stays:
         stay.left = stay.left or past.status.ended
     for when, record in zip(past.times, past.records, strict=True):
-        if wrong := [name for name, value in record.metrics.items() if not isfinite(value)]:
-            text = f"{' and '.join(wrong)} of training {'is' if len(wrong) == 1 else 'are'} not finite from here on, or for a while"
+        if not_finite := [name for name, value in record.metrics.items() if not isfinite(value)]:
+            text = f"{' and '.join(not_finite)} of training {'is' if len(not_finite) == 1 else 'are'} not finite from here on, or for a while"
             past.faults.append(UnusualEvent(time=when, round=record.round, kind="not finite", text=text))
             break
     if past.status.state == "failed" or (past.status.why and past.status.state == "stopped"):

@@ -186,8 +186,8 @@ def of_places(state: State) -> Rows:
 
 def _doing(state: State, lane: WorkerLane) -> str:
     if not lane.is_there or lane.is_gone:
-        how = "excluded" if lane.is_gone else "lost"
-        return f"{how}: {(lane.refused or lane.reason).partition(chr(10))[0]}"
+        status = "excluded" if lane.is_gone else "lost"
+        return f"{status}: {(lane.refused or lane.reason).partition(chr(10))[0]}"
     if not lane.slot or not state.is_training:
         return "idle"
     unit = "part" if state.parts else "slot"

@@ -104,11 +104,11 @@ def _sentence(event: e.Event) -> str:
             return f"{event.name} has rejoined"
         case e.WorkerJoined():
             reserve = event.workers - (event.slots or event.workers)
-            how = f": {event.slots} slots on {event.workers} workers, {reserve} spare" if reserve > 0 else ""
-            return f"{event.name} has joined{how}"
+            slots_text = f": {event.slots} slots on {event.workers} workers, {reserve} spare" if reserve > 0 else ""
+            return f"{event.name} has joined{slots_text}"
         case e.WorkerGone(rejected=0):
-            first, _, rest = event.why.partition("\n")
-            return f"{first}; it is excluded from this run\n{rest}".rstrip()
+            first, _, details = event.why.partition("\n")
+            return f"{first}; it is excluded from this run\n{details}".rstrip()
         case e.WorkerGone():
             return f"worker {event.worker} is excluded: {event.rejected} of its updates in a row were rejected"
         case e.WaitingForWorkers():
@@ -154,13 +154,13 @@ def _line(event: e.Event) -> str:
                 text += f"\nprecision {event.tf32} of float32 use TF32 on cards, with 10 of 23 bits: --tf32 off computes with all"
             return text
         case e.DataLoaded():
-            how = (
+            loading = (
                 f"loaded on {event.loaded} worker{'s' * (event.loaded != 1)} in {event.seconds:.1f} s"
                 if event.loaded
                 else f"already on {f'all {event.workers} workers' if event.workers > 1 else 'the worker'}, not loaded again"
             )
             content = f"content {event.content}" if event.content else "private: each worker has its own"
-            return f"data      {event.samples:,} samples of shape {event.shape}, {content}: {how}"
+            return f"data      {event.samples:,} samples of shape {event.shape}, {content}: {loading}"
         case e.Warned():
             return f"{event.about:<9} WARNING {event.why}"
         case e.PeersTold():
@@ -169,8 +169,10 @@ def _line(event: e.Event) -> str:
             value = event.value if len(event.value) <= MOST_OF_A_VALUE else f"{event.value[:MOST_OF_A_VALUE]}..."
             return f"decided   {event.key} {value}: {event.why} ({event.rule})"
         case e.Advised():
-            more = f"; {event.more} more: ddlf advise" if event.more else ""
-            return f"advice    {event.rule} {event.what} ({event.place or f'ddlf advise --explain {event.rule}'}){more}"
+            further = f"; {event.more} more: ddlf advise" if event.more else ""
+            return (
+                f"advice    {event.rule} {event.what} ({event.place or f'ddlf advise --explain {event.rule}'}){further}"
+            )
         case e.TrainingBegan():
             return "\n".join(filter(None, (_resumed(event), _slots(event))))
         case e.DataPartitioned():
@@ -213,10 +215,10 @@ def compared(event: e.RoundsMeasured) -> str:
     predicted = f"predicted {event.predicted:.3g} s ({event.low:.3g}-{event.high:.3g})"
     if not event.rounds:
         return f"{predicted}; the run was too short to measure one"
-    more = "; faster" * (event.seconds < event.low) + "; the reason: ddlf plan --check last" * (
+    judgement = "; faster" * (event.seconds < event.low) + "; the reason: ddlf plan --check last" * (
         event.seconds > event.high
     )
-    return f"{event.seconds:.3g} s each, {predicted}{more}"
+    return f"{event.seconds:.3g} s each, {predicted}{judgement}"
 
 
 def _parts(event: e.DataPartitioned) -> list[str]:
@@ -225,8 +227,8 @@ def _parts(event: e.DataPartitioned) -> list[str]:
         in_order = sorted(labels, key=lambda label: (len(label), label))  # numbers, as texts
         most = sorted(in_order, key=lambda label: -labels[label])[:LABELS]
         shown = " ".join(f"{label}:{labels[label]}" for label in in_order if label in most)
-        more = f" and {len(labels) - LABELS} more labels" if len(labels) > LABELS else ""
-        texts[slot] += f", {shown}{more}"
+        further = f" and {len(labels) - LABELS} more labels" if len(labels) > LABELS else ""
+        texts[slot] += f", {shown}{further}"
     if len(texts) > PARTS:
         remaining = event.samples[PARTS - 1 :]
         texts[PARTS - 1 :] = [f"{len(remaining)} more slots: {min(remaining):,} to {max(remaining):,} samples"]

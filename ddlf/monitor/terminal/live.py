@@ -181,8 +181,8 @@ def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool 
     rows = pen.run(state) if state.is_training else []
     rows += [pen.phase("master", phase) for phase in master_phases]
     if state.waiting_until is not None:
-        left = max(0.0, state.waiting_until - now)
-        rows.append(pen.row("waiting", f"no workers left; the run ends in {left:.0f} s", style="red"))
+        remaining_s = max(0.0, state.waiting_until - now)
+        rows.append(pen.row("waiting", f"no workers left; the run ends in {remaining_s:.0f} s", style="red"))
     if state.is_training or worker_phases:
         most = max(FEWEST_LANES, height // 2 - len(rows))
         rows += _lanes(pen, lanes, worker_phases, most, rounds=not state.in_rounds)
@@ -202,10 +202,10 @@ def _lanes(
         shown = sorted(lanes, key=lambda lane: not trouble(lane, pen.now))[: most - 1]
         shown.sort(key=lambda lane: lane.worker)
     rows = [pen.lane(lane, phases.get(lane.worker), rounds=rounds) for lane in shown]
-    rest = [lane for lane in lanes if lane not in shown]
-    if rest:
-        together = sum(lane.rate for lane in rest if lane.is_there)
-        rows.append(pen.row(f"+ {len(rest)} more", rate(together) if together else "", style="dim"))
+    hidden = [lane for lane in lanes if lane not in shown]
+    if hidden:
+        together = sum(lane.rate for lane in hidden if lane.is_there)
+        rows.append(pen.row(f"+ {len(hidden)} more", rate(together) if together else "", style="dim"))
     return rows
 
 
@@ -232,8 +232,8 @@ class _Pen:
 
     def run(self, state: State) -> list[Text]:
         """Return rows with the progress and the metrics of the run."""
-        left = state.left_s(self.now)
-        ends = [position(state), f"{duration(left)} left" if left is not None else ""]
+        remaining_s = state.left_s(self.now)
+        ends = [position(state), f"{duration(remaining_s)} left" if remaining_s is not None else ""]
         used_width = self.names + sum(len(end) + 2 for end in ends if end) + len(" 100 %")
         room = self.width - used_width
         bar = self.bar(state.done, room, "green").append(" ") if room >= SHORTEST_BAR else Text()
@@ -249,8 +249,8 @@ class _Pen:
         return self.row(name, doing(phase, amount=False), self.bar(phase.done / phase.total, 10), since)
 
     def lane(self, lane: WorkerLane, phase: RunningPhase | None, *, rounds: bool) -> Text:
-        if wrong := trouble(lane, self.now):
-            return self.row(lane.name, wrong, style="dim" if lane.is_gone else "red")
+        if problem := trouble(lane, self.now):
+            return self.row(lane.name, problem, style="dim" if lane.is_gone else "red")
         if phase is not None:
             return self.phase(lane.name, phase)
         silent = lane.quiet_s(self.now)

@@ -30,9 +30,9 @@ FEW = 3
 
 def duration(seconds: float) -> str:
     """Return seconds in the format of a clock: ``"0:07"``, ``"12:34"``, ``"1:02:03"``."""
-    minutes, rest = divmod(math.ceil(seconds), 60)
+    minutes, second = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"
 
 
 def number(value: float) -> str:
@@ -83,9 +83,10 @@ def waiting(state: State, now: float) -> str:
     """Return in one line the phases and workers that the run waits for; "" if there are none."""
     parts = []
     if state.is_training:
-        left = state.left_s(now)
+        remaining_s = state.left_s(now)
         parts.append(
-            f"{position(state)}, {state.done:.0%} done" + (f", {duration(left)} left" if left is not None else "")
+            f"{position(state)}, {state.done:.0%} done"
+            + (f", {duration(remaining_s)} left" if remaining_s is not None else "")
         )
     groups: dict[str, list[RunningPhase]] = {}
     for phase in list(state.phases.values()):
