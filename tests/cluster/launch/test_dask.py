@@ -242,7 +242,7 @@ async def test_place_whose_worker_outlives_the_scheduler_gets_no_second_worker(e
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ends.wait(), asyncio_loop))
 
         asyncio_loop = asyncio.get_running_loop()
-        monkeypatch.setattr(gate, "gone", wait_until_gone)
+        monkeypatch.setattr(gate, "wait_until_gone", wait_until_gone)
         gate.has_begun = True
         gate._states[0].incarnation = 7
         engine.refuses, engine.clients[-1].status = True, "closed"

@@ -130,7 +130,8 @@ class Merging:
         merge = Weighed(plan.weighed[:-1], plan.weighed[-1]) if plan.weighed else MERGE.read(plan.merge)
         outer, coded = OUTER.read(plan.outer), self.new.codec is not None
         indices = [i for i, _, _ in overlapped(base.weights, piece)]
-        uses = getattr(outer, "state_arrays", 0)  # the step for moving statistics keeps no state, and leaves the state as it is
+        # The step for moving statistics keeps no state, and leaves the state as it is.
+        uses = getattr(outer, "state_arrays", 0)
         samples = [samples for _, _, samples, _ in plan.updates]
         after, values = stepped(
             merge,
