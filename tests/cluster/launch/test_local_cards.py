@@ -148,12 +148,12 @@ def test_run_says_which_cards_it_uses():
 
 async def test_program_is_told_why_its_workers_leave_cards_unused(cards, caplog):
     cards.has(card(0, error=15), card(1))
-    for gpus, said in ((None, 1), ([1], 0)):
+    for gpus, count in ((None, 1), ([1], 0)):
         caplog.clear()
         async with Cluster.local(1, gpus=gpus):
-            found = [record.message for record in caplog.records if "cards of this machine unused" in record.message]
-        assert len(found) == said
-        assert all("unused: the card 0 has fallen off the bus; reset it" in line for line in found)
+            messages = [record.message for record in caplog.records if "cards of this machine unused" in record.message]
+        assert len(messages) == count
+        assert all("unused: the card 0 has fallen off the bus; reset it" in line for line in messages)
 
 
 async def test_worker_that_does_not_run_is_started_with_the_cards_of_its_line(cards, tmp_path, free_port):
