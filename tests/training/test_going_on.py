@@ -761,7 +761,7 @@ def test_facts_of_a_checkpoint_are_read_back_unchanged():
     )  # fmt: skip
     stored = progress.to_checkpoint(["a"])
     back = Progress.from_checkpoint(Checkpoint(round=stored.round, arrays=stored.arrays, facts=stored.facts))
-    for name in ("training", "version", "round", "asked", "converged", "settings", "slot_rounds"):
+    for name in ("training", "version", "round", "planned_epochs", "converged", "settings", "slot_rounds"):
         assert getattr(back, name) == getattr(progress, name), name
     assert back.epochs == [2, 2, 1]
 
