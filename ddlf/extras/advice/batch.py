@@ -117,7 +117,7 @@ def seconds_of_a_step(app: App, batch_size: int) -> float | None:
     return (time.perf_counter() - begin) / math.ceil(count / batch_size)
 
 
-def rows_of(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
+def rows_of(app: App, limit: int = ROWS) -> tuple[Any, ...] | None:
     """Return samples from the whole range of the training data as the arguments of Keras's ``fit``; None for data in
     files.
     """
@@ -125,7 +125,7 @@ def rows_of(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
         return None
     data = first_rows(app, "train")
     count = len(next(array for _, array in leaves(data)))
-    numbers = sample_numbers(count, most)
+    numbers = sample_numbers(count, limit)
     return tuple(_rows_of_part(part, numbers) for part in data)
 
 
@@ -441,12 +441,12 @@ def stepped(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any
 
 def _ignored(model: Any, x: Any) -> list[str]:
     """Return the inputs that change no output, if there are several inputs."""
-    named = list(leaves(x, "x_train"))
-    if len(named) < 2:
+    inputs = list(leaves(x, "x_train"))
+    if len(inputs) < 2:
         return []
     outputs, ignored = predicted(model, x), []
-    for name, _ in named:
-        order = iter(named)
+    for name, _ in inputs:
+        order = iter(inputs)
 
         def rotated(array: Any, rotated_name: str = name, order: Any = order) -> Any:
             return np.roll(array, 1, axis=0) if next(order)[0] == rotated_name else array

@@ -80,12 +80,12 @@ def _edits(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
             return _replaced(match, change.value) if match and _is_simple(match[1]) else []
         case "metric":
             match = sources.compiled("metrics")
-            named = (
+            constants = (
                 [node for node in ast.walk(match[1]) if isinstance(node, ast.Constant) and node.value == change.target]
                 if match
                 else []
             )
-            return _replaced((match[0], named[0]), change.value) if match and named else []
+            return _replaced((match[0], constants[0]), change.value) if match and constants else []
         case "rate":
             return _optimizer(sources, "learning_rate", change.value)
         case "optimizer":

@@ -337,12 +337,12 @@ def heads_of(model: Any, layers: tuple[LayerFacts, ...], y: Any) -> tuple[Output
     graph = graph_of(model)
     if graph is None:
         return ()
-    named = _output_names(model, graph)
-    targets = dict(_per_output(named, _target_names(y)))
-    losses = dict(_per_output(named, getattr(model, "loss", None)))
-    metrics = dict(_per_output(named, _metrics(model)))
+    output_keys = _output_names(model, graph)
+    targets = dict(_per_output(output_keys, _target_names(y)))
+    losses = dict(_per_output(output_keys, getattr(model, "loss", None)))
+    metrics = dict(_per_output(output_keys, _metrics(model)))
     heads = []
-    for (name, key), tensor in zip(named, graph._outputs, strict=True):
+    for (name, key), tensor in zip(output_keys, graph._outputs, strict=True):
         last, activation = _origin(tensor._keras_history.operation, layers)
         loss, logits = _loss(losses.get(key))
         heads.append(
@@ -393,14 +393,14 @@ def _output_names(model: Any, graph: Any) -> list[tuple[str, Any]]:
     return [(name, number) for number, name in enumerate(names)]
 
 
-def _per_output(named: list[tuple[str, Any]], argument: Any) -> Iterator[tuple[Any, Any]]:
+def _per_output(output_keys: list[tuple[str, Any]], argument: Any) -> Iterator[tuple[Any, Any]]:
     """Yield for each output the value that an argument of ``compile``, such as ``loss``, gives to it."""
     if argument is None:
         return
-    for number, (name, key) in enumerate(named):
+    for number, (name, key) in enumerate(output_keys):
         if isinstance(argument, Mapping):
             yield key, argument.get(key, argument.get(name))
-        elif isinstance(argument, list | tuple) and len(named) > 1:
+        elif isinstance(argument, list | tuple) and len(output_keys) > 1:
             yield key, argument[number] if number < len(argument) else None
         else:
             yield key, argument[0] if isinstance(argument, list | tuple) and len(argument) == 1 else argument

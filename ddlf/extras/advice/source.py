@@ -231,9 +231,11 @@ class UserSources:
         calls = [
             (file, call) for file in self._with(layer.kind) for call in file.calls if _name(call.func) == layer.kind
         ]
-        named = [candidate for candidate in calls if _constant(argument(candidate[1], (), "name")) == layer.name]
-        if named:
-            return named[0]
+        calls_by_name = [
+            candidate for candidate in calls if _constant(argument(candidate[1], (), "name")) == layer.name
+        ]
+        if calls_by_name:
+            return calls_by_name[0]
         fitting = [candidate for candidate in calls if _fits(candidate[1], layer)]
         fitting.sort(
             key=lambda candidate: (self.files.index(candidate[0]), candidate[1].lineno, candidate[1].col_offset)

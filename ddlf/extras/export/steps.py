@@ -231,8 +231,8 @@ def _save(path: Path, arrays: Sequence[Any]) -> None:
     result = [np.asarray(array) for array in arrays]
     # .npz files cannot store bfloat16
     storable = [item.astype("float32") if item.dtype.kind == "V" else item for item in result]
-    named: dict[str, Any] = {str(number): array for number, array in enumerate(storable)}
-    np.savez(path, **named)
+    array_by_name: dict[str, Any] = {str(number): array for number, array in enumerate(storable)}
+    np.savez(path, **array_by_name)
 
 
 def _read(path: Path) -> list[Any]:

@@ -103,7 +103,7 @@ class BackendComparison:
         self.model, self.steps, self.reference = model, steps, reference
         self.inputs, self.batches, self.layers = inputs, list(batches), layers
         self.facts: dict[str, Any] = {}
-        self._named: dict[str, list[str]] = {}
+        self._layer_names: dict[str, list[str]] = {}
 
     @cached_property
     def first(self) -> Row:
@@ -133,7 +133,7 @@ class BackendComparison:
         if isinstance(done, Refused):
             return Row("keras", by, refused=done)
         if self.layers:
-            self._named[backend] = done["layers"]
+            self._layer_names[backend] = done["layers"]
         if backend == self.reference:
             self.facts = {key: done[key] for key in ("inputs", "outputs", "layout", "parameters")}
             self.facts["model"] = str(self.model)
@@ -189,9 +189,9 @@ class BackendComparison:
         Args:
             tolerance: The maximum difference at which layers count as equal.
         """
-        if self.reference not in self._named:
+        if self.reference not in self._layer_names:
             return []
-        return [self.first_layer(backend, tolerance) for backend in self._named if backend != self.reference]
+        return [self.first_layer(backend, tolerance) for backend in self._layer_names if backend != self.reference]
 
     def first_layer(self, backend: str, tolerance: float) -> LayerComparison:
         """Compare the layers of a backend with those of the reference on the largest batch.
@@ -201,7 +201,7 @@ class BackendComparison:
             tolerance: The maximum difference at which layers count as equal.
         """
         outputs, other_outputs = (
-            dict(zip(self._named[item], self.steps.outputs(f"keras-{item}", "layers"), strict=True))
+            dict(zip(self._layer_names[item], self.steps.outputs(f"keras-{item}", "layers"), strict=True))
             for item in (self.reference, backend)
         )
         common = [name for name in outputs if name in other_outputs]

@@ -167,10 +167,10 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
     from ddlf.extras.planner.result import USUAL, settings_of
 
     settings, current = settings_of(plan.best), settings_of(plan.now)
-    named = {name for name, value in settings.items() if not value == USUAL.get(name) == current.get(name, value)}
-    named |= given_names(options, [*settings])
+    changed = {name for name, value in settings.items() if not value == USUAL.get(name) == current.get(name, value)}
+    changed |= given_names(options, [*settings])
     settings_of_best = {"slots": settings.pop("slots"), "batch_size": plan.best.setting.batch, **settings}
-    needed = {name: value for name, value in settings_of_best.items() if name in named or name not in USUAL}
+    needed = {name: value for name, value in settings_of_best.items() if name in changed or name not in USUAL}
     return command_line("ddlf run", options.app, options, needed)
 
 

@@ -316,7 +316,7 @@ async def explore(
     probe: Probe,
     ways: Sequence[Way],
     batches: Sequence[int],
-    most: int,
+    max_slots: int,
     budget: Budget,
     say: Callable[[str], None],
     length: Callable[[int], Length],
@@ -332,7 +332,7 @@ async def explore(
         probe: Measures.
         ways: How updates may travel; first the app's own way.
         batches: The batch sizes to compare; first the app's.
-        most: The largest number of slots.
+        max_slots: The largest number of slots.
         budget: The time.
         say: Shows a line of progress.
         length: Returns how long a round of the app is, with so many samples.
@@ -340,7 +340,7 @@ async def explore(
     Raises:
         ConfigError: No round of the app's own setting was measured.
     """
-    first = Setting(way=ways[0], slots=most, batch=batches[0], steps=1 if ways[0].is_one_step else FIRST_STEPS)
+    first = Setting(way=ways[0], slots=max_slots, batch=batches[0], steps=1 if ways[0].is_one_step else FIRST_STEPS)
     measured_settings, took = dict[Setting, Measured](), dict[Setting, float]()
     necessary, refused = {first}, set[Way]()
 
@@ -394,7 +394,7 @@ async def explore(
 
     await measure(first)
     if first not in measured_settings and probe.samples and is_longer(first, probe.samples):
-        shorter = next(_setting(first.way, most, first.batch, FIRST_STEPS, probe.samples), None)
+        shorter = next(_setting(first.way, max_slots, first.batch, FIRST_STEPS, probe.samples), None)
         if shorter is not None:
             first = shorter
             necessary.add(first)
@@ -411,13 +411,13 @@ async def explore(
             f"no whole round of {first.samples:,.0f} samples was trained: the data has {probe.samples:,}",
             hint="plan with a smaller batch size, or more data",
         )
-    timed = list(_timed(ways, most, batches[0], probe.samples))
+    timed = list(_timed(ways, max_slots, batches[0], probe.samples))
     necessary.update(timed)
     await measure_all([setting for setting in timed if setting not in measured_settings])
     step = step_of(
         [measured_settings[setting] for setting in timed if setting in measured_settings] or [measured_settings[first]]
     )
-    settings = dict.fromkeys(_settings(ways, batches, most, step, length(probe.samples)))
+    settings = dict.fromkeys(_settings(ways, batches, max_slots, step, length(probe.samples)))
     remaining = [setting for setting in settings if setting not in measured_settings]
     await measure_all(remaining)
     await measure_all([setting for setting in remaining if setting in measured_settings])
@@ -473,10 +473,10 @@ def _many_steps(ways: Sequence[Way]) -> Way:
     return next((way for way in ways if not way.is_one_step), ways[0])
 
 
-def _timed(ways: Sequence[Way], most: int, batch: int, samples: int) -> Iterator[Setting]:
+def _timed(ways: Sequence[Way], max_slots: int, batch: int, samples: int) -> Iterator[Setting]:
     """Yield two settings of one slot, whose rounds differ only in their steps."""
     way, second = _many_steps(ways), min(SECOND_STEPS, samples // batch)
-    yield from _setting(way, 1, batch, min(FIRST_STEPS if most == 1 else SHORT_STEPS, second / 2), samples)
+    yield from _setting(way, 1, batch, min(FIRST_STEPS if max_slots == 1 else SHORT_STEPS, second / 2), samples)
     yield from _setting(way, 1, batch, second, samples)
 
 
@@ -487,7 +487,9 @@ def _setting(way: Way, slots: int, batch: int, steps: float, samples: int) -> It
         yield Setting(way=way, slots=slots, batch=batch, steps=max(1, min(round(steps), longest)))
 
 
-def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: float, length: Length) -> Iterator[Setting]:
+def _settings(
+    ways: Sequence[Way], batches: Sequence[int], max_slots: int, step: float, length: Length
+) -> Iterator[Setting]:
     """Yield the settings to measure. The most important ones come first."""
 
     def setting(way: Way, slots: int, batch: int, steps: float) -> Iterator[Setting]:
@@ -495,7 +497,7 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
 
     own_way, batch, timed = ways[0], batches[0], _many_steps(ways)
     long = max(4.0 * SHORT_STEPS, LONG_ROUND_S / step)
-    app_steps = min(length.of(timed, most, batch), long)
+    app_steps = min(length.of(timed, max_slots, batch), long)
     # With another number of slots, workers on one machine may need other threads, and then restart. So all rounds of one
     # slot come together, and before rounds of all workers: nothing can be compared without the time of a step.
     if long > LONGER * SECOND_STEPS:
@@ -506,27 +508,27 @@ def _settings(ways: Sequence[Way], batches: Sequence[int], most: int, step: floa
     # step are short, so they come first.
     for way in ways[1:]:
         if way.is_one_step:
-            yield from setting(way, most, batch, 1)
+            yield from setting(way, max_slots, batch, 1)
     # The first measurement of all says as much.
     was_measured = FIRST_STEPS / LONGER <= app_steps <= FIRST_STEPS * LONGER
     if not was_measured:
-        yield from setting(own_way, most, batch, app_steps)
+        yield from setting(own_way, max_slots, batch, app_steps)
     for other in batches[1:]:
-        yield from setting(own_way, most, other, long * batch / other)
+        yield from setting(own_way, max_slots, other, long * batch / other)
     for way in ways[1:]:
-        yield from setting(way, most, batch, app_steps)
-    yield from setting(own_way, most, batch, app_steps)
+        yield from setting(way, max_slots, batch, app_steps)
+    yield from setting(own_way, max_slots, batch, app_steps)
     if long > LONGER * app_steps:
-        yield from setting(own_way, most, batch, long)
+        yield from setting(own_way, max_slots, batch, long)
     # Further settings make constants more certain. They hardly change the choice.
     for way in ways[1:]:
-        yield from setting(way, most, batch, SHORT_STEPS if app_steps >= 4 * SHORT_STEPS else long)
+        yield from setting(way, max_slots, batch, SHORT_STEPS if app_steps >= 4 * SHORT_STEPS else long)
     for way in ways[1:]:
         if way.is_one_step:
             yield from setting(way, 1, batch, 1)
     if len(batches) == 1:
-        for slots in (1, most):
+        for slots in (1, max_slots):
             yield from setting(timed if slots == 1 else own_way, slots, 2 * batch, long / 2)
-    if most > 3:
-        yield from setting(own_way, most // 2, batch, long)
-        yield from setting(own_way, most // 2, batch, SHORT_STEPS)
+    if max_slots > 3:
+        yield from setting(own_way, max_slots // 2, batch, long)
+        yield from setting(own_way, max_slots // 2, batch, SHORT_STEPS)

@@ -106,9 +106,9 @@ def in_class(path: Path, text: str, name: str) -> tuple[int, int]:
 def _assigned(node: ast.stmt) -> list[ast.expr]:
     """Return the value that a statement of a class assigns to ``learning_rate``, as a list of one or none."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    named = any(isinstance(target, ast.Name) and target.id == "learning_rate" for target in targets)
+    is_rate = any(isinstance(target, ast.Name) and target.id == "learning_rate" for target in targets)
     value = getattr(node, "value", None)
-    return [value] if named and isinstance(value, ast.expr) else []
+    return [value] if is_rate and isinstance(value, ast.expr) else []
 
 
 def in_text(path: Path, text: str) -> tuple[int, int]:

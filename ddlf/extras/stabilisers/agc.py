@@ -37,15 +37,15 @@ class AGC(Wrapper):
     def begin(self, variables: list[Any]) -> None:
         """Find the weights whose gradients are not clipped. Implements ``Wrapper.begin``."""
         layers = [variable.path.rpartition("/")[0] for variable in variables if not is_spared(variable)]
-        named = [layers[-1]] if self.last is None else self.last
-        if missing := [name for name in named if not any(_is_in(layer, name) for layer in layers)]:
+        last_layers = [layers[-1]] if self.last is None else self.last
+        if missing := [name for name in last_layers if not any(_is_in(layer, name) for layer in layers)]:
             raise ConfigError(
                 f"last names {missing[0]!r}, but the model trains no such layer", hint="give the layer's name"
             )
         self._free = {
             self._var_key(variable)
             for variable in variables
-            if is_spared(variable) or any(_is_in(variable.path.rpartition("/")[0], name) for name in named)
+            if is_spared(variable) or any(_is_in(variable.path.rpartition("/")[0], name) for name in last_layers)
         }
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:

@@ -48,8 +48,8 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         super().__init__(name=name or f"{model.name}_uncertain", **kwargs)
         self.inner = model
         # Labels and losses have these names. Keras names outputs by their last layers.
-        named = getattr(model, "_outputs_struct", None)
-        self.output_names = sorted(named) if isinstance(named, Mapping) else list(model.output_names)
+        outputs = getattr(model, "_outputs_struct", None)
+        self.output_names = sorted(outputs) if isinstance(outputs, Mapping) else list(model.output_names)
         if len(self.output_names) < 2:
             raise ConfigError(
                 f"{model.name!r} has one output, and uncertainty weighs several losses",

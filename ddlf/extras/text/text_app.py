@@ -127,14 +127,14 @@ def _restored(name: str, notation: Notation) -> TextApp:
 def _source(name: str | None, notation: Notation) -> DataSource:
     if name is not None:
         return DataSource(name)
-    if (named := notation.data) is None:
+    if (source_name := notation.data) is None:
         raise ConfigError(
             f"{notation.file} does not say what data it is to learn",
             hint=f"name it: --data {'|'.join(SETS)}|FILE.npz, or train:data {SETS[0]}; in the text",
         )
-    file = Path(notation.file).parent / named
-    is_beside = named not in SETS and not Path(named).is_file() and file.is_file()
-    return DataSource(str(file) if is_beside else named, notation.position_of("data"))
+    file = Path(notation.file).parent / source_name
+    is_beside = source_name not in SETS and not Path(source_name).is_file() and file.is_file()
+    return DataSource(str(file) if is_beside else source_name, notation.position_of("data"))
 
 
 def _spelled(value: Any) -> str:

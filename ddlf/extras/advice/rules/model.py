@@ -207,12 +207,12 @@ def _unknown_tokens(facts: AppFacts) -> Iterator[Finding]:
         if layer.kind != "Embedding" or (layer.reads and facts.layer(layer.reads[0]) is not None):
             continue
         size = layer.config.get("input_dim")
-        named = [
+        token_arrays = [
             array
             for array in facts.of("x")
             if not facts.inputs or len(facts.inputs) == 1 or f"'{layer.reads[0] if layer.reads else ''}'" in array.name
         ]
-        for array in named:
+        for array in token_arrays:
             if isinstance(size, int) and array.is_whole and (array.high >= size or array.low < 0):
                 yield Finding(
                     f"{array.name} has numbers from {array.low:g} to {array.high:g}, and {layer.name!r} has rows 0 to {size - 1}",

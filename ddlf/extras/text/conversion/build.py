@@ -127,8 +127,8 @@ class _Building:
             self._hold(head.declared_shape, self.outputs[head.node], head.at, f"the output {head.name!r}")
         self.problems.check()
         outputs = {head.block: self.outputs[head.node] for head in heads}
-        named = {head.name: self.outputs[head.node] for head in heads}
-        first, last = (next(iter(item.values())) if len(item) == 1 else item for item in (inputs, named))
+        outputs_by_name = {head.name: self.outputs[head.node] for head in heads}
+        first, last = (next(iter(item.values())) if len(item) == 1 else item for item in (inputs, outputs_by_name))
         if self.form.block:
             first = _structure(self.form.inputs, inputs, self.form.block)
             last = _structure(self.form.outputs, outputs, self.form.block)
@@ -197,7 +197,7 @@ class _Building:
     def _output(self, number: int) -> Any:
         """Return the output of a node, or None after a problem."""
         node = self.graph.nodes[number]
-        into = [_first(self.outputs[source]) for source in node.inputs]
+        inputs = [_first(self.outputs[source]) for source in node.inputs]
         try:
             if node.operator == "input":
                 raw_input = self.raw_inputs[node.name] = self._input(node)
@@ -207,7 +207,7 @@ class _Building:
             layer = self._made_layer(number)
             if layer is None:
                 return None
-            result = self._called(layer, node, into)
+            result = self._called(layer, node, inputs)
         except NotationError:
             raise
         except ERRORS as error:
@@ -220,13 +220,14 @@ class _Building:
         self._learned(number, flat[0])
         return flat[0] if len(flat) == 1 else flat
 
-    def _called(self, layer: Any, node: Node, into: list[Any]) -> Any:
+    def _called(self, layer: Any, node: Node, inputs: list[Any]) -> Any:
         if node.call_arguments is not None:
-            args = [valued(arg.value, self._model, into) for arg in node.call_arguments.args if not arg.key]
+            args = [valued(arg.value, self._model, inputs) for arg in node.call_arguments.args if not arg.key]
             return layer(
-                *args, **{arg.key: valued(arg.value, self._model, into) for arg in node.call_arguments.args if arg.key}
+                *args,
+                **{arg.key: valued(arg.value, self._model, inputs) for arg in node.call_arguments.args if arg.key},
             )
-        return layer(into) if node.operator not in OPERATORS and takes_a_list(layer, len(into)) else layer(*into)
+        return layer(inputs) if node.operator not in OPERATORS and takes_a_list(layer, len(inputs)) else layer(*inputs)
 
     def _part(self, node: Node) -> Any:
         tensors, index = self.outputs[node.inputs[0]], node.operands[0]
@@ -361,12 +362,12 @@ def _structure(value: Value | None, tensors: dict[str, Any], block: str) -> Any:
 def takes_a_list(layer: Any, count: int) -> bool:
     """Return whether a layer takes several inputs as one list."""
     parameters = inspect.signature(layer.call).parameters.values()
-    named = [
+    parameter_names = [
         parameter.name
         for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    return count > 1 and (len(named) < count or named[0] in ("inputs", "input"))
+    return count > 1 and (len(parameter_names) < count or parameter_names[0] in ("inputs", "input"))
 
 
 def _first_sentence(error: Exception) -> str:

@@ -24,7 +24,7 @@ from ddlf.extras.text.conversion.objects import (
     Writer,
     as_installed,
     class_name,
-    named,
+    name_value,
     plainly,
 )
 from ddlf.extras.text.language.blocks import PLAIN, TRAIN
@@ -151,7 +151,7 @@ class _Text:
         self.statements.append(lines)
         self.objects[block] = model
         self._record_layers(model, block)
-        options = [] if config["name"] == block else [Arg("name", named(config["name"]), 0)]
+        options = [] if config["name"] == block else [Arg("name", name_value(config["name"]), 0)]
         if config.get("trainable") is False:
             options.append(Arg("trainable", Word("false", 0), 0))
         dtype = config.get("dtype")
@@ -218,9 +218,9 @@ class _Text:
         if self.is_operator(entry):
             call = respelled(entry["config"], shape[1:], to, lambda value: self.writer.value(value, label))
         else:
-            call = self.writer.call(entry, label, named=True)
+            call = self.writer.call(entry, label, is_named=True)
             self.custom_layers.add(call.name)
-        return Call(call.name, (*call.args, *([Arg("name", named(name), 0)] * bool(name))), 0)
+        return Call(call.name, (*call.args, *([Arg("name", name_value(name), 0)] * bool(name))), 0)
 
     def input(self, entry: Config, block: str) -> str:
         """Return the value of the statement that declares an input, with its type and shape."""
@@ -230,7 +230,7 @@ class _Text:
         if config["batch_shape"][0] is not None:
             value += f" batch={config['batch_shape'][0]}"
         value += "".join(f" {key}=true" for key in ("sparse", "ragged", "optional") if config.get(key))
-        return value + ("" if config["name"] == block else f" name={spelled(named(config['name']))}")
+        return value + ("" if config["name"] == block else f" name={spelled(name_value(config['name']))}")
 
     def free(self, name: str) -> str:
         """Return a block name that is still unused in the model text, made from this name."""
@@ -319,7 +319,7 @@ class _Functional:
             call = Call(self.models[unit.layer], (), 0)
         elif unit.call:
             kind = class_name(unit.entry, f"the layer {unit.layer!r}")
-            call = Call(kind, (Arg("share", named(unit.layer), 0),), 0)
+            call = Call(kind, (Arg("share", name_value(unit.layer), 0),), 0)
         else:
             name, layer = unit.layer if unit.layer in explicit else "", self.layers[unit.layer]
             if self.text.is_operator(unit.entry) and not any(unit.kwargs.values()):
@@ -667,11 +667,11 @@ def respelled(config: Config, shape: Sequence[int | None], to: Sequence[str], va
     name, types, parameters = config["operator"], config["types"], config["parameters"]
     operator = OPERATORS[name]
     args = [Arg("", item, 0) for item in _operands(operator.kind, config["operands"], parameters)]
-    *into, out = types
-    inferred = types_of(Node(name), list(into))[1] if name != "cast" else ""
-    weights = out if out in INTEGERS else "float32"
-    if out != inferred or any(dtype != weights for _, _, dtype, _ in parameters):
-        args.append(Arg("", Word(out, 0), 0))
+    *input_types, output_type = types
+    inferred = types_of(Node(name), list(input_types))[1] if name != "cast" else ""
+    weights = output_type if output_type in INTEGERS else "float32"
+    if output_type != inferred or any(dtype != weights for _, _, dtype, _ in parameters):
+        args.append(Arg("", Word(output_type, 0), 0))
     options = {key: item for key, item in config["options"].items() if key != "shape"}
     args += [Arg(key, value(item), 0) for key, item in options.items()]
     if to:

@@ -32,8 +32,8 @@ def of_options(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 def _unary(function: Callable[..., Any], **defaults: Any) -> Formula:
     """Wrap a Keras function of one tensor and some numbers as a formula, which computes an operator."""
-    return lambda into, operands, options: function(
-        into[0], **{key: options.get(key, default) for key, default in defaults.items()}
+    return lambda inputs, operands, options: function(
+        inputs[0], **{key: options.get(key, default) for key, default in defaults.items()}
     )
 
 
@@ -42,9 +42,9 @@ def _binary(function: Callable[[Any, Any], Any]) -> Formula:
     axes are aligned from the last one.
     """
 
-    def compute(into: list[Any], operands: list[Any], options: Options) -> Any:
-        left, right = into[0], into[1] if len(into) > 1 else operands[0]
-        if len(into) > 1:  # the batch stays the first axis of both
+    def compute(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+        left, right = inputs[0], inputs[1] if len(inputs) > 1 else operands[0]
+        if len(inputs) > 1:  # the batch stays the first axis of both
             rank = max(len(left.shape), len(right.shape))
             left, right = (
                 ops.reshape(item, (-1, *[1] * (rank - len(item.shape)), *item.shape[1:])) for item in (left, right)
@@ -57,23 +57,23 @@ def _binary(function: Callable[[Any, Any], Any]) -> Formula:
 def _compare(function: Callable[[Any, Any], Any]) -> Formula:
     """Wrap a comparison of two tensors as a formula, with the result 0 or 1 as uint8."""
     compute = _binary(function)
-    return lambda into, operands, options: ops.cast(compute(into, operands, options), "uint8")
+    return lambda inputs, operands, options: ops.cast(compute(inputs, operands, options), "uint8")
 
 
 def _reduced(function: Callable[..., Any]) -> Formula:
     """Wrap a reduction, such as a sum, as a formula over the option ``axes``; by default over all axes."""
 
-    def compute(into: list[Any], operands: list[Any], options: Options) -> Any:
-        axes = of_options(options.get("axes"), len(into[0].shape))
-        return function(into[0], axis=axes, keepdims=bool(options.get("keepDimensions")))
+    def compute(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+        axes = of_options(options.get("axes"), len(inputs[0].shape))
+        return function(inputs[0], axis=axes, keepdims=bool(options.get("keepDimensions")))
 
     return compute
 
 
 def _arg(function: Callable[..., Any]) -> Formula:
-    def compute(into: list[Any], operands: list[Any], options: Options) -> Any:
+    def compute(inputs: list[Any], operands: list[Any], options: Options) -> Any:
         axis = behind_batch(options.get("axis", 0))
-        result = ops.cast(function(into[0], axis=axis), "int32")
+        result = ops.cast(function(inputs[0], axis=axis), "int32")
         return ops.expand_dims(result, axis) if options.get("keepDimensions") else result
 
     return compute
@@ -91,25 +91,25 @@ def _clamp(x: Any, minValue: float, maxValue: float) -> Any:
     return ops.clip(x, minValue, maxValue)
 
 
-def _softmax(into: list[Any], operands: list[Any], options: Options) -> Any:
-    return ops.softmax(into[0], axis=behind_batch(options.get("axis", -1)))
+def _softmax(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    return ops.softmax(inputs[0], axis=behind_batch(options.get("axis", -1)))
 
 
-def _log_softmax(into: list[Any], operands: list[Any], options: Options) -> Any:
-    return ops.log_softmax(into[0], axis=behind_batch(options.get("axis", -1)))
+def _log_softmax(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    return ops.log_softmax(inputs[0], axis=behind_batch(options.get("axis", -1)))
 
 
-def _reverse(into: list[Any], operands: list[Any], options: Options) -> Any:
-    return ops.flip(into[0], axis=of_options(options.get("axes"), len(into[0].shape)))
+def _reverse(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    return ops.flip(inputs[0], axis=of_options(options.get("axes"), len(inputs[0].shape)))
 
 
-def _triangular(into: list[Any], operands: list[Any], options: Options) -> Any:
+def _triangular(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     keep = ops.triu if options.get("upper", True) else ops.tril
-    return keep(into[0], k=options.get("diagonal", 0))
+    return keep(inputs[0], k=options.get("diagonal", 0))
 
 
-def _cumulative_sum(into: list[Any], operands: list[Any], options: Options) -> Any:
-    x, axis = into[0], behind_batch(options.get("axis", 0))
+def _cumulative_sum(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    x, axis = inputs[0], behind_batch(options.get("axis", 0))
     if options.get("reversed"):
         x = ops.flip(x, axis=axis)
     result = ops.cumsum(x, axis=axis)
@@ -118,20 +118,20 @@ def _cumulative_sum(into: list[Any], operands: list[Any], options: Options) -> A
     return ops.flip(result, axis=axis) if options.get("reversed") else result
 
 
-def _prelu(into: list[Any], operands: list[Any], options: Options) -> Any:
-    return ops.maximum(into[0], 0) + operands[0] * ops.minimum(into[0], 0)
+def _prelu(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    return ops.maximum(inputs[0], 0) + operands[0] * ops.minimum(inputs[0], 0)
 
 
-def _quantized(into: list[Any], operands: list[Any], options: Options) -> Any:
+def _quantized(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     scale, zero = operands
     dtype = options.get("dtype", "int8")
     low, high = RANGES[dtype]
-    return ops.cast(ops.clip(ops.round(into[0] / scale) + zero, low, high), dtype)
+    return ops.cast(ops.clip(ops.round(inputs[0] / scale) + zero, low, high), dtype)
 
 
-def _dequantized(into: list[Any], operands: list[Any], options: Options) -> Any:
+def _dequantized(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     scale, zero = operands
-    return (into[0] - zero) * scale
+    return (inputs[0] - zero) * scale
 
 
 def _along(values: Any, axis: int, rank: int) -> Any:
@@ -139,16 +139,16 @@ def _along(values: Any, axis: int, rank: int) -> Any:
     return ops.reshape(values, [1 if item != axis % rank else -1 for item in range(rank)])
 
 
-def _instance_normalization(into: list[Any], operands: list[Any], options: Options) -> Any:
-    x, rank = into[0], len(into[0].shape)
+def _instance_normalization(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    x, rank = inputs[0], len(inputs[0].shape)
     channels = 1 if options.get("layout", "nchw") == "nchw" else rank - 1
     space = [axis for axis in range(1, rank) if axis != channels]
     result = normalized(x, ops.moments(x, axes=space, keepdims=True), options)
     return scaled(result, [_along(operand, channels, rank) for operand in operands])
 
 
-def _layer_normalization(into: list[Any], operands: list[Any], options: Options) -> Any:
-    x, rank = into[0], len(into[0].shape)
+def _layer_normalization(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    x, rank = inputs[0], len(inputs[0].shape)
     axes = [axis % rank for axis in of_options(options.get("axes", [-1]), rank)]
     result = normalized(x, ops.moments(x, axes=axes, keepdims=True), options)
     broadcast_shape = [x.shape[axis] if axis in axes else 1 for axis in range(rank)]
@@ -168,84 +168,84 @@ def scaled(x: Any, operands: Sequence[Any]) -> Any:
     return x
 
 
-def _residual(into: list[Any], operands: list[Any], options: Options) -> Any:
-    total = into[0]
-    for item in into[1:]:
+def _residual(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    total = inputs[0]
+    for item in inputs[1:]:
         total = total + item
     return total
 
 
-def _matmul(into: list[Any], operands: list[Any], options: Options) -> Any:
-    return ops.matmul(into[0], into[1] if len(into) > 1 else operands[0])
+def _matmul(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    return ops.matmul(inputs[0], inputs[1] if len(inputs) > 1 else operands[0])
 
 
-def _gemm(into: list[Any], operands: list[Any], options: Options) -> Any:
-    other = into[1] if len(into) > 1 else operands[0]
-    biases = operands if len(into) > 1 else operands[1:]
+def _gemm(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    other = inputs[1] if len(inputs) > 1 else operands[0]
+    biases = operands if len(inputs) > 1 else operands[1:]
     if options.get("bTranspose"):
         other = ops.swapaxes(other, -1, -2)
-    result = options.get("alpha", 1.0) * ops.matmul(into[0], other)
+    result = options.get("alpha", 1.0) * ops.matmul(inputs[0], other)
     return result + options.get("beta", 1.0) * biases[0] if biases else result
 
 
-def _concat(into: list[Any], operands: list[Any], options: Options) -> Any:
-    return ops.concatenate(into, axis=behind_batch(options.get("axis", 0)))
+def _concat(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    return ops.concatenate(inputs, axis=behind_batch(options.get("axis", 0)))
 
 
-def _reshape(into: list[Any], operands: list[Any], options: Options) -> Any:
-    return ops.reshape(into[0], (-1, *options["shape"]))
+def _reshape(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    return ops.reshape(inputs[0], (-1, *options["shape"]))
 
 
-def _expand(into: list[Any], operands: list[Any], options: Options) -> Any:
-    x, shape = into[0], tuple(options["shape"])
+def _expand(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    x, shape = inputs[0], tuple(options["shape"])
     x = ops.reshape(x, (-1, *[1] * (len(shape) + 1 - len(x.shape)), *x.shape[1:]))
     return ops.broadcast_to(x, (ops.shape(x)[0], *shape))
 
 
-def _transpose(into: list[Any], operands: list[Any], options: Options) -> Any:
-    rank = len(into[0].shape)
+def _transpose(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    rank = len(inputs[0].shape)
     order = options.get("permutation", range(rank - 2, -1, -1))
-    return ops.transpose(into[0], (0, *(axis + 1 for axis in order)))
+    return ops.transpose(inputs[0], (0, *(axis + 1 for axis in order)))
 
 
-def _slice(into: list[Any], operands: list[Any], options: Options) -> Any:
+def _slice(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     strides = options.get("strides", [1] * len(options["starts"]))
     cuts = [
         slice(start, start + size, stride)
         for start, size, stride in zip(options["starts"], options["sizes"], strides, strict=True)
     ]
-    return into[0][(slice(None), *cuts)]
+    return inputs[0][(slice(None), *cuts)]
 
 
-def _pad(into: list[Any], operands: list[Any], options: Options) -> Any:
-    rank = len(into[0].shape) - 1
+def _pad(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    rank = len(inputs[0].shape) - 1
     begin, end = (options.get(key, [0] * rank) for key in ("beginningPadding", "endingPadding"))
     mode = {"reflection": "reflect"}.get(options.get("mode", "constant"), options.get("mode", "constant"))
     value = {"constant_values": options.get("value", 0)} if mode == "constant" else {}
-    return ops.pad(into[0], [(0, 0), *zip(begin, end, strict=True)], mode=mode, **value)
+    return ops.pad(inputs[0], [(0, 0), *zip(begin, end, strict=True)], mode=mode, **value)
 
 
-def _tile(into: list[Any], operands: list[Any], options: Options) -> Any:
-    return ops.tile(into[0], (1, *options.get("repetitions", [1] * (len(into[0].shape) - 1))))
+def _tile(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+    return ops.tile(inputs[0], (1, *options.get("repetitions", [1] * (len(inputs[0].shape) - 1))))
 
 
-def _split(into: list[Any], operands: list[Any], options: Options) -> Any:
+def _split(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     axis, splits = behind_batch(options.get("axis", 0)), options["splits"]
     sections = splits if isinstance(splits, int) else [sum(splits[: end + 1]) for end in range(len(splits) - 1)]
-    return ops.split(into[0], sections, axis=axis)[options.get("index", 0)]
+    return ops.split(inputs[0], sections, axis=axis)[options.get("index", 0)]
 
 
-def _where(into: list[Any], operands: list[Any], options: Options) -> Any:
+def _where(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Return a tensor with values of the first operand where the input is not 0, and of the second one elsewhere. A
     layer in ``to`` replaces the first operand.
     """
-    if_true, if_false = (*into[1:], *operands)
-    return ops.where(ops.not_equal(into[0], 0), if_true, if_false)
+    if_true, if_false = (*inputs[1:], *operands)
+    return ops.where(ops.not_equal(inputs[0], 0), if_true, if_false)
 
 
-def _attend(into: list[Any], operands: list[Any], options: Options) -> Any:
+def _attend(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Compute multi-head attention with scaled dot products (arXiv:1706.03762), biases and a projection."""
-    x, source = into[0], into[-1]
+    x, source = inputs[0], inputs[-1]
     heads, width = options.get("heads", 1), x.shape[-1]
 
     def divided(tensor: Any, weights: Any, bias: Any) -> Any:
@@ -289,9 +289,9 @@ def _filter(weights: Any, options: Options, target_layout: str) -> Any:
     return ops.transpose(weights, [layout.index(letter) for letter in target_layout])
 
 
-def convolve(into: list[Any], operands: list[Any], options: Options) -> Any:
+def convolve(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Convolve with a filter, and add an optional bias for each channel."""
-    x = ops.pad(_channels_last(into[0], options, "inputLayout"), _padding(options))
+    x = ops.pad(_channels_last(inputs[0], options, "inputLayout"), _padding(options))
     result = ops.conv(
         x,
         _filter(operands[0], options, "hwio"),
@@ -303,12 +303,12 @@ def convolve(into: list[Any], operands: list[Any], options: Options) -> Any:
     return _channels_back(result + operands[1] if len(operands) > 1 else result, options, "inputLayout")
 
 
-def convolve_transposed(into: list[Any], operands: list[Any], options: Options) -> Any:
+def convolve_transposed(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Apply a transposed convolution, which enlarges images, then add a bias.
 
     Each group of channels has a slice of the filter's input channels.
     """
-    x = _channels_last(into[0], options, "inputLayout")
+    x = _channels_last(inputs[0], options, "inputLayout")
     weights, groups = _filter(operands[0], options, "hwoi"), options.get("groups", 1)
     parts = zip(ops.split(x, groups, axis=-1), ops.split(weights, groups, axis=-1), strict=True)
     result = ops.concatenate([_transposed(*part, options) for part in parts], axis=-1)
@@ -375,28 +375,28 @@ def _averaged(x: Any, options: Options) -> Any:
     return means / _pooled(ops.ones_like(x[:1, :, :, :1]), options, ops.average_pool, 0.0, ops.mean)
 
 
-def pool_average(into: list[Any], operands: list[Any], options: Options) -> Any:
+def pool_average(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Return the mean of each window. Without a window, it is the whole image."""
-    return _channels_back(_averaged(_channels_last(into[0], options, "layout"), options), options, "layout")
+    return _channels_back(_averaged(_channels_last(inputs[0], options, "layout"), options), options, "layout")
 
 
-def pool_l2(into: list[Any], operands: list[Any], options: Options) -> Any:
+def pool_l2(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Return the square root of the sum of squares of each window."""
-    x = _channels_last(into[0], options, "layout")
+    x = _channels_last(inputs[0], options, "layout")
     area = math.prod(options.get("windowDimensions", x.shape[1:3]))
     norms = ops.sqrt(_pooled(x * x, options, ops.average_pool, 0.0, ops.mean) * area)
     return _channels_back(norms, options, "layout")
 
 
-def pool_max(into: list[Any], operands: list[Any], options: Options) -> Any:
+def pool_max(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Return the maximum of each window."""
-    x = _channels_last(into[0], options, "layout")
+    x = _channels_last(inputs[0], options, "layout")
     return _channels_back(_pooled(x, options, ops.max_pool, -math.inf, ops.max), options, "layout")
 
 
-def resample(into: list[Any], operands: list[Any], options: Options) -> Any:
+def resample(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Resize to another height and width. The centres of pixels keep their positions."""
-    x = into[0]
+    x = inputs[0]
     axes = [axis + 1 if axis >= 0 else axis + len(x.shape) for axis in options.get("axes", [1, 2])]
     scales = options.get("scales", [1, 1])
     sizes = options.get("sizes") or [
@@ -429,8 +429,8 @@ def _sums(x: Any, weights: Any, bias: Any, order: str, gate_order: str) -> list[
 def _lstm_step(x: Any, state: Sequence[Any], operands: list[Any], options: Options) -> tuple[Any, Any]:
     w, r, b, rb = (*operands, None, None)[:4]
     order = options.get("layout", "iofg")
-    into = zip(_sums(x, w, b, order, "iofg"), _sums(state[0], r, rb, order, "iofg"), strict=True)
-    i, o, f, g = (first + other for first, other in into)
+    inputs = zip(_sums(x, w, b, order, "iofg"), _sums(state[0], r, rb, order, "iofg"), strict=True)
+    i, o, f, g = (first + other for first, other in inputs)
     cell = ops.sigmoid(f) * state[1] + ops.sigmoid(i) * ops.tanh(g)
     return ops.sigmoid(o) * ops.tanh(cell), cell
 
@@ -452,37 +452,37 @@ def _begin(x: Any, operands: list[Any]) -> Any:
     return ops.zeros((ops.shape(x)[0], operands[1].shape[-1]), dtype=x.dtype)
 
 
-def lstm_cell(into: list[Any], operands: list[Any], options: Options) -> Any:
+def lstm_cell(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Compute one step from a state of zeros."""
-    begin = _begin(into[0], operands)
-    return _lstm_step(into[0], (begin, begin), operands, options)[0]
+    begin = _begin(inputs[0], operands)
+    return _lstm_step(inputs[0], (begin, begin), operands, options)[0]
 
 
-def gru_cell(into: list[Any], operands: list[Any], options: Options) -> Any:
+def gru_cell(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Compute one step from a state of zeros."""
-    return _gru_step(into[0], _begin(into[0], operands), operands, options)
+    return _gru_step(inputs[0], _begin(inputs[0], operands), operands, options)
 
 
-def lstm(into: list[Any], operands: list[Any], options: Options) -> Any:
+def lstm(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Compute all steps from a state of zeros. Return the last output, or all with ``returnSequence``."""
 
     def step(state: Any, x: Any) -> tuple[Any, Any]:
         state = ops.concatenate(_lstm_step(x, ops.split(state, 2, axis=-1), operands, options), axis=-1)
         return state, state  # return the state twice, because TensorFlow's scan needs equal structures
 
-    begin = _begin(into[0], operands)
-    states = _over_time(into[0], step, ops.concatenate([begin, begin], axis=-1), options)
+    begin = _begin(inputs[0], operands)
+    states = _over_time(inputs[0], step, ops.concatenate([begin, begin], axis=-1), options)
     return states[..., : begin.shape[-1]]
 
 
-def gru(into: list[Any], operands: list[Any], options: Options) -> Any:
+def gru(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Compute all steps from a state of zeros. Return the last output, or all with ``returnSequence``."""
 
     def step(state: Any, x: Any) -> tuple[Any, Any]:
         hidden = _gru_step(x, state, operands, options)
         return hidden, hidden
 
-    return _over_time(into[0], step, _begin(into[0], operands), options)
+    return _over_time(inputs[0], step, _begin(inputs[0], operands), options)
 
 
 def _over_time(x: Any, step: Any, state: Any, options: Options) -> Any:
@@ -496,12 +496,12 @@ def _over_time(x: Any, step: Any, state: Any, options: Options) -> Any:
 # -- indices: each sample has its own, and two writes to one place have no defined order ---------------------------------
 
 
-def gather(into: list[Any], operands: list[Any], options: Options) -> Any:
+def gather(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Take from each sample the slices at its own indices along an axis, or the slice at an operand."""
     axis = behind_batch(options.get("axis", 0))
-    if len(into) == 1:
-        return ops.take(into[0], ops.cast(operands[0], "int32"), axis=axis)
-    x, indices = into[0], ops.cast(into[1], "int32")
+    if len(inputs) == 1:
+        return ops.take(inputs[0], ops.cast(operands[0], "int32"), axis=axis)
+    x, indices = inputs[0], ops.cast(inputs[1], "int32")
     axis %= len(x.shape)
     x = ops.moveaxis(x, axis, 1)
     result = _take(_table(x, 1), _flat(indices))
@@ -512,22 +512,22 @@ def gather(into: list[Any], operands: list[Any], options: Options) -> Any:
     return ops.transpose(result, (0, *before, *range(1, 1 + count), *range(count + axis, rank)))
 
 
-def gather_elements(into: list[Any], operands: list[Any], options: Options) -> Any:
+def gather_elements(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Take a value for each index along an axis."""
-    return ops.take_along_axis(into[0], ops.cast(into[1], "int32"), axis=behind_batch(options.get("axis", 0)))
+    return ops.take_along_axis(inputs[0], ops.cast(inputs[1], "int32"), axis=behind_batch(options.get("axis", 0)))
 
 
-def gather_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
+def gather_nd(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Take the values at each row of indices into the first axes."""
-    x, indices = into[0], ops.cast(into[1], "int32")
+    x, indices = inputs[0], ops.cast(inputs[1], "int32")
     depth = indices.shape[-1]
     result = _take(_table(x, depth), _flat(_numbered(indices, x.shape[1:])))
     return ops.reshape(result, (-1, *indices.shape[1:-1], *x.shape[1 + depth :]))
 
 
-def scatter_elements(into: list[Any], operands: list[Any], options: Options) -> Any:
+def scatter_elements(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Return the input with a value written at each index along an axis."""
-    x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
+    x, indices, updates = inputs[0], ops.cast(inputs[1], "int32"), inputs[2]
     axis = behind_batch(options.get("axis", 0)) % len(x.shape)
     x, indices, updates = (ops.moveaxis(tensor, axis, -1) for tensor in (x, indices, updates))
     rows, rows_there, written = (ops.reshape(tensor, (-1, tensor.shape[-1])) for tensor in (x, indices, updates))
@@ -535,9 +535,9 @@ def scatter_elements(into: list[Any], operands: list[Any], options: Options) -> 
     return ops.moveaxis(ops.reshape(result, (-1, *x.shape[1:])), -1, axis)
 
 
-def scatter_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
+def scatter_nd(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Return the input with a slice written at each row of indices, which select a place in the first axes."""
-    x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
+    x, indices, updates = inputs[0], ops.cast(inputs[1], "int32"), inputs[2]
     table, rows = _table(x, indices.shape[-1]), _flat(_numbered(indices, x.shape[1:]))
     written = ops.reshape(updates, (-1, rows.shape[1], table.shape[2]))
     return ops.reshape(_written(table, rows, written), (-1, *x.shape[1:]))

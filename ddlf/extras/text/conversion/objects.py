@@ -155,7 +155,7 @@ def _without(value: Any) -> Any:
     return value
 
 
-def named(name: str) -> Value:
+def name_value(name: str) -> Value:
     """Return a name as a word of the notation if it is a valid word, else as a string in quotes."""
     simple = re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*(>[A-Za-z][A-Za-z0-9_]*)?", name)
     return Word(name, 0) if simple and name not in PLAIN and name != IT else String(name, 0)
@@ -204,30 +204,30 @@ class Writer:
         self.model, self.model_of = model, model_of
         self.argument_cache: dict[str, tuple[Arg, ...]] = {}
 
-    def call(self, entry: Config, label: str, *, named: bool = False) -> Call:
+    def call(self, entry: Config, label: str, *, is_named: bool = False) -> Call:
         """Return the text of an object with its arguments.
 
         Args:
             entry: The object as Keras serializes it.
             label: The description of the object in errors.
-            named: Whether the caller writes the name.
+            is_named: Whether the caller writes the name.
 
         Raises:
             CannotBeWritten: No arguments create an equal object.
         """
         name = class_name(entry, label)
         config = dict(entry["config"] or {})
-        key = f"{name} {json.dumps(config if not named else config | {'name': ''}, default=str)}"
+        key = f"{name} {json.dumps(config if not is_named else config | {'name': ''}, default=str)}"
         if key not in self.argument_cache or '"layers"' in key:  # each model in an argument is a new one
-            self.argument_cache[key] = self._args(name, config, label, named)
+            self.argument_cache[key] = self._args(name, config, label, is_named)
         return Call(name, self.argument_cache[key], 0)
 
-    def _args(self, name: str, config: Config, label: str, named: bool) -> tuple[Arg, ...]:
+    def _args(self, name: str, config: Config, label: str, is_named: bool) -> tuple[Arg, ...]:
         kind, args = class_named(name), dict[str, Value]()
         expected = {key: plainly(value) for key, value in config.items()}
         parameters = inspect.signature(kind.__init__).parameters
         keys = [key for key in parameters if key in config] + [key for key in config if key not in parameters]
-        fixed = {"name": config["name"]} if named and "name" in config else {}
+        fixed = {"name": config["name"]} if is_named and "name" in config else {}
         for key in keys:
             if key in parameters and parameters[key].default is inspect.Parameter.empty and key not in fixed:
                 args[key] = self.value(config[key], label)
@@ -309,7 +309,7 @@ class Writer:
             raise CannotBeWritten(
                 f"{label} has a string with a line break or another character that a text cannot contain"
             )
-        return named(value)
+        return name_value(value)
 
     def _object(self, value: Config, label: str) -> Value:
         kind = value.get("class_name")
@@ -368,4 +368,4 @@ def _function(value: Config, label: str) -> Value:
             f"{label} has a function ({name}), which a text cannot contain; register it with "
             "keras.saving.register_keras_serializable"
         )
-    return named(name)
+    return name_value(name)

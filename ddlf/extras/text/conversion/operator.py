@@ -59,24 +59,26 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
                 )
             )
 
-    def call(self, *into: Any, training: bool = False) -> Any:
+    def call(self, *inputs: Any, training: bool = False) -> Any:
         """Compute the operator's output from its inputs."""
         *before, after = self.types
         if self.operator in ("quantizeLinear", "dequantizeLinear"):
             before = ["float32"]  # cast the input and its scale
-        inputs = [ops.cast(item, dtype) for item, dtype in zip(into, before, strict=True)]
+        cast_inputs = [ops.cast(item, dtype) for item, dtype in zip(inputs, before, strict=True)]
         learned = iter(self.learned)
         operands = [ops.cast(next(learned) if number is None else number, before[0]) for number in self.operands]
         if self.operator == "gather":  # indices exceed small types
             operands = list(self.operands)
         if self.operator == "dropout":
             return (
-                keras.random.dropout(inputs[0], self.options.get("p", 0.5), seed=self.seeds) if training else inputs[0]
+                keras.random.dropout(cast_inputs[0], self.options.get("p", 0.5), seed=self.seeds)
+                if training
+                else cast_inputs[0]
             )
         if self.operator == "batchNormalization":
-            return self._normalize_batch(inputs[0], operands, training=training)
+            return self._normalize_batch(cast_inputs[0], operands, training=training)
         options = self.options | {"dtype": after} if self.operator == "quantizeLinear" else self.options
-        return ops.cast(FORMULAS[self.operator](inputs, operands, options), after)
+        return ops.cast(FORMULAS[self.operator](cast_inputs, operands, options), after)
 
     def _normalize_batch(self, x: Any, operands: list[Any], *, training: bool) -> Any:
         """Normalize a batch (arXiv:1502.03167).

@@ -498,12 +498,14 @@ def typed(graph: Graph, problems: Problems) -> Graph:
 
     for old, node in enumerate(graph.nodes):
         inputs = [numbers[source] for source in node.inputs]
-        into = [nodes[entry].dtype for entry in inputs]
-        if node.operator in OPERATORS and any(item not in DTYPES for item in into):
-            problems.add(node.call, f"{node.operator} cannot read {', '.join(into)}, which layers of Keras can only")
-            into = ["float32"] * len(into)
-        works, result = types_of(node, into)
-        _fitting(node, into, problems)
+        input_types = [nodes[entry].dtype for entry in inputs]
+        if node.operator in OPERATORS and any(item not in DTYPES for item in input_types):
+            problems.add(
+                node.call, f"{node.operator} cannot read {', '.join(input_types)}, which layers of Keras can only"
+            )
+            input_types = ["float32"] * len(input_types)
+        works, result = types_of(node, input_types)
+        _fitting(node, input_types, problems)
         if works:
             inputs = [cast(entry, works, node, node.call) for entry in inputs]
         for operand in node.operands:
@@ -518,7 +520,7 @@ def typed(graph: Graph, problems: Problems) -> Graph:
     return Graph(tuple(nodes), tuple(heads))
 
 
-def types_of(node: Node, into: list[str]) -> tuple[str, str]:
+def types_of(node: Node, input_types: list[str]) -> tuple[str, str]:
     """Return the type in which a node computes, empty for any type, and the type of its output."""
     if node.operator in ("input", "cast"):
         return "", node.written
@@ -526,26 +528,27 @@ def types_of(node: Node, into: list[str]) -> tuple[str, str]:
         return "", "float32"
     operator = OPERATORS[node.operator]
     if operator.kind in UNCAST or node.operator.endswith("quantizeLinear") or node.operator == "quantizeLinear":
-        return "", node.written or operator.result or into[0]
-    works = node.written if node.written and not operator.result else highest(into)
+        return "", node.written or operator.result or input_types[0]
+    works = node.written if node.written and not operator.result else highest(input_types)
     if not node.written and ((operator.floats and works in RANGES) or (operator.wide and works in HALF)):
         works = "float32"
     return works, operator.result or works
 
 
-def _fitting(node: Node, into: list[str], problems: Problems) -> None:
+def _fitting(node: Node, input_types: list[str], problems: Problems) -> None:
     """Check the types that must not be cast: indices, written values and quantized outputs."""
     if node.operator == "quantizeLinear" and node.written and node.written not in RANGES:
         problems.add(node.call, f"quantizeLinear makes whole numbers, such as int8, not {node.written}")
     kind = OPERATORS[node.operator].kind if node.operator in OPERATORS else ""
-    if kind in ("gather", "scatter") and len(into) > 1 and into[1] not in RANGES:
-        problems.add(
-            node.call, f"{node.operator}: indices are whole numbers, got {into[1]}; write cast(int32) behind them"
-        )
-    if kind == "scatter" and len(into) > 2 and into[2] != into[0]:
+    if kind in ("gather", "scatter") and len(input_types) > 1 and input_types[1] not in RANGES:
         problems.add(
             node.call,
-            f"{node.operator}: {into[2]} is written into {into[0]}; write cast({into[0]}) behind the values",
+            f"{node.operator}: indices are whole numbers, got {input_types[1]}; write cast(int32) behind them",
+        )
+    if kind == "scatter" and len(input_types) > 2 and input_types[2] != input_types[0]:
+        problems.add(
+            node.call,
+            f"{node.operator}: {input_types[2]} is written into {input_types[0]}; write cast({input_types[0]}) behind the values",
         )
 
 
@@ -631,27 +634,31 @@ def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
     if not names:
         return []
     kind, options, out = OPERATORS[node.operator].kind, options_of(node), node.shape
-    into, last = (shape[-1] if shape else None for shape in (before, out))
+    in_width, out_width = (shape[-1] if shape else None for shape in (before, out))
     rank_known = before is not None
     if kind == "attend" and len(names) == 3:
         source = inputs[-1].shape
         source_width = source[-1] if source else None
         sides: list[tuple[str, Shape]] = [
-            (names[0], (into, into)),
-            (names[1], (source_width, into)),
-            (names[2], (source_width, into)),
-            ("out", (into, into)),
+            (names[0], (in_width, in_width)),
+            (names[1], (source_width, in_width)),
+            (names[2], (source_width, in_width)),
+            ("out", (in_width, in_width)),
         ]
-        return [pair for name, shape in sides for pair in ((name, shape), (f"{name}_bias", (into,)))]
+        return [pair for name, shape in sides for pair in ((name, shape), (f"{name}_bias", (in_width,)))]
     if kind == "matmul":
         is_transposed = options.get("bTranspose")
-        return list(zip(names, [(last, into) if is_transposed else (into, last), (last,)], strict=False))
+        return list(
+            zip(names, [(out_width, in_width) if is_transposed else (in_width, out_width), (out_width,)], strict=False)
+        )
     if kind in ("conv", "convTranspose"):
         return list(zip(names, _filters(node, options, before, out), strict=False))
     if kind in ("recurrent", "cell"):
         gates = 4 if node.operator.startswith("lstm") else 3
-        gate_width = None if last is None else gates * last
-        return list(zip(names, [(gate_width, into), (gate_width, last), (gate_width,), (gate_width,)], strict=False))
+        gate_width = None if out_width is None else gates * out_width
+        return list(
+            zip(names, [(gate_width, in_width), (gate_width, out_width), (gate_width,), (gate_width,)], strict=False)
+        )
     if node.operator == "layerNormalization" and before is not None:
         fitting = [axis for axis in options.get("axes", [-1]) if -len(before) <= axis < len(before)]
         return [
@@ -672,13 +679,13 @@ def _filters(node: Node, options: dict[str, object], before: Shape | None, out: 
     axis = 0 if options.get("inputLayout", "nchw") == "nchw" else 2
     kernel: Sequence[int | None] = kernel_of(node, options, before, out) or (None, None)
     groups = options.get("groups", 1)
-    into = before[axis]
-    channels = None if into is None or not isinstance(groups, int) else into // groups
+    in_channels = before[axis]
+    channels = None if in_channels is None or not isinstance(groups, int) else in_channels // groups
     sizes = {"o": out[axis], "i": channels, "h": kernel[0], "w": kernel[1]}
     if "Transpose" in node.operator:  # a transposed filter contains a group's output channels
         out_channels = out[axis]
         sizes |= {
             "o": None if out_channels is None or not isinstance(groups, int) else out_channels // groups,
-            "i": into,
+            "i": in_channels,
         }
     return [tuple(sizes[letter] for letter in str(options.get("filterLayout", "oihw"))), (out[axis],)]

@@ -189,8 +189,8 @@ class _Graphs(dict[str, Graph]):
         nodes = []
         for node in graph.nodes:
             if node.operator in self.forms:
-                ends = self.graph(self.forms[node.operator])
-                shape = ends.nodes[ends.heads[0].node].shape if ends.heads else None
+                inner = self.graph(self.forms[node.operator])
+                shape = inner.nodes[inner.heads[0].node].shape if inner.heads else None
                 node = replace(node, declared_shape=None if shape is None or None in shape else shape)
             for name in called((arg.value for arg in node.options), self.forms):
                 self.graph(self.forms[name])

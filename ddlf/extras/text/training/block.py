@@ -140,8 +140,10 @@ def clips(optimizer: Value | None) -> bool:
 
 def has_own_rates(optimizer: Value | None) -> bool:
     """Return whether the optimizer in a model text sets its own learning rate schedule."""
-    named = getattr(optimizer, "name", "").casefold() == "schedulefreeadamw"
-    return named or any(arg.key == "learning_rate" and isinstance(arg.value, Call) for arg in _args(optimizer))
+    is_schedule_free = getattr(optimizer, "name", "").casefold() == "schedulefreeadamw"
+    return is_schedule_free or any(
+        arg.key == "learning_rate" and isinstance(arg.value, Call) for arg in _args(optimizer)
+    )
 
 
 def _args(value: Value | None) -> Iterator[Arg]:

@@ -252,17 +252,17 @@ class _DataFitter:
             self.used.add(name)
         return self.arrays.get(name)
 
-    def _side(self, letter: str, part: str, ends: list[Endpoint]) -> Any:
+    def _side(self, letter: str, part: str, endpoints: list[Endpoint]) -> Any:
         """Return the inputs or labels of a part of the data, such as the test, in the structure that Keras takes; None
         without them.
         """
         suffix = f"_{part}" if part else ""
-        if len(ends) == 1 and (array := self._array(letter, part)) is not None:
-            return self._fit(letter, f"{letter}{suffix}", array, ends[0])
-        names = [f"{end.name}{suffix}" for end in ends]
+        if len(endpoints) == 1 and (array := self._array(letter, part)) is not None:
+            return self._fit(letter, f"{letter}{suffix}", array, endpoints[0])
+        names = [f"{end.name}{suffix}" for end in endpoints]
         opposite = self.outputs if letter == "x" else self.inputs
         # If a block has an input and an output, its array belongs to the side without another array.
-        clear = not self.ambiguous_names or (len(ends) > 1 and len(opposite) == 1)
+        clear = not self.ambiguous_names or (len(endpoints) > 1 and len(opposite) == 1)
         present = [name for name in names if name in self.arrays]
         if not clear or not present:
             return None
@@ -273,9 +273,10 @@ class _DataFitter:
             )
         self.used.update(names)
         fitted = {
-            end.name: self._fit(letter, name, self.arrays[name], end) for name, end in zip(names, ends, strict=True)
+            end.name: self._fit(letter, name, self.arrays[name], end)
+            for name, end in zip(names, endpoints, strict=True)
         }
-        return fitted if len(ends) > 1 else fitted[ends[0].name]
+        return fitted if len(endpoints) > 1 else fitted[endpoints[0].name]
 
     def _inputs_as_labels(self, x: Any, part: str) -> Any:
         """Return the inputs as labels, for an autoencoder, whose outputs must equal its inputs."""
