@@ -152,7 +152,7 @@ class Ours(Bare):
         [length] = struct.unpack_from("<I", answer, 8)
         content = json.loads(answer[16 : 16 + length])
         assert content["answer"] != "rejected", content
-        self.contained = content["set_number"] or self.given
+        self.contained = content["set_number"] or self.contained
 
 
 def sets_of(size: int, codec: str) -> list[bytes]:
