@@ -63,7 +63,7 @@ class SlowRun(KilledRun):
     @property
     def stand_in(self) -> tuple[Any, Any]:
         """See ``StandInRun``."""
-        return SlowStandIn, self._told
+        return SlowStandIn, self._worker_facts
 
 
 async def master(facts: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ async def master(facts: dict[str, Any]) -> None:
     ) as cluster:
         how = {"checkpoint": facts["folder"], "resume": "auto", "master_epochs": facts["rounds"], **PLAIN}
         run = SlowRun(cluster, int(facts["parameters"]), steps=STEPS, **how)
-        run._told["pause_s"] = facts["pause_s"]
+        run._worker_facts["pause_s"] = facts["pause_s"]
         run.takeover = True
         run.on_round = lambda record: note("commit")  # type: ignore[method-assign]
         how_often = argparse.Namespace(kills=facts["kills"], pause=PAUSE_S)
