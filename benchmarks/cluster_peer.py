@@ -120,9 +120,8 @@ def write(folder: Path, name: str, seed: int, most: int, updates: int = 1) -> in
     """Write the data sets and the model text, and return the number of samples of the other peer."""
     (x, y), (x_test, y_test) = datasets.with_classes(name)
     order = np.random.default_rng(seed).permutation(len(x))[: most or None]
-    third = (
-        len(order) // (3 * BATCH * updates) * BATCH * updates
-    )  # so that the last posts have as many updates as others
+    # With such a size, the last posts have as many updates as others.
+    third = len(order) // (3 * BATCH * updates) * BATCH * updates
     x, x_test = x.reshape(len(x), -1), x_test.reshape(len(x_test), -1)
     parts = {"all": order[: 3 * third], "two": order[: 2 * third], "one": order[2 * third : 3 * third]}
     for part, rows in parts.items():

@@ -62,9 +62,8 @@ def main(arguments_of_command: Sequence[str] | None = None) -> list[Record]:
         elif not options.report:
             _in_two_processes(options)
         marks = {("", "", record.kind, record.base, record.mark) for record in DEFECTS}
-        records = [
-            record for record in records_in(options.out) if not record.get("text") or _key(record) in marks
-        ]  # of today's corpus
+        # Only records of today's corpus count.
+        records = [record for record in records_in(options.out) if not record.get("text") or _key(record) in marks]
     if options.part is None:
         print("\n".join(report(records)))
     return records

@@ -311,9 +311,8 @@ class Buckets:
         self._dealers: dict[int, _Dealer] = {}
         expected = samples / buckets
         fit = 1
-        while (
-            fit < buckets and (fit + 1) * expected + 6 * ((fit + 1) * expected) ** 0.5 <= room
-        ):  # expected size plus 6 standard deviations
+        # The room is for the expected size plus 6 standard deviations.
+        while fit < buckets and (fit + 1) * expected + 6 * ((fit + 1) * expected) ** 0.5 <= room:
             fit += 1
         if samples <= room:
             fit = buckets
@@ -462,9 +461,8 @@ class Heaps:
 
     def _take_over(self, noted: dict[str, Any]) -> bool:
         lengths, hashes = noted["lengths"], noted["hashes"]
-        if not noted[
-            "whole"
-        ]:  # After a complete pass some heaps may have been removed. The others are checked when they are read.
+        # After a complete pass some heaps may have been removed. The others are checked when they are read.
+        if not noted["whole"]:
             digests = [hashlib.sha256() for _ in lengths]
             for heap, length in enumerate(lengths):
                 with contextlib.suppress(FileNotFoundError), open(self._path(heap), "r+b") as file:

@@ -327,9 +327,8 @@ def format_for_user(error: BaseException) -> tuple[str, bool]:
         shown = visible_frames([frame.filename for frame in current.stack])
         remaining = [frame for frame, keep in zip(current.stack, shown, strict=True) if keep]
         if isinstance(current.exc_type, type) and issubclass(current.exc_type, SyntaxError):
-            remaining = [
-                frame for frame in remaining if not is_machinery(frame.filename)
-            ]  # a SyntaxError names the file itself
+            # A SyntaxError names the file itself.
+            remaining = [frame for frame in remaining if not is_machinery(frame.filename)]
         hidden += len(current.stack) - len(remaining)
         current.stack = traceback.StackSummary.from_list(remaining)
     return "".join(described.format()), bool(hidden)

@@ -175,9 +175,8 @@ class State:
     _first_peer: float | None = None  # these seconds began at this time
     _told_at: float = 0.0
     _base: float = 0.0  # rounds that each slot had completed when training began
-    _reached: dict[int, float] = field(
-        default_factory=dict
-    )  # slot -> completed rounds, with the finished share of the current one
+    # slot -> completed rounds, with the finished share of the current one
+    _reached: dict[int, float] = field(default_factory=dict)
     _marks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=COMMITS_OF_A_PACE))
     # whether a first round is complete: it is slower than the later rounds, which resemble each other
     _compiled: bool = False

@@ -153,9 +153,8 @@ class Group:
 
     @classmethod
     def _unknown(cls, name: str, fields: Iterable[str]) -> ConfigError:
-        flat = next(
-            (setting.field for setting in cls.settings() if setting.name == name), ""
-        )  # such as n_fetch for fetch
+        # The flat name of a field may be written, such as n_fetch for fetch.
+        flat = next((setting.field for setting in cls.settings() if setting.name == name), "")
         matches = [flat] if flat else get_close_matches(name, fields, 1)
         guess = f"; did you mean {matches[0]!r}?" if matches else ""
         return ConfigError(

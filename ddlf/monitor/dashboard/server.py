@@ -352,9 +352,8 @@ class Dashboard:
 
     async def _listen(self, viewer: ServerConnection) -> None:
         async for text in viewer:
-            with contextlib.suppress(
-                ValueError, AttributeError, RuntimeError
-            ):  # not JSON, or not a dict; or the master's loop has ended
+            # The text is not JSON, or not a dict; or the master's loop has ended.
+            with contextlib.suppress(ValueError, AttributeError, RuntimeError):
                 if json.loads(text).get("stop"):
                     self._master.call_soon_threadsafe(self._stop_run)
 

@@ -110,9 +110,8 @@ def make(out: Path, name: str) -> Path:
     """
     with contextlib.suppress(FileExistsError):  # another run may create it at the same time
         out.mkdir(parents=True)
-        (out / ".gitignore").write_text(
-            "*\n", encoding="utf-8"
-        )  # so that git does not report the sources of the next run as changed
+        # Then git does not report the sources of the next run as changed.
+        (out / ".gitignore").write_text("*\n", encoding="utf-8")
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{file_name(name) or 'run'}"
     for number in range(1, 1000):
         path = out / (stem if number == 1 else f"{stem}-{number}")
