@@ -35,7 +35,7 @@ class SlotCopies:
     def __init__(self, slot_states: KeptStates, ask: Callable[..., Awaitable[Any]]) -> None:
         self._slot_states = slot_states
         self.ask = ask
-        self._copies: dict[int, dict[int, SlotState]] = {}  # slot -> number of the round, from 0 -> groups
+        self._backups: dict[int, dict[int, SlotState]] = {}  # slot -> number of the round, from 0 -> groups
 
     async def keep(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> None:
         """Fetch and keep a backup of a slot's state after a round.
@@ -46,9 +46,9 @@ class SlotCopies:
             Unreached: The worker does not return the state.
         """
         new = await self._fetched(slot, number, worker, groups)
-        earlier = {n: state for n, state in self._copies.get(slot, {}).items() if n != number}
+        earlier = {n: state for n, state in self._backups.get(slot, {}).items() if n != number}
         newest = {n: earlier[n] for n in sorted(earlier)[-1:]}
-        self._copies[slot] = {**newest, number: new}
+        self._backups[slot] = {**newest, number: new}
 
     async def have(self, task: Task, holders: Sequence[int]) -> Task:
         """Return a slot's task with the slot's state added, fetched from workers that have it.
@@ -86,8 +86,8 @@ class SlotCopies:
         Raises:
             AppMissing: This worker does not have it.
         """
-        copy = self._copies.get(slot, {}).get(number)
-        return self._slot_states.left(slot, number) if copy is None else copy
+        backup = self._backups.get(slot, {}).get(number)
+        return self._slot_states.left(slot, number) if backup is None else backup
 
     def restore(
         self, slot: int, number: int, state: SlotState, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]

@@ -257,7 +257,7 @@ def means_of(states: ShardedStates, replies: Sequence[Reply], *, slots: int, gro
             )
         elif part.mean is not None:  # the mean over all slots, also those without a reply
             carried = {reply.slot: (reply.worker, reply.task.round) for reply in replies}
-            locations = {slot: carried.get(slot) or states.where(slot, group) for slot in range(slots)}
+            locations = {slot: carried.get(slot) or states.location_of(slot, group) for slot in range(slots)}
             of_slots = [
                 (slot, *(location if isinstance(location, tuple) else (0, 0)), 1.0)
                 for slot, location in locations.items()

@@ -183,7 +183,7 @@ class Sharded:
                     values = await self._remote_weights.fetch_mean(layout, name)
                     mean = lambda: values  # noqa: E731
                 self._master_copy = MasterCopy(layout.generation, weights, state, mean)
-                self._states.mean_is(mean)
+                self._states.set_mean(mean)
 
     @property
     def like(self) -> Weights:
@@ -218,7 +218,7 @@ class Sharded:
         remote_updates = self._remote_updates
         means = partial(means_of, self._states, slots=self._run.slots, grows=self._run.facts.grows)
         replies, layout = await self._compute(remote_updates, lambda: self._layout, replies, self._outer, means)
-        self._states.mean_is(None)
+        self._states.set_mean(None)
         return replies, layout
 
     async def recalibrated(self, layout: Layout, replies: list[Reply]) -> Layout:
@@ -283,7 +283,7 @@ class Sharded:
                 state=remote_weights.holding(base),
                 copies=len(owners) > 1 and remote_weights.arrays_per_weight > 0,
                 left=[] if means is None else self._copied(replies, owners),
-                groups=list(self._states.copied),
+                groups=list(self._states.backed_up),
                 means=[] if means is None else [dataclasses.asdict(mean_plan) for mean_plan in means(replies)],
                 merge=str(self._merge),
                 weighed=weights,
@@ -296,7 +296,7 @@ class Sharded:
             _, worker_loss = await remote_updates.call_owners("merge", dataclasses.asdict(plan), plan.owners, workers)
             if worker_loss is None:
                 for slot, number, _, worker in plan.left:
-                    self._states.copy(slot, number, worker)
+                    self._states.note_backup(slot, number, worker)
                 slices = cut(remote_weights.size, len(owners))
                 state = [*zip(slices, owners, strict=True)] if remote_weights.arrays_per_weight else []
                 state += [*zip(slices, [*owners[1:], owners[0]], strict=True)] if plan.copies else []
@@ -344,7 +344,7 @@ class Sharded:
             weights = weights_ref()
         if is_fetched:
             self._master_copy = MasterCopy(layout.generation, weights, state, mean)
-            self._states.mean_is(mean)
+            self._states.set_mean(mean)
             self._run.progress.keep("outer", state)
         previous, version = self._layout, self._run.version
         self._move(layout)
@@ -371,7 +371,7 @@ class Sharded:
             progress.weights = self._master_copy.weights
             progress.keep("outer", self._master_copy.state)
             progress.fetch()
-            self._states.mean_is(self._master_copy.mean)
+            self._states.set_mean(self._master_copy.mean)
             self._states.fetch_mean()
             return
         try:
@@ -379,13 +379,13 @@ class Sharded:
             progress.keep("outer", state)
             if (name := self._states.averaged) in self._layout.means:
                 values = await self._remote_weights.fetch_mean(self._layout, name)
-                self._states.mean_is(lambda: values)
+                self._states.set_mean(lambda: values)
                 self._states.fetch_mean()
         except DDLFError as error:
             reached = progress.round
             progress.set_back(self._snapshot)
             self._states.set_back(progress.states)
-            self._states.mean_is(self._master_copy.mean)
+            self._states.set_mean(self._master_copy.mean)
             self._states.fetch_mean()
             reason = f"the weights after round {reached} are unavailable ({first_line(error)}): the run returns to round {progress.round}"
             run.crew.emit(Warned(about="model", why=reason))
@@ -405,7 +405,7 @@ class Sharded:
             "generation": layout.generation,
             "at": [member[0] for member in layout.at if member in present],
         }
-        if left := self._states.at(slot, holds):
+        if left := self._states.workers_with(slot, holds):
             entry["left"] = left
         means = {group: self._sums if is_sum else 0 for group, is_sum in layout.means.items()}
         return {**entry, "means": means} if means else entry
@@ -415,7 +415,7 @@ class Sharded:
 
         The backup is the owner of the next range. Return nothing if there is only one owner.
         """
-        if not self._states.copied or len(owners) < 2:
+        if not self._states.backed_up or len(owners) < 2:
             return []
         numbers = [number for number, _ in owners]
         following = dict(zip(numbers, [*numbers[1:], numbers[0]], strict=True))
@@ -430,7 +430,7 @@ class Sharded:
         """
         remote_weights = self._remote_weights
         first = await remote_weights.write(layout, self._run.facts.names, slices)
-        slices.left = await self._states.written(slices, first, replies)
+        slices.left = await self._states.write(slices, first, replies)
         if (name := self._states.averaged) in layout.means:
             self._mean_slice = first + self._run.slots
             mean = await remote_weights.write_mean(layout, name, slices, self._mean_slice)

@@ -65,17 +65,17 @@ class Merging:
         self._me, self._plan, self._base, self._ask = me, plan, base, ask
         self._slices = cut(size_of(base.weights), len(plan.owners))
         self.own_range = self._slices[list(plan.owners).index(me)]
-        chosen = set(range(len(base.weights)) if plan.tensors is None else plan.tensors)
-        self._runs = runs(base.weights, chosen)
-        weights = [np.empty(w.shape, w.dtype) if i in chosen else w for i, w in enumerate(base.weights)]
+        exchanged = set(range(len(base.weights)) if plan.tensors is None else plan.tensors)
+        self._runs = runs(base.weights, exchanged)
+        weights = [np.empty(w.shape, w.dtype) if i in exchanged else w for i, w in enumerate(base.weights)]
         self.new = Generation(weights, codec=codec_of(plan.codec), trainable=plan.trainable, means=dict(base.means))
-        changing = [piece for part in self._slices for piece in self._changing(part)]
-        self.new.ready = {piece: asyncio.Event() for piece in [*changing, *self._staying(self.own_range)]}
+        changing = [piece for part in self._slices for piece in self._changing_pieces(part)]
+        self.new.ready = {piece: asyncio.Event() for piece in [*changing, *self._unchanged_pieces(self.own_range)]}
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
         """Return coroutines for all parts of this worker's work. They run at the same time."""
-        plan, coroutines = self._plan, [self._make()]
-        for shard, (part, owner) in enumerate(zip(self._slices, plan.owners, strict=True)):
+        plan, coroutines = self._plan, [self._compute_own_range()]
+        for number, (part, owner) in enumerate(zip(self._slices, plan.owners, strict=True)):
             if owner == self._me:
                 continue
             coroutines.append(
@@ -84,23 +84,23 @@ class Merging:
                     owner,
                     ("values", plan.generation),
                     self.new,
-                    self._changing(part),
+                    self._changing_pieces(part),
                     (plan.base, self._base),
                 )
             )
-            if plan.copies and plan.owners[(shard + 1) % len(self._slices)] == self._me:
-                coroutines.append(self._copy(owner, part))
+            if plan.copies and plan.owners[(number + 1) % len(self._slices)] == self._me:
+                coroutines.append(self._back_up(owner, part))
         return coroutines
 
-    async def _make(self) -> None:
+    async def _compute_own_range(self) -> None:
         """Compute the next weights of this worker's range, piece by piece.
 
         Merge the updates of a piece, then apply the outer optimizer.
         """
         plan, new = self._plan, self.new
-        state = self._room(self.own_range)
+        state = self._empty_state(self.own_range)
         new.state.append((self.own_range, state))
-        goes_by_peaks = new.codec is not None and new.codec.by_peak
+        needs_peaks = new.codec is not None and new.codec.by_peak
 
         async def compute_piece(piece: Slice) -> None:
             updates, old = await asyncio.gather(
@@ -108,17 +108,19 @@ class Merging:
                 self._state_before(piece),
             )
             values = await asyncio.to_thread(self._step, piece, updates, old, state)
-            if not goes_by_peaks:
+            if not needs_peaks:
                 await asyncio.to_thread(new.set, piece, values)
                 new.ready[piece].set()
 
         async def copy_unchanged(piece: Slice) -> None:
-            self._keep(state, piece, self.own_range, [a for group in await self._state_before(piece) for a in group])
+            self._copy_into(
+                state, piece, self.own_range, [a for group in await self._state_before(piece) for a in group]
+            )
             new.ready[piece].set()
 
-        await limited(copy_unchanged, self._staying(self.own_range))
-        await limited(compute_piece, self._changing(self.own_range))
-        if goes_by_peaks:
+        await limited(copy_unchanged, self._unchanged_pieces(self.own_range))
+        await limited(compute_piece, self._changing_pieces(self.own_range))
+        if needs_peaks:
             await self._encode_by_peaks(state[-1])
 
     def _step(self, piece: Slice, updates: Sequence[EncodedUpdate], old: State, state: State) -> Weights:
@@ -131,12 +133,12 @@ class Merging:
         outer, coded = OUTER.read(plan.outer), self.new.codec is not None
         indices = [i for i, _, _ in overlapped(base.weights, piece)]
         # The step for moving statistics keeps no state, and leaves the state as it is.
-        uses = getattr(outer, "state_arrays", 0)
+        arrays_of_optimizer = getattr(outer, "state_arrays", 0)
         samples = [samples for _, _, samples, _ in plan.updates]
         after, values = stepped(
             merge,
             outer,
-            [array for group in old[:uses] for array in group],
+            [array for group in old[:arrays_of_optimizer] for array in group],
             old[-1] if coded else take(base.weights, piece),
             list(zip(decoded(updates, plan.updates, base.weights, piece), samples, strict=True)),
             [plan.trainable[i] for i in indices],
@@ -144,8 +146,8 @@ class Merging:
         )
         if (problem := fault(values, 1, values, [plan.names[i] for i in indices])) is not None:
             raise Unfit(problem)
-        rest = [array for group in old[uses : len(old) - coded] for array in group]
-        self._keep(state, piece, self.own_range, [*after, *rest, *(values if coded else ())])
+        unused = [array for group in old[arrays_of_optimizer : len(old) - coded] for array in group]
+        self._copy_into(state, piece, self.own_range, [*after, *unused, *(values if coded else ())])
         return values
 
     async def _encode_by_peaks(self, exact: Weights) -> None:
@@ -162,11 +164,11 @@ class Merging:
             await asyncio.to_thread(new.set, piece, take(exact, moved(piece, self.own_range[0])))
             new.ready[piece].set()
 
-        await limited(encode_piece, self._changing(self.own_range))
+        await limited(encode_piece, self._changing_pieces(self.own_range))
 
-    async def _copy(self, owner: int, part: Slice) -> None:
+    async def _back_up(self, owner: int, part: Slice) -> None:
         """Keep a backup of the outer optimizer's state of another worker's range."""
-        state = self._room(part)
+        state = self._empty_state(part)
 
         async def fetch_piece(piece: Slice) -> None:
             groups = await self._ask(owner, "kept", self._plan.generation, *piece)
@@ -174,10 +176,10 @@ class Merging:
                 write(owner, group, moved(piece, part[0]), values)
 
         async def copy_unchanged(piece: Slice) -> None:
-            self._keep(state, piece, part, [a for group in await self._state_before(piece) for a in group])
+            self._copy_into(state, piece, part, [a for group in await self._state_before(piece) for a in group])
 
-        await limited(copy_unchanged, self._staying(part))
-        await limited(fetch_piece, self._changing(part))
+        await limited(copy_unchanged, self._unchanged_pieces(part))
+        await limited(fetch_piece, self._changing_pieces(part))
         self.new.state.append((part, state))
 
     async def _state_before(self, piece: Slice) -> State:
@@ -200,21 +202,21 @@ class Merging:
                 write(worker, group, moved(part, piece[0]), values)
         return state
 
-    def _room(self, part: Slice) -> State:
+    def _empty_state(self, part: Slice) -> State:
         """Return uninitialized arrays for the outer optimizer's state of a range."""
         return [[np.empty_like(view) for view in take(self._base.weights, part)] for _ in range(self._plan.kept)]
 
-    def _keep(self, state: State, piece: Slice, part: Slice, arrays: Weights) -> None:
+    def _copy_into(self, state: State, piece: Slice, part: Slice, arrays: Weights) -> None:
         """Copy the outer optimizer's state of a piece into the state of the range that contains it."""
         n = len(arrays) // max(len(state), 1)
         for i, group in enumerate(state):
             put(group, moved(piece, part[0]), arrays[i * n : (i + 1) * n])
 
-    def _changing(self, part: Slice) -> list[Slice]:
+    def _changing_pieces(self, part: Slice) -> list[Slice]:
         """Return the pieces (parts) of a range whose tensors are exchanged in this round. Only their weights change."""
         return [piece for run in crossed(part, self._runs) for piece in pieces(run, self._plan.piece)]
 
-    def _staying(self, part: Slice) -> list[Slice]:
+    def _unchanged_pieces(self, part: Slice) -> list[Slice]:
         """Return the pieces (parts) of a range whose tensors are not exchanged in this round.
 
         Return none if the plan keeps no state, since nothing must be copied then.

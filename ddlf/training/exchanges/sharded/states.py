@@ -34,8 +34,8 @@ class ShardedStates(SlotStates):
         restoring: Lets workers read slot states that are in slices of a checkpoint; None if the master has all states.
 
     Attributes:
-        copied: Parts that do not come back, but that other workers keep copies of.
-        mean: Fetches the mean of ``averaged``, if it is on workers. ``mean_is`` sets it.
+        backed_up: Parts that do not come back, but that other workers keep copies of.
+        mean: Fetches the mean of ``averaged``, if it is on workers. ``set_mean`` sets it.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class ShardedStates(SlotStates):
         parts = {name: replace(part, back=part.back and not part.large) for name, part in parts.items()}
         super().__init__(run, crew, initial, parts, codec)
         self._exchange = (run, EXCHANGE)
-        self._copies: dict[int, LeftBy] = {}  # slot -> the worker with the last copy
+        self._backups: dict[int, LeftBy] = {}  # slot -> the worker with the last copy
         self._stored: dict[int, tuple[int, dict[str, int], Slices, int]] = {}  # slot -> round, lengths, slice
         self._restoring = restoring
         self._in_checkpoint = {} if restoring is None else restoring.left  # slot -> lengths, slice of a checkpoint
         self.mean: Callable[[], Weights] | None = None
         if self.shared:
             mean, self.shared = self.shared[self.averaged], {}
-            self.mean_is(lambda: mean)
+            self.set_mean(lambda: mean)
         # If the mean of a part is on the workers, the part itself is not needed any more.
         self._fetched = tuple(name for name in self._fetched if not parts[name].shared)
-        self.copied = self._fetched if any(part.copied for part in parts.values()) else ()
+        self.backed_up = self._fetched if any(part.copied for part in parts.values()) else ()
 
     async def state_for(self, task: Task, worker: ProxyWorker, holds: bool) -> tuple[SlotState | None, bool]:
         """Return the state to send along with a slot's task, like ``SlotStates.state_for``.
@@ -68,7 +68,7 @@ class ShardedStates(SlotStates):
         If the state is still in a checkpoint, let the worker read it there.
         """
         holds = await self._restored(task.slot, task.since, worker) or holds
-        if not self.at(task.slot, holds):
+        if not self.workers_with(task.slot, holds):
             return await super().state_for(task, worker, holds)
         return self._sent(task.slot, {}), holds
 
@@ -104,14 +104,14 @@ class ShardedStates(SlotStates):
         self._in_checkpoint.pop(slot, None)
         return True
 
-    def copy(self, slot: int, number: int, worker: int) -> None:
+    def note_backup(self, slot: int, number: int, worker: int) -> None:
         """Note that a worker has a backup of a slot's state after a round, from 0.
 
         The state itself stayed on the worker that carried the slot.
         """
-        self._copies[slot] = self._left_by(worker, number)
+        self._backups[slot] = self._left_by(worker, number)
 
-    def at(self, slot: int, holds: bool) -> list[int]:
+    def workers_with(self, slot: int, holds: bool) -> list[int]:
         """Return the workers that have those parts of a slot's state that stayed on workers after its last round.
 
         Args:
@@ -121,11 +121,11 @@ class ShardedStates(SlotStates):
         Returns:
             The numbers of reachable workers; empty if the task need not name any.
         """
-        if holds or not self.copied or slot not in self._locations:
+        if holds or not self.backed_up or slot not in self._locations:
             return []
         return [worker.id for worker in self._holders(slot, self._locations[slot])]
 
-    def where(self, slot: int, group: str) -> tuple[int, int] | list[Any] | None:
+    def location_of(self, slot: int, group: str) -> tuple[int, int] | list[Any] | None:
         """Return where one part of a slot's state is.
 
         Returns:
@@ -143,7 +143,7 @@ class ShardedStates(SlotStates):
         """Return no means to send with tasks, since the workers have the means."""
         return {}
 
-    def mean_is(self, mean: Callable[[], Weights] | None) -> None:
+    def set_mean(self, mean: Callable[[], Weights] | None) -> None:
         """Set the function that fetches the mean of ``averaged`` optimizer states from workers, or None."""
         if not self.averaged:
             return
@@ -174,14 +174,14 @@ class ShardedStates(SlotStates):
     def set_back(self, states: list[SlotState]) -> None:
         """Replace the states of all slots, like ``SlotStates.set_back``, and forget the backups."""
         super().set_back(states)
-        self._copies = {}
+        self._backups = {}
 
     def all(self) -> asyncio.Future[list[SlotState]]:
         """Return a future with the state of every slot, like ``SlotStates.all``, with the mean that workers have."""
         states = super().all()
         return states if self.mean is None else asyncio.ensure_future(_with_mean(states, {self.averaged: self.mean()}))
 
-    async def written(self, slices: Slices, first: int, replies: Sequence[Reply]) -> list[dict[str, int]]:
+    async def write(self, slices: Slices, first: int, replies: Sequence[Reply]) -> list[dict[str, int]]:
         """Have workers write the slot states that they hold into a checkpoint.
 
         Args:
@@ -233,9 +233,9 @@ class ShardedStates(SlotStates):
 
         One has trained the slot, and one may have a backup.
         """
-        copy = self._copies.get(slot)
-        copies = super()._holders(slot, copy) if copy is not None and copy.round == left.round else []
-        return list(dict.fromkeys([*super()._holders(slot, left), *copies]))
+        backup = self._backups.get(slot)
+        backup_holders = super()._holders(slot, backup) if backup is not None and backup.round == left.round else []
+        return list(dict.fromkeys([*super()._holders(slot, left), *backup_holders]))
 
     async def _read(self, slot: int) -> SlotState:
         """Return a slot's state from the checkpoint, if no worker has read it yet."""

@@ -179,7 +179,24 @@ class Program:
 
 @dataclass
 class _Builder:
-    """Makes the ops of all parts, then drops the ones without use for the loss."""
+    """Makes the ops of all parts, then drops the ones without use for the loss.
+
+    Args:
+        graph, ends, workers, by_rows: Arguments of ``Program.of``.
+        ops: The ops of all parts, in order.
+        op_of: The op that makes each value.
+        shapes: The shape for one sample, the type and the layer of each value.
+        cut: The units of each tensor that the workers of its stage have; None for a whole tensor.
+        stage_of: The stage that computes each tensor.
+        holders: The parts that have each whole tensor.
+        slicings: The cuts of values of the kind ``SLICED``. Their names have the index in this list.
+        received: For a tensor and a part, the indices that the part has, and the values with these.
+        statistic_shapes: The shape for one sample of the numbers that workers exchange about each tensor.
+        lengths: Number of indices of each value of the kind ``BORDER``.
+        ways: How each call is computed, in order.
+        pieces: How weights are cut, by number.
+        way_of: How each operation is computed, by its ``id``.
+    """
 
     graph: Graph
     ends: Sequence[int]
@@ -193,7 +210,7 @@ class _Builder:
     holders: dict[int, list[int]] = field(default_factory=dict)
     slicings: list[Units] = field(default_factory=list)
     received: dict[tuple[int, int], list[tuple[Indices, Name]]] = field(default_factory=dict)
-    numbers: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
+    statistic_shapes: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
     lengths: dict[Name, int] = field(default_factory=dict)
     ways: list[Way] = field(default_factory=list)
     pieces: dict[int, Piece] = field(default_factory=dict)
@@ -234,31 +251,31 @@ class _Builder:
         if isinstance(way, Alike) or not (way.adds or way.gives is not None):
             self._simple(number, way, parts)
             return
-        later = None if is_elementwise(function, way.gives) else function
-        result = tensor + len(self.graph.tensors) if later else tensor
+        separate_activation = None if is_elementwise(function, way.gives) else function
+        result = tensor + len(self.graph.tensors) if separate_activation else tensor
         self.stage_of[result] = stage
         bias = way.bias(call.operation)
         index_of = dict(zip(map(id, getattr(call.operation, "weights", [])), call.weights, strict=True))
         variable = None if bias is None else index_of[id(bias)]
-        after = None if later else function
+        fused_activation = None if separate_activation else function
 
-        def finished(summed: Any) -> Any:
+        def finish(total: Any) -> Any:
             if variable is not None:
-                summed = keras.ops.add(summed, self.graph.model.weights[variable])
-            return after(summed) if after else summed
+                total = keras.ops.add(total, self.graph.model.weights[variable])
+            return fused_activation(total) if fused_activation else total
 
         biased = () if variable is None else (variable,)
-        used = tuple(index for index in call.weights if index != variable)
+        weights = tuple(index for index in call.weights if index != variable)
         if way.adds:
-            self._sum(number, way, parts, result, finished, used, biased)
+            self._sum(number, way, parts, result, finish, weights, biased)
         else:
             self.cut[result] = way.gives
             for worker, part in enumerate(parts):
                 inputs = self._inputs(call, way, part)
-                compute = self._computing(number, way, worker, finished)
-                self._add(Op(part, inputs, (Name(OWN, result, part),), compute, (*used, *biased), number), number)
-        if later:
-            self._activation(number, result, tensor, later, parts)
+                compute = self._computing(number, way, worker, finish)
+                self._add(Op(part, inputs, (Name(OWN, result, part),), compute, (*weights, *biased), number), number)
+        if separate_activation:
+            self._activation(number, result, tensor, separate_activation, parts)
 
     def _way(self, stage: int, call: Any, parts: Sequence[int]) -> Way:
         if self.workers == 1:
@@ -321,8 +338,8 @@ class _Builder:
         way: Way,
         parts: Sequence[int],
         result: int,
-        finished: Callable[[Any], Any],
-        used: tuple[int, ...],
+        finish: Callable[[Any], Any],
+        weights: tuple[int, ...],
         biased: tuple[int, ...],
     ) -> None:
         """Add a call whose results must be added up: by the units of each part, or where the whole sum is needed."""
@@ -339,23 +356,23 @@ class _Builder:
             inputs, compute = self._inputs(call, way, part), self._computing(number, way, worker)
             if units is None:
                 gives: tuple[Name, ...] = (Name(ADDEND, result, part),)
-                self._add(Op(part, inputs, gives, compute, used, number), number)
+                self._add(Op(part, inputs, gives, compute, weights, number), number)
                 continue
 
-            def pieces(
+            def split_sum(
                 values: Sequence[Any], training: bool, compute: Compute = compute, units: Units = units
             ) -> Sequence[Any]:
                 (total,) = compute(values, training)
                 return [units.take(total, worker) for worker in range(len(units))]
 
             gives = tuple(Name(ADDEND, result, part, to) for to in parts)
-            self._add(Op(part, inputs, gives, pieces, used, number), number)
+            self._add(Op(part, inputs, gives, split_sum, weights, number), number)
         for part in holders:
             addends = tuple(Name(ADDEND, result, source, -1 if units is None else part) for source in parts)
             gives = (Name(WHOLE if units is None else OWN, result, part),)
 
             def add(values: Sequence[Any], training: bool) -> Sequence[Any]:
-                return [finished(sum(values[1:], values[0]))]
+                return [finish(sum(values[1:], values[0]))]
 
             self._add(Op(part, addends, gives, add, biased), number)
 
@@ -387,7 +404,7 @@ class _Builder:
     def _exchange(self, number: int, way: Exchanged, before: int, after: int, layer: Any, parts: Sequence[int]) -> None:
         """Add a call that exchanges numbers of the units of all parts, not the units."""
         assert way.takes is not None
-        self.cut[after], self.holders[after], self.numbers[after] = way.gives, [], way.shape
+        self.cut[after], self.holders[after], self.statistic_shapes[after] = way.gives, [], way.shape
         shares, numbers = [self._units_at(before, part, way.takes) for part in parts], tuple[Name, ...]()
         for step, kind in enumerate(way.kinds):
             next_shares = [Name(BEFORE, after, part, step) for part in parts]
@@ -499,7 +516,7 @@ class _Builder:
         symbol = self.graph.tensors[name.tensor % count]
         shape, units = tuple(symbol.shape[1:]), self.cut.get(name.tensor)
         if name.kind in (LARGEST, TOTAL):
-            shape = self.numbers[name.tensor]
+            shape = self.statistic_shapes[name.tensor]
         elif name.kind in (OWN, BEFORE) and units is not None:
             shape = units.shape(shape, name.part % self.workers)
         elif name.kind == ADDEND and name.to >= 0 and units is not None:
