@@ -18,7 +18,7 @@ from ddlf.version import __version__
 from ddlf.worker.machine import has_module, keras_backend
 
 PACKAGE = Path(ddlf.__file__).parent
-PLACES = (PACKAGE / "templates", PACKAGE.parent / "apps")
+TEMPLATE_FOLDERS = (PACKAGE / "templates", PACKAGE.parent / "apps")
 """Where the sources are: in an installed package, and in a checkout."""
 
 
@@ -102,7 +102,7 @@ def write(folder: Path, name: str) -> list[Path]:
 
 def _source(template: ProjectTemplate, source: str, called: str) -> str:
     """Return the text of a project's file, with its requirements in the form of PEP 723."""
-    path = next(folder / source for folder in PLACES if (folder / source).is_file())
+    path = next(folder / source for folder in TEMPLATE_FOLDERS if (folder / source).is_file())
     text = path.read_text(encoding="utf-8")
     for new_name, old_name in {**template.files, called: source}.items():
         text = re.sub(rf"(apps/)?\b{re.escape(old_name)}\b", new_name, text)

@@ -22,7 +22,7 @@ from ddlf.algorithms.partition import shuffled
 from ddlf.algorithms.reading_order import Portion, Samples
 from ddlf.algorithms.weights import Weights, difference, is_float
 from ddlf.data.app_data import batches as data_of
-from ddlf.data.app_data import content, contents, has_own_train, place_of, rows
+from ddlf.data.app_data import content, contents, data_set_of, has_own_train, rows
 from ddlf.data.stream import SampleStream, usual_memory
 from ddlf.data.trees import tree_map
 from ddlf.errors import ConfigError
@@ -147,7 +147,7 @@ class Both:
         self._names = [row[0] for row in describe_weights(app.model)]
         self._size, self._seed, self._epochs = (spec.data.batch_size, spec.seed, spec.epochs)
         self._order: Samples = shuffled(samples, self._seed, 0)
-        if place_of(app, "train") is not None:  # files in their stored order
+        if data_set_of(app, "train") is not None:  # files in their stored order
             self._order = Portion(shuffle="none", seed=self._seed, epoch=0, slots=1, start=0, stop=samples)
         self._model = KerasModel(app)
         codec = CODEC.read("float32")
@@ -227,7 +227,7 @@ class Both:
         """Return the samples with these numbers as arrays for Keras's ``fit``."""
         if not isinstance(indices, Portion):
             return tuple(tree_map(lambda array: array[indices], data_of(self._app, "train")))
-        data_set = place_of(self._app, "train")
+        data_set = data_set_of(self._app, "train")
         assert data_set is not None
         chunks = list(SampleStream(data_set, indices, self._size, usual_memory()))
         return rows(self._app, "train", {name: np.concatenate([chunk[name] for chunk in chunks]) for name in data_set})

@@ -26,7 +26,7 @@ ONE_BY_ONE = "set the iterable of batches as self.train_data, instead of x_train
 PARTS = ("train", "val", "test")
 NAMES = tuple(f"{letter}_{part}" for part in PARTS for letter in "xyw")
 """Attributes of an app with arrays: inputs, labels and sample weights of each part."""
-PLACES = tuple(f"{part}_data" for part in PARTS)
+DATA_SETS = tuple(f"{part}_data" for part in PARTS)
 """Attributes of an app with data sets of partition files. Their columns ``x``, ``y``, ``w`` are inputs, labels and
 sample weights."""
 
@@ -47,10 +47,10 @@ MEANT = {
 
 def has(app: UserApp, part: str) -> bool:
     """Return whether the app has data of a part: ``"train"``, ``"val"`` or ``"test"``."""
-    return getattr(app, f"x_{part}", None) is not None or place_of(app, part) is not None
+    return getattr(app, f"x_{part}", None) is not None or data_set_of(app, part) is not None
 
 
-def place_of(app: UserApp, part: str) -> DataSet | None:
+def data_set_of(app: UserApp, part: str) -> DataSet | None:
     """Return the data set in files that the app uses for a part, such as ``"train"``; None if the part is arrays, or
     missing.
     """
@@ -60,7 +60,7 @@ def place_of(app: UserApp, part: str) -> DataSet | None:
 
 def samples_of(app: UserApp, part: str) -> int:
     """Return the number of samples in a part of the app's data, such as ``"train"``."""
-    data_set = place_of(app, part)
+    data_set = data_set_of(app, part)
     return len(first_array(getattr(app, f"x_{part}"))) if data_set is None else data_set.manifest.samples
 
 
@@ -147,7 +147,7 @@ def check_data(app: UserApp) -> None:
         check_part(app, part)
     _check_classes(app)
     if getattr(app, "class_weight", None) is not None:
-        if (data_set := place_of(app, "train")) is not None:
+        if (data_set := data_set_of(app, "train")) is not None:
             if "w" in data_set:
                 raise AppError("both a column w of train_data and class_weight are set", hint="leave out one of them")
             return
@@ -159,7 +159,7 @@ def check_data(app: UserApp) -> None:
 
 def check_part(app: UserApp, part: str) -> None:
     """Refuse data of one part, such as ``"test"``, that cannot be used. ``check_data`` lists the errors."""
-    if (data_set := place_of(app, part)) is not None:
+    if (data_set := data_set_of(app, part)) is not None:
         _check_data_set(app, part, data_set)
         return
     values = {name: getattr(app, name, None) for name in (f"x_{part}", f"y_{part}", f"w_{part}")}
@@ -189,9 +189,9 @@ def _check_classes(app: UserApp) -> None:
     """Refuse test or validation data in which a label number means another class than in the training data, because
     evaluation would be meaningless.
     """
-    train = place_of(app, "train")
+    train = data_set_of(app, "train")
     for part in ("val", "test"):
-        held_out = place_of(app, part)
+        held_out = data_set_of(app, part)
         named = [getattr(data_set, "manifest", None) for data_set in (train, held_out)]
         pairs = zip(*(manifest.classes if manifest else () for manifest in named), strict=False)
         for number, (expected, name) in enumerate(pairs):
@@ -270,7 +270,7 @@ def take_made(app: UserApp) -> None:
     Raises:
         DatasetError: A data set cannot be used.
     """
-    for name in PLACES:
+    for name in DATA_SETS:
         if getattr(app, name, None) is not None and (converted := as_data_set(name, getattr(app, name))) is not None:
             setattr(app, name, converted)
 
@@ -290,7 +290,7 @@ def look_alikes(app: UserApp) -> list[str]:
         return []
     unused = [
         f"nothing reads the column {column} of {name}: x, y and w are read"
-        for name in PLACES
+        for name in DATA_SETS
         if (data_set := getattr(app, name, None)) is not None
         for column in data_set
         if column[0] not in "xyw" or column[1:2] not in ("", "[")
@@ -307,7 +307,7 @@ def contents(app: UserApp) -> dict[str, str]:
     one is left out.
     """
     fingerprints = {
-        name: data_set.manifest.identity for name in PLACES if (data_set := getattr(app, name, None)) is not None
+        name: data_set.manifest.identity for name in DATA_SETS if (data_set := getattr(app, name, None)) is not None
     }
     for name in NAMES:
         if getattr(app, name, None) is not None:
@@ -346,7 +346,7 @@ def content(fingerprints: dict[str, str]) -> str:
 
 def rows_of(app: UserApp) -> dict[str, Any]:
     """Return the number of training samples, and the shape and type of the first input array."""
-    if (data_set := place_of(app, "train")) is not None:
+    if (data_set := data_set_of(app, "train")) is not None:
         name = next(column for column in data_set if column == "x" or column.startswith("x["))
         column = data_set.columns[name]
         return {

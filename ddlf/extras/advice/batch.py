@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.data.app_data import place_of, samples_of
+from ddlf.data.app_data import data_set_of, samples_of
 from ddlf.data.trees import leaves, tree_map, tuples
 from ddlf.events import Advised
 from ddlf.extras.advice.arrays import sample_numbers
@@ -121,7 +121,7 @@ def rows_of(app: App, limit: int = ROWS) -> tuple[Any, ...] | None:
     """Return samples from the whole range of the training data as the arguments of Keras's ``fit``; None for data in
     files.
     """
-    if place_of(app, "train") is not None:
+    if data_set_of(app, "train") is not None:
         return None
     data = first_rows(app, "train")
     count = len(next(array for _, array in leaves(data)))
@@ -498,7 +498,7 @@ def find_train_mistake(app: App) -> str:
     Args:
         app: An app with data, and a model that may change.
     """
-    if place_of(app, "train") is not None or inspect.iscoroutinefunction(app.train):
+    if data_set_of(app, "train") is not None or inspect.iscoroutinefunction(app.train):
         return ""
     model, size = app.model, int(app.batch_size)
     app.indices = np.arange(max(1, min(samples_of(app, "train") // 2, OWN_BATCHES * size)))
@@ -565,7 +565,7 @@ def not_finite_advice(app: App) -> Advised | None:
     Args:
         app: An app with data. Its model has the last finite weights. Both stay the same.
     """
-    if place_of(app, "train") is not None or not hasattr(app, "x_train"):
+    if data_set_of(app, "train") is not None or not hasattr(app, "x_train"):
         return None
     try:
         problem = _first_not_finite(app)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.app_data import NAMES, has_own_train, place_of
+from ddlf.data.app_data import NAMES, data_set_of, has_own_train
 from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DDLFError
 from ddlf.extras.advice.arrays import compared, described
@@ -74,7 +74,7 @@ def read_into_arrays(app: App) -> bool:
     Args:
         app: The adviser's copy.
     """
-    data_sets = {part: data_set for part in PARTS if (data_set := place_of(app, part)) is not None}
+    data_sets = {part: data_set for part in PARTS if (data_set := data_set_of(app, part)) is not None}
     if "train" not in data_sets or any(
         getattr(data_set, "endless", False) or not all(data_set.availability()) or _size(data_set) > TAKEN_IN
         for data_set in data_sets.values()
@@ -124,7 +124,7 @@ def facts_of(app: App, *, workers: int | None = None, observations: Mapping[str,
     arrays = tuple(
         described(leaf, name[2:], array) for name, tree in data.items() for leaf, array in leaves(tree, name)
     )
-    data_set = place_of(app, "train")
+    data_set = data_set_of(app, "train")
     samples = data_set.manifest.samples if data_set is not None else _count(data.get("x_train"))
     model = vars(app).get("model")
     layers = layers_of(model) if model is not None else ()

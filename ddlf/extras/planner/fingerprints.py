@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlf.data.app_data import has, place_of, samples_of
+from ddlf.data.app_data import data_set_of, has, samples_of
 from ddlf.data.trees import leaves
 from ddlf.rpc.code import own_modules
 from ddlf.training.context import App
@@ -27,7 +27,7 @@ def data_of(app: App) -> str:
     if not has(app, "train"):
         return ""
     digest = hashlib.sha256()
-    if (data_set := place_of(app, "train")) is not None:
+    if (data_set := data_set_of(app, "train")) is not None:
         digest.update(str(data_set.manifest.identity).encode())
     for name in ("x_train", "y_train", "w_train"):
         if (value := getattr(app, name, None)) is None:

@@ -152,13 +152,13 @@ class Trial:
 
     def _task(self, batch: int, encoded: Any) -> Any:
         from ddlf.algorithms.reading_order import Portion
-        from ddlf.data.app_data import place_of, samples_of
+        from ddlf.data.app_data import data_set_of, samples_of
         from ddlf.training.slot.task import Task
 
         samples = samples_of(self._app, "train")
         count = min(samples, self._steps * batch)
         indices: Any = np.arange(count)
-        if place_of(self._app, "train") is not None:
+        if data_set_of(self._app, "train") is not None:
             indices = Portion(shuffle="none", seed=0, epoch=0, slots=1, start=0, stop=samples, end=count)
         return Task(
             slot=0,

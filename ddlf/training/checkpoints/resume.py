@@ -18,7 +18,7 @@ from typing import Any
 
 from ddlf.algorithms.rule_text import Named
 from ddlf.algorithms.weights import Weights
-from ddlf.data.app_data import place_of
+from ddlf.data.app_data import data_set_of
 from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged, Warned
 from ddlf.settings.setting import Use
@@ -374,7 +374,7 @@ def settings_of(app: App, spec: RunSpec) -> dict[str, Any]:
         **app.run_context.data.facts(),
         **(
             {"files": dict(data_set.sources)}
-            if (data_set := place_of(app, "train")) is not None and data_set.sources
+            if (data_set := data_set_of(app, "train")) is not None and data_set.sources
             else {}
         ),
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],

@@ -420,7 +420,7 @@ def _tell(app: App, opening: Opening, seconds: float) -> None:
     for name in app_data.NAMES:
         if getattr(app, name, None) is not None and (values := not_finite(getattr(app, name))):
             app.run_context.emit(Warned(about="data", why=f"{values} of {name} are NaN or infinite"))
-    if (data := app_data.place_of(app, "train")) is not None:
+    if (data := app_data.data_set_of(app, "train")) is not None:
         for sentence in filter(None, (data.inexact, *data.notes)):
             app.run_context.emit(Warned(about="data", why=sentence))
     for sentence in app_data.look_alikes(app):

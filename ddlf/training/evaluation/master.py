@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.data.app_data import check_part, has, place_of
+from ddlf.data.app_data import check_part, data_set_of, has
 from ddlf.data.trees import grown, leaves
 from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import Evaluated, ModelSaved, Warned, What
@@ -62,7 +62,7 @@ def check_test_data(app: App) -> None:
     if wrong and app.evaluate_every:
         method = app.run_context.data.evaluated_in
         raise AppError(f"evaluate_every={app.evaluate_every}, but {wrong}", hint=f"set x_test, y_test in {method}")
-    if wrong and (hasattr(app, "x_test") or place_of(app, "test") is not None):
+    if wrong and (hasattr(app, "x_test") or data_set_of(app, "test") is not None):
         app.run_context.emit(Warned(about="data", why=f"{wrong}: it cannot be evaluated"))
 
 
@@ -106,7 +106,7 @@ async def measured(
         return {f"val_{name}": value for name, value in values.items()} if validates else values
     shapes = [getattr(array, "shape", ()) for _, array in leaves(getattr(app, f"x_{part}", None))]
     samples = next((shape[0] for shape in shapes if shape), 0)  # the evaluation itself refuses other types
-    if (data_set := place_of(app, part)) is not None:
+    if (data_set := data_set_of(app, part)) is not None:
         samples = data_set.manifest.samples
     tell = asyncio.get_running_loop().call_soon_threadsafe
     with Phase(app.run_context.emit, activity, total=samples, unit="samples") as phase:
@@ -274,7 +274,7 @@ def check_test(app: App) -> None:
 def wrong_with_test(app: App) -> str:
     """Return the reason why the model cannot be evaluated on the app's test data; empty if none is known."""
     try:
-        if place_of(app, "test") is not None:
+        if data_set_of(app, "test") is not None:
             check_part(app, "test")
     except DDLFError as error:
         return error.message
@@ -307,7 +307,7 @@ def wrong_with_test(app: App) -> str:
 
 def _shapes(app: App, kind: str, part: str) -> list[tuple[int, ...]]:
     """Return the shape of each array of inputs (``"x"``) or labels (``"y"``); empty if there are none."""
-    if (data_set := place_of(app, part)) is not None:
+    if (data_set := data_set_of(app, part)) is not None:
         columns, samples = data_set.columns, data_set.manifest.samples
         return [
             (samples, *columns[name].shape) for _, name in leaves(grown({name: name for name in columns}, kind)) if name

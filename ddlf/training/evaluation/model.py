@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlf.algorithms.reading_order import Portion
-from ddlf.data.app_data import batches, place_of, samples_of
+from ddlf.data.app_data import batches, data_set_of, samples_of
 from ddlf.data.stream import LEAST_BATCHES
 from ddlf.errors import ConfigError
 from ddlf.rpc.iworker import drop_error
@@ -120,7 +120,7 @@ def batches_of(app: App, part: str, batch_size: int) -> Iterator[tuple[Any, ...]
     Raises:
         ConfigError: This machine has too little memory for batches of this size.
     """
-    if place_of(app, part) is not None:
+    if data_set_of(app, part) is not None:
         feed = _feed(app, part, batch_size)
         assert isinstance(feed, FileFeed)
         return feed.read()
@@ -199,7 +199,7 @@ def fitting(app: App, part: str, batch_size: int) -> int:
     Args:
         app, part, batch_size: Arguments of ``evaluate``. Validation data keep the batch size of training.
     """
-    data_set = place_of(app, part)
+    data_set = data_set_of(app, part)
     if data_set is None or part != "test":
         return batch_size
     return max(min(batch_size, memory_of(app) // LEAST_BATCHES // data_set.row_bytes), 1)
@@ -237,7 +237,7 @@ def _feed(app: App, part: str, batch_size: int, begin: int = 0, end: int | None 
     One feed for each part is kept while the data stay the same, because TensorFlow does not free the memory of an old
     one.
     """
-    data_set = place_of(app, part)
+    data_set = data_set_of(app, part)
     data = batches(app, part) if data_set is None else (data_set,)
     feed, *feed_key = app.run_context.feeds.get(part, (None,))
     now = [batch_size, *map(id, data)]

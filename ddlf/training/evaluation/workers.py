@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data.app_data import content_of, place_of, samples_of
+from ddlf.data.app_data import content_of, data_set_of, samples_of
 from ddlf.events import Warned
 from ddlf.events.phases import Phase
 from ddlf.training.context import App
@@ -173,7 +173,7 @@ class _Counted:
 
 def elsewhere(app: App, part: str) -> str:
     """Return the reason why workers do not have the whole of a part of the data; "" if they do."""
-    data_set = place_of(app, part)
+    data_set = data_set_of(app, part)
     if data_set is not None and data_set.manifest.hosts:
         return f"each worker has some of the files of {data_set}"
     return data_set.inexact if data_set is not None else ""
@@ -181,7 +181,7 @@ def elsewhere(app: App, part: str) -> str:
 
 def fingerprints(app: App, part: str) -> dict[str, str]:
     """Return the fingerprint of each attribute with data of a part, in arrays or files."""
-    data_set = place_of(app, part)
+    data_set = data_set_of(app, part)
     return content_of(app, part) if data_set is None else {f"{part}_data": data_set.manifest.identity}
 
 

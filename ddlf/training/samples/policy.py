@@ -198,7 +198,7 @@ class PrivateData(CommonData):
     # -- on a worker --------------------------------------------------------------------------------------------------
 
     def described(self, app: App, fingerprints: dict[str, str]) -> dict[str, Any]:
-        if app_data.place_of(app, "train") is not None:
+        if app_data.data_set_of(app, "train") is not None:
             raise DatasetError(
                 "private=True is for arrays, and load_dataset has set train_data",
                 hint="set self.x_train and self.y_train, for instance self.x_train = self.train_data['x']",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlf.data.app_data import batches, has, has_own_train, place_of, rows, suggestion
+from ddlf.data.app_data import batches, data_set_of, has, has_own_train, rows, suggestion
 from ddlf.data.data_set import DataSet
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
@@ -84,7 +84,7 @@ def ready_model(app: App) -> Any:
             f"the model {model.name!r} is compiled without a loss",
             hint='give it a loss: self.model.compile(optimizer, "categorical_crossentropy"), or another one',
         )
-    data_set = place_of(app, "train")
+    data_set = data_set_of(app, "train")
     lacks = getattr(app, "y_train", None) is None if data_set is None else not any(name[0] == "y" for name in data_set)
     if lacks and has(app, "train") and _needs_labels(model):
         raise AppError(
@@ -118,7 +118,7 @@ def _check_one_input(app: App, model: Any) -> None:
     import keras
 
     if isinstance(model, keras.Sequential) and model.built and has(app, "train"):
-        data_set = place_of(app, "train")
+        data_set = data_set_of(app, "train")
         # A file may be damaged, which on_bad decides later: names and shapes are known without reading one.
         x = (batches(app, "train") if data_set is None else _made_up_rows(app, "train", data_set))[0]
         if isinstance(x, dict) and len(model.inputs) == 1:
@@ -132,7 +132,7 @@ def first_rows(app: App, part: str) -> tuple[Any, ...]:
     """Return the first rows of a part of an app's data, in the form for ``fit``. Arrays are returned whole."""
     if not has(app, part) and (like := app.run_context.data.like(app)) is not None:
         return like  # type: ignore[no-any-return]
-    if (data_set := place_of(app, part)) is None:
+    if (data_set := data_set_of(app, part)) is None:
         return batches(app, part)
     if not any(data_set.availability()):
         return _made_up_rows(app, part, data_set)

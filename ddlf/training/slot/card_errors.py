@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddlf.data.app_data import batches, has_own_train, place_of
+from ddlf.data.app_data import batches, data_set_of, has_own_train
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError, DDLFError, OutOfMemory
 from ddlf.training.context import App
@@ -113,7 +113,7 @@ def largest_that_fits(app: App, model: Any, batch_size: int) -> int:
         model: Its Keras model.
         batch_size: Samples in the batch that did not fit.
     """
-    if place_of(app, "train") is not None or has_own_train(app):
+    if data_set_of(app, "train") is not None or has_own_train(app):
         return 0
     arrays = batches(app, "train")
     for _ in range(HALVINGS):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ddlf.algorithms.reading_order import Portion, Turned
-from ddlf.data.app_data import batches, place_of, rows
+from ddlf.data.app_data import batches, data_set_of, rows
 from ddlf.data.array_cache import ArrayCache
 from ddlf.data.data_set import DataSet
 from ddlf.data.stream import LEAST_BATCHES, SampleStream, usual_memory
@@ -191,7 +191,7 @@ class FileFeed:
         import keras
 
         self._app, self._part, self.batch_size, self._ends = app, part, batch_size, ends
-        data_set = place_of(app, part)
+        data_set = data_set_of(app, part)
         assert data_set is not None
         self.data: DataSet = data_set
         self._memory = memory_of(app)
@@ -392,7 +392,7 @@ class TrainingSamples:
         if self._feed is not None and self._feed[0] != batch_size:
             self._feed = batch_size, self._feed[1].with_batches_of(batch_size)
         if self._feed is None:
-            if place_of(self._app, "train") is not None:
+            if data_set_of(self._app, "train") is not None:
                 return self._reading(batch_size)
             feed = make_feed(batches(self._app, "train"), batch_size)
             # TensorFlow copies arrays into tensors. Keep views of these instead, so that the data is in memory once.

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlf.algorithms.local_rules import LOCAL, Control, LocalRule, Plain
 from ddlf.algorithms.weights import Weights
-from ddlf.data.app_data import place_of
+from ddlf.data.app_data import data_set_of
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.callbacks.checks import look_at_batches
 from ddlf.training.context import App
@@ -402,7 +402,7 @@ def entries_of(app: App) -> np.ndarray[Any, Any]:
     masked = masked_loss(app.model)
     if masked is None:
         return NONE
-    if place_of(app, "train") is not None:
+    if data_set_of(app, "train") is not None:
         raise ConfigError(
             "the loss Masked weighs updates by the entries that count, and the entries of partition files are unknown before reading",
             hint="train on arrays: self.y_train = self.train_data['y']",

@@ -20,7 +20,7 @@ import numpy as np
 
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights, is_float
-from ddlf.data.app_data import NAMES, check_data, contents, place_of, samples_of, take_made
+from ddlf.data.app_data import NAMES, check_data, contents, data_set_of, samples_of, take_made
 from ddlf.data.array_cache import ArrayCache, unchanging
 from ddlf.data.remote_folder import RemoteFolder
 from ddlf.data.trees import tree_map
@@ -155,7 +155,7 @@ class Replica:
             return None
         self._worker.tell(what="loading")
         data: dict[str, Any] = await compute(self.load_data, fingerprints or {}, array_cache)
-        if data["here"] is not None and (data_set := place_of(self.app, "train")) is not None:
+        if data["here"] is not None and (data_set := data_set_of(self.app, "train")) is not None:
             data_set.beside(
                 RemoteFolder(str(data_set), store=PeerFiles(data_set, self._worker, asyncio.get_running_loop()))
             )
@@ -271,7 +271,7 @@ class Replica:
     @offered
     async def file(self, name: str, begin: int, nbytes: int) -> Any:
         """Return some bytes of a partition file on this machine's disks, as an array; None if the file is missing."""
-        data_set = place_of(self.app, "train")
+        data_set = data_set_of(self.app, "train")
         return (
             None if data_set is None else await asyncio.to_thread(data_set.piece, name, begin, min(nbytes, PIECE_BYTES))
         )
@@ -646,6 +646,6 @@ def load_data(
 
 def _files_here(app: App) -> bytes | None:
     """Return for each file of the training data, as one bit, whether it is on a local disk. None if all are."""
-    data_set = place_of(app, "train")
+    data_set = data_set_of(app, "train")
     on_disk = () if data_set is None else data_set.availability()
     return None if all(on_disk) else np.packbits(np.array(on_disk, np.bool_)).tobytes()
