@@ -588,19 +588,19 @@ async def test_each_asynchronous_checkpoint_is_consistent_and_resumes(tmp_path):
 
 async def test_checkpoint_is_consistent_also_on_a_slow_disk(tmp_path):
     continued = threading.Event()
-    usual_seal, usual_left = checkpoints.seal, SlotStates.left
+    usual_seal, usual_accept = checkpoints.seal, SlotStates.accept
 
     def slowly(content):
         continued.wait(PATIENCE_S)
         return usual_seal(content)
 
-    def on_left(self, *arguments):
-        usual_left(self, *arguments)
+    def on_accept(self, *arguments):
+        usual_accept(self, *arguments)
         if app.run_context.progress.version:
             continued.set()  # training continues while the earlier state is written
 
     app = FakeRun(mode="async", checkpoint=tmp_path, checkpoint_keep=99)
-    with mock.patch.object(checkpoints, "seal", slowly), mock.patch.object(SlotStates, "left", on_left):
+    with mock.patch.object(checkpoints, "seal", slowly), mock.patch.object(SlotStates, "accept", on_accept):
         await app.train_model()
     folder = CheckpointFolder(tmp_path)
     for number in range(1, 9):

@@ -165,6 +165,6 @@ async def test_silence_is_a_failed_link_only_if_the_master_reaches_both(answers)
     crew.connected[2].answers = answers
     crew.members.silent(1, 2, "no heartbeat for 4.0 s")
     crew.members.silent(1, 9, "no heartbeat for 4.0 s")  # worker 9 has been lost in the meantime
-    await asyncio.gather(*crew.members._looking)
+    await asyncio.gather(*crew.members._searches)
     assert len(crew.out) == answers
     await crew.members.close()

@@ -135,15 +135,15 @@ async def test_mean_is_stored_beside_the_state_of_a_slot():
     async def first_slice(*_):
         return 2
 
-    async def written(*_):
+    async def write_states(*_):
         return list(lengths)
 
     async def mean(*_):
         return {"optimizer": 3}
 
     sharded = SimpleNamespace(
-        _places=SimpleNamespace(write=first_slice, write_mean=mean),
-        _states=SimpleNamespace(written=written, averaged="optimizer"),
+        _remote_weights=SimpleNamespace(write=first_slice, write_mean=mean),
+        _states=SimpleNamespace(write=write_states, averaged="optimizer"),
         _run=SimpleNamespace(facts=SimpleNamespace(names=[]), slots=1),
     )
     await Sharded._write(sharded, SimpleNamespace(means={"optimizer": False}), [], slices)
