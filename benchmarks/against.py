@@ -145,8 +145,8 @@ def main() -> None:
                 pairs = []
                 for repeat in range(options.repeats):
                     trees = (ROOT, other) if repeat % 2 else (other, ROOT)
-                    trees_seconds = {tree: run(tree, part) for tree in trees}
-                    pairs.append((trees_seconds[ROOT], trees_seconds[other]))
+                    seconds_of = {tree: run(tree, part) for tree in trees}
+                    pairs.append((seconds_of[ROOT], trees_seconds[other]))
                 for measurement in pairs[0][0]:
                     ratios = [ours[measurement] / base[measurement] for ours, base in pairs]
                     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3

@@ -255,10 +255,10 @@ def arguments() -> argparse.ArgumentParser:
     growth_parser = verbs.add_parser("growth")
     growth_parser.add_argument("--caps", type=lambda text: list(map(int, text.split(","))), default=[32, 128, 512])
     growth_parser.add_argument("--times", type=int, default=4, help="data, of the cap")
-    two = verbs.add_parser("group")
-    two.add_argument("--gib", type=float, default=15)
-    two.add_argument("--limit-mib", type=int, default=1536)
-    for verb in (growth_parser, two):
+    group_parser = verbs.add_parser("group")
+    group_parser.add_argument("--gib", type=float, default=15)
+    group_parser.add_argument("--limit-mib", type=int, default=1536)
+    for verb in (growth_parser, group_parser):
         verb.add_argument("--folder", help="where the data is meanwhile")
     three = verbs.add_parser("trained")
     three.add_argument("place")

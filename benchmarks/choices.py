@@ -498,7 +498,7 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
     situations = drawn(options.seed)
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     print(
-        table([["", *HEAD], *([str(number), *outcome.cells()] for number, outcome in enumerate(situations, 1))]),
+        table([["", *HEAD], *([str(number), *situation.cells()] for number, situation in enumerate(situations, 1))]),
         flush=True,
     )
     outcomes, failed = dict[int, Outcome](), 0

@@ -342,7 +342,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
         return []
     if options.quick:
         options.parameters, options.star_most, options.rounds = "1e6,1e7", 1e6, 2
-    sizes, options.token, rows = [int(float(row)) for row in options.parameters.split(",")], new_token(), []
+    sizes, options.token, rows = [int(float(number)) for number in options.parameters.split(",")], new_token(), []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without taking the machines away
     with tempfile.TemporaryDirectory() as folder, Network(options.workers + 1, options.rate) as network:
         for tls_text in options.tls:

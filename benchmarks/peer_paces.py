@@ -262,7 +262,7 @@ def train(
             take(entry, now)
         if not (learner.waits and rule == ROUNDS):
             push(now + 1 / learner.kind.pace, number, None)
-    final = mean_of_swaps([part(array) for array in ledger.all_sets()])
+    final = mean_of_swaps([part(number) for number in ledger.all_sets()])
     return [right(final, *half) for half in halves], list(np.mean(waiting, axis=0))
 
 

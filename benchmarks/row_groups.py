@@ -169,7 +169,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     print(table(rows))
     if {"parquet", "partition"} <= result_of.keys():
         pairs = zip(result_of["partition"]["seconds"], result_of["parquet"]["seconds"], strict=True)
-        print("parquet / partition:", ", ".join(f"{own_folder / rows:.2f}" for own_folder, rows in pairs))
+        print("parquet / partition:", ", ".join(f"{partition_s / parquet_s:.2f}" for partition_s, parquet_s in pairs))
     if {"parquet", "killed"} <= result_of.keys():
         print("same SHA-256 after a kill:", result_of["parquet"]["sha256"] == result_of["killed"]["sha256"])
     return result_of

@@ -49,9 +49,9 @@ def _part(text: str) -> tuple[int, int]:
     return int(number) - 1, int(of)
 
 
-def main(arguments_of_command: Sequence[str] | None = None) -> list[Record]:
+def main(argv: Sequence[str] | None = None) -> list[Record]:
     """Run the benchmark, print the report, and return the records."""
-    options = arguments().parse_args(arguments_of_command)
+    options = arguments().parse_args(argv)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with tempfile.TemporaryDirectory() as folder:
         options.out = options.out or Path(folder) / "records.jsonl"
@@ -116,9 +116,9 @@ def _all(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
     earlier = records_in(options.out)
     bases: dict[str, Any] = {record["programs"]: record for record in earlier if "programs" in record}
     done = {_key(record): record for record in earlier}
-    chosen = [record for record in DEFECTS if _is_meant(options, record.kind, record.base, *record.rules)]
+    chosen = [defect for defect in DEFECTS if _is_meant(options, defect.kind, defect.base, *defect.rules)]
     repeated: set[str] = set()
-    chosen.sort(key=lambda record: record.base)
+    chosen.sort(key=lambda defect: defect.base)
     for defect in chosen[len(chosen) * number // parts : len(chosen) * (number + 1) // parts]:
         before = done.get(("", "", defect.kind, defect.base, defect.mark))
         if (
@@ -135,7 +135,9 @@ def _all(options: argparse.Namespace, folder: Path) -> Iterator[Record]:
         repeated.add(defect.base)
         yield of_defect(defect, bases[defect.base], folder, before, not options.untrained)
     healthy = (
-        [record for record in programs(folder) if _is_meant(options, *record[:2])] if options.what != "defects" else []
+        [program for program in programs(folder) if _is_meant(options, *program[:2])]
+        if options.what != "defects"
+        else []
     )
     for whole in healthy[number::parts]:
         if ("", whole[1], "", "", "") in done and not options.again:

@@ -265,7 +265,7 @@ def _mended(
     same = earlier.get("fix", {}) if earlier is not None else {}
     again = written(path.parents[1], "mended", text)
     try:
-        left = {advice[0] for advice in found_in(ask_adviser(app_of(again), defect.level))}
+        left = {entry[0] for entry in found_in(ask_adviser(app_of(again), defect.level))}
         facts["silent"] = not ids & left
         if not defect.nature and not mutant.get("untrained"):
             if text == healthy(defect.base):
