@@ -146,7 +146,7 @@ def main() -> None:
                 for repeat in range(options.repeats):
                     trees = (ROOT, other) if repeat % 2 else (other, ROOT)
                     seconds_of = {tree: run(tree, part) for tree in trees}
-                    pairs.append((seconds_of[ROOT], trees_seconds[other]))
+                    pairs.append((seconds_of[ROOT], seconds_of[other]))
                 for measurement in pairs[0][0]:
                     ratios = [ours[measurement] / base[measurement] for ours, base in pairs]
                     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
