@@ -154,9 +154,9 @@ async def wrong_labels(cluster: Cluster, pickled: bytes, facts: AppFacts) -> dic
         facts: The facts of the app.
 
     Returns:
-        A dict with ``doubted`` or ``left``; empty for an app without classes. ``doubted`` has the ``count`` of doubtful
+        A dict with ``doubted`` or ``skipped``; empty for an app without classes. ``doubted`` has the ``count`` of doubtful
         labels among ``of`` labels, their ``samples``, the most doubtful first, and for some of them the ``pairs`` of
-        given and likely label. ``left`` is the reason why the labels were not checked.
+        given and likely label. ``skipped`` is the reason why the labels were not checked.
     """
     head = _classes(facts)
     if head is None:

@@ -43,7 +43,7 @@ def test_train_block_takes_every_setting_except_objects():
         model = read(DIGITS + text.replace("~", "none"))
         problems = Problems(model.text, model.file)
         read_train(model.train, problems)
-        message = str(problems._found)
+        message = str(problems._errors)
         assert ("objects of a program" in message) == (name in NOT_WRITTEN)
         assert "has no key" not in message
 
