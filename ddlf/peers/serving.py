@@ -262,7 +262,7 @@ def _of_text(path: Path, arrays: Any, source: str, classes: tuple[str, ...] = ()
     """
     text = read_text(path)
     notation = provided("Notation", "ddlf peers")(text, str(path))
-    shapes = [head.wanted for head in notation.parsed.graph.heads]
+    shapes = [head.declared_shape for head in notation.parsed.graph.heads]
     if all(shapes):
         _check_outputs(classes, shapes)
     fitted = None
