@@ -23,7 +23,7 @@ def test_the_same_seed_and_round_give_the_same_bits(n, seed, round):
     assert shuffled(n, seed, round).tobytes() == shuffled(n, seed, round).tobytes()
 
 
-@given(seed=seeds, one=rounds, other=rounds)
+@given(seed=seeds, first=rounds, second=rounds)
 def test_different_rounds_have_different_orders(seed, first, second):
     assume(first != second)
     assert not np.array_equal(shuffled(1000, seed, first), shuffled(1000, seed, second))
