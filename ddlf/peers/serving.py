@@ -188,8 +188,8 @@ def read_model(
     converged, left_out = None, tuple[str, ...]()
     if app_class is not None:
         app = app_class()
-        asyncio.run(_created(app))
-        app_model, converged = app.model, _converged(app)
+        asyncio.run(_create_app(app))
+        app_model, converged = app.model, _convergence_test(app)
         text = settled_text(text_of_model(app_model), str(path), None).text
         variables = provided("named_weights", "ddlf peers")(app_model)
         first = {name: np.array(array) for name, array in variables.items()}
@@ -278,11 +278,11 @@ def _of_text(path: Path, arrays: Any, source: str, classes: tuple[str, ...] = ()
     )
 
 
-async def _created(app: Any) -> None:
+async def _create_app(app: Any) -> None:
     await awaited(app.create_model())
 
 
-def _converged(app: Any) -> Callable[[RoundRecord], bool] | None:
+def _convergence_test(app: Any) -> Callable[[RoundRecord], bool] | None:
     """Return the app's own ``is_convergent`` as a plain function; None if the app has none."""
     if type(app).is_convergent is IApp.is_convergent:
         return None
@@ -630,7 +630,7 @@ async def serve(
         tasks.append(asyncio.ensure_future(invite()))
 
     try:
-        with _announced(path, facts):
+        with _announce(path, facts):
             await server.serve(sock, ready, context)
             await asyncio.gather(*tasks, return_exceptions=True)
         server.tell_end()
@@ -697,7 +697,7 @@ def place_of(sock: socket.socket, certificate: Path | None) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _announced(path: Path, facts: dict[str, Any]) -> Iterator[None]:
+def _announce(path: Path, facts: dict[str, Any]) -> Iterator[None]:
     """Write address and secret of the server, so that other commands of its owner find it. The port stays after the end,
     for a resumed run.
     """
