@@ -94,8 +94,8 @@ class Counting(SwapLedger):
         super().__init__(plan)
         self._count_of, self._samples_of = count, samples
 
-    def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
-        instructions = super()._posted(entry, member)
+    def _on_posted(self, entry: Posted, member: Member) -> list[Instruction]:
+        instructions = super()._on_posted(entry, member)
         more = self.counted(entry) - (entry.updates > 0)
         member.trainings += more
         self.sets[entry.set].trainings += more

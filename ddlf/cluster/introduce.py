@@ -121,7 +121,7 @@ async def _dial_back(
     if the caller has no address, or if a user has given one for the called worker, which must lead to it.
     """
     addresses = _candidates(caller, callee, endpoints)
-    if not addresses or _advertised(callee, endpoints[callee], caller.id):
+    if not addresses or _advertised_addresses(callee, endpoints[callee], caller.id):
         return None
     number = offer_number(peer_pass(callee.identity.key["lease"], run, caller.facts["executor"]))
     try:
@@ -152,7 +152,9 @@ async def _endpoint(worker: ProxyWorker) -> dict[str, Any]:
         ) from error
 
 
-def _advertised(worker: ProxyWorker, endpoint: Mapping[str, Any], caller: int | None = None) -> list[tuple[str, int]]:
+def _advertised_addresses(
+    worker: ProxyWorker, endpoint: Mapping[str, Any], caller: int | None = None
+) -> list[tuple[str, int]]:
     """Return the addresses that a user has given for reaching a worker.
 
     They come from ``advertise`` in cluster.yaml, either for all callers or for this one, and from the worker's
@@ -174,7 +176,7 @@ def _check_distinct(endpoints: Mapping[ProxyWorker, dict[str, Any]]) -> None:
     """Raise ``ConfigError`` if two workers advertise the same address. This check needs no connection."""
     workers_by_address: dict[tuple[str, int], ProxyWorker] = {}
     for worker, endpoint in endpoints.items():
-        for host, port in _advertised(worker, endpoint):
+        for host, port in _advertised_addresses(worker, endpoint):
             other = workers_by_address.setdefault((same_host(host), port), worker)
             if other is not worker:
                 raise ConfigError(
@@ -218,7 +220,7 @@ def _candidates(
     worker: ProxyWorker, caller: ProxyWorker, endpoints: Mapping[ProxyWorker, dict[str, Any]]
 ) -> list[tuple[str, int, bool]]:
     endpoint = endpoints[worker]
-    advertised = _advertised(worker, endpoint, caller.id)
+    advertised = _advertised_addresses(worker, endpoint, caller.id)
     return candidates(advertised, (worker.host, worker.port), endpoint, endpoints[caller]["machine"])
 
 

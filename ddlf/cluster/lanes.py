@@ -39,11 +39,11 @@ class Habit:
     def took(self, seconds: float) -> None:
         """Record the seconds that one call took on a worker."""
         self.calls += 1
-        self.seconds = _mixed(self.seconds, seconds, max(RECENT, 1 / self.calls))
+        self.seconds = _moving_mean(self.seconds, seconds, max(RECENT, 1 / self.calls))
 
     def carried(self, bytes: float) -> None:
         """Record the bytes of one call, in both directions."""
-        self.bytes = _mixed(self.bytes, bytes, RECENT)
+        self.bytes = _moving_mean(self.bytes, bytes, RECENT)
 
 
 W = TypeVar("W")
@@ -119,8 +119,8 @@ class Lane(Generic[W]):
 
     def measured_way(self, seconds: float) -> None:
         """Record the extra seconds of a call that met an empty lane: its duration minus its computation."""
-        self.way_s = _mixed(self.way_s or None, seconds, RECENT)
+        self.way_s = _moving_mean(self.way_s or None, seconds, RECENT)
 
 
-def _mixed(mean: float | None, value: float, weight: float) -> float:
+def _moving_mean(mean: float | None, value: float, weight: float) -> float:
     return value if mean is None else mean + weight * (value - mean)

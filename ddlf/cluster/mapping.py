@@ -283,7 +283,7 @@ class Map:
         task = asyncio.get_running_loop().create_task(self._tally.item(number, args))
         self._untaken += 1
         self._open.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
         if self._ordered:
             self._next.put_nowait(task)
         await asyncio.sleep(0)  # lets the new task ask for a worker first
@@ -298,7 +298,7 @@ class Map:
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_end(self, task: asyncio.Task[Any]) -> None:
         self._open.discard(task)
         if not self._ordered:
             self._next.put_nowait(task)

@@ -245,7 +245,7 @@ class Posting(Peer):
             if isinstance(message, End) and message.over:
                 self.why_over = message.why
             elif isinstance(message, End):
-                self._ended(message)
+                self._on_end(message)
             elif message is None and not self._connection.is_open:
                 break
 

@@ -305,12 +305,12 @@ class WeightLedger(ABC):
                     del self.invitations[entry.code]
                 self.members[entry.peer] = Member(key=entry.key)
             case Arrived():
-                instructions = self._arrived(entry)
+                instructions = self._on_arrived(entry)
             case Posted():
                 member = self.members[entry.peer]
                 self._count("posts")
                 member.count_post(entry.number, entry.updates, entry.at)
-                instructions = self._posted(entry, member)
+                instructions = self._on_posted(entry, member)
                 if entry.set in self.sets:
                     member.length, member.moved, member.trained = entry.length, entry.moved, entry.updates
                     member.longest = max(member.longest, entry.length)
@@ -320,31 +320,31 @@ class WeightLedger(ABC):
                 self._count("rejected")
                 member.number = entry.number
                 member.was_rejected(entry.strike, entry.at)
-                instructions = self._refused(entry.peer)
-                instructions += [*self._lost(entry.peer), self._begin_again(entry.peer, "rejected", entry.why)]
+                instructions = self._on_refused(entry.peer)
+                instructions += [*self._on_lost(entry.peer), self._begin_again(entry.peer, "rejected", entry.why)]
             case Lost():
                 self._count("lost")
-                instructions = [*self._lost(entry.peer), self._begin_again(entry.peer, "replace", entry.why)]
+                instructions = [*self._on_lost(entry.peer), self._begin_again(entry.peer, "replace", entry.why)]
             case Left():
                 member = self.members[entry.peer]
                 if member.present and member.shard:
                     self.free_shards.append(member.shard)
                 member.present, member.removed = False, entry.removed
-                instructions = self._left(entry.peer)
+                instructions = self._on_left(entry.peer)
             case Validated():
-                self._validated(entry)
+                self._on_validated(entry)
             case Ended():
                 self.ended = entry.why
-                instructions = self._merge_asked()
+                instructions = self._on_merge_asked()
             case MergeAsked():
-                instructions = self._merge_asked()
+                instructions = self._on_merge_asked()
             case Merged():
                 self.releases = entry.releases
-                instructions = self._merged(entry)
+                instructions = self._on_merged(entry)
             case Closed():
-                instructions = self._closed(entry)
+                instructions = self._on_closed(entry)
             case Summed():
-                instructions = self._summed(entry)
+                instructions = self._on_summed(entry)
         instructions += self._further()
         if self.ended and not self.over and self.pending() is None:
             self.over = True
@@ -532,44 +532,44 @@ class WeightLedger(ABC):
         return NO_SET
 
     @abstractmethod
-    def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
+    def _on_posted(self, entry: Posted, member: Member) -> list[Instruction]:
         """Take a set, and return the answer."""
 
     @abstractmethod
-    def _merged(self, entry: Merged) -> list[Instruction]:
+    def _on_merged(self, entry: Merged) -> list[Instruction]:
         """Take a mean that the server has computed."""
 
     @abstractmethod
-    def _left(self, peer: int) -> list[Instruction]:
+    def _on_left(self, peer: int) -> list[Instruction]:
         """Take back the sets of a peer that has gone."""
 
     @abstractmethod
-    def _lost(self, peer: int) -> list[Instruction]:
+    def _on_lost(self, peer: int) -> list[Instruction]:
         """Take back the sets of a peer that has lost its weights: its next post contains none of them."""
 
     @abstractmethod
-    def _merge_asked(self) -> list[Instruction]:
+    def _on_merge_asked(self) -> list[Instruction]:
         """Begin to merge all sets."""
 
     @abstractmethod
     def _further(self) -> list[Instruction]:
         """Return what else is to do now."""
 
-    def _closed(self, entry: Closed) -> list[Instruction]:
+    def _on_closed(self, entry: Closed) -> list[Instruction]:
         return []
 
     def _admit_summed(self, entry: Summed) -> None:
         raise Unfit("this training has no secure sums")
 
-    def _summed(self, entry: Summed) -> list[Instruction]:
+    def _on_summed(self, entry: Summed) -> list[Instruction]:
         return []
 
-    def _refused(self, peer: int) -> list[Instruction]:
+    def _on_refused(self, peer: int) -> list[Instruction]:
         return []
 
     # -- common ---------------------------------------------------------------------------------------------------------
 
-    def _arrived(self, entry: Arrived) -> list[Instruction]:
+    def _on_arrived(self, entry: Arrived) -> list[Instruction]:
         member = self.members[entry.peer]
         if entry.shard in self.free_shards:
             self.free_shards.remove(entry.shard)
@@ -578,7 +578,7 @@ class WeightLedger(ABC):
         self.first_at = self.first_at or entry.at
         if entry.keeps:
             return []
-        instructions = self._lost(entry.peer)
+        instructions = self._on_lost(entry.peer)
         start = self.sets[self.start()]
         member.trainings, member.base = start.trainings, start.base
         return instructions
@@ -610,7 +610,7 @@ class WeightLedger(ABC):
         ledger_set = self.sets[number]
         self.validated, self.validated_trainings, self.validated_base = number, ledger_set.trainings, ledger_set.base
 
-    def _validated(self, entry: Validated) -> None:
+    def _on_validated(self, entry: Validated) -> None:
         if entry.set in self.sets:
             self._validate_as(entry.set)
         if entry.accuracy == entry.accuracy:

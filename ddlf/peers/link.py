@@ -110,7 +110,7 @@ class Connection:
         self._say = say
         self._retry_s = retry_s
         self._code, _, self._pin = link.code.partition(PIN)
-        self._tls = _pinned(link, self._pin) if link.scheme == "https" else None
+        self._tls = _pinned_context(link, self._pin) if link.scheme == "https" else None
         self._own_key = OwnKey(link)
         self._set_bytes = 0
         self._inbox: queue.Queue[Message | DDLFError] = queue.Queue()
@@ -313,7 +313,7 @@ class Connection:
             kind = AuthError if status in (401, 403) else ConnectError
             raise kind(f"{self._link.origin} refuses this peer: {body}", hint="ask for a new link") from None
         except (OSError, WebSocketException, TimeoutError) as error:
-            raise _unreached(self._link, error) from None
+            raise _unreachable_error(self._link, error) from None
         try:
             socket.send(frames.encode(self._hello()))
             message = frames.decode(_bytes(socket.recv(WELCOME_S)), frames.FROM_SERVER, self._set_bytes)
@@ -418,12 +418,12 @@ def _response_of(
         answer = connection.getresponse()
         return answer.status, answer.read(most), answer.headers
     except (OSError, http.client.HTTPException) as error:
-        raise _unreached(link, error) from None
+        raise _unreachable_error(link, error) from None
     finally:
         connection.close()
 
 
-def _unreached(link: Link, error: Exception) -> ConnectError:
+def _unreachable_error(link: Link, error: Exception) -> ConnectError:
     """Return the error for a server that does not answer."""
     cause, hint = str(error), GONE
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -436,7 +436,7 @@ def _unreached(link: Link, error: Exception) -> ConnectError:
     return ConnectError(f"{link.origin} cannot be reached: {cause}", hint=hint)
 
 
-def _pinned(link: Link, pin: str) -> ssl.SSLContext:
+def _pinned_context(link: Link, pin: str) -> ssl.SSLContext:
     """Return a TLS context that accepts the server's certificate: the one that the link names, or a signed one.
 
     Raises:
@@ -448,7 +448,7 @@ def _pinned(link: Link, pin: str) -> ssl.SSLContext:
     try:
         text = ssl.get_server_certificate((link.host.strip("[]"), link.port), timeout=OPEN_S)
     except OSError as error:
-        raise _unreached(link, error) from None
+        raise _unreachable_error(link, error) from None
     if hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest() != pin:
         raise AuthError(f"{link.origin} has another certificate than the link says", hint="ask for a new link")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

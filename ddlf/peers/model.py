@@ -345,10 +345,10 @@ def _optimizer_of(model: Any) -> str:
     usual = type(optimizer)().get_config()
     arguments = {"learning_rate": config["learning_rate"]}
     arguments |= {key: value for key, value in config.items() if key not in LEFT_OUT and value != usual.get(key)}
-    return f"{name}({', '.join(f'{key}={_spelled(value)}' for key, value in arguments.items())})"
+    return f"{name}({', '.join(f'{key}={_spell(value)}' for key, value in arguments.items())})"
 
 
-def _spelled(value: Any) -> str:
+def _spell(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

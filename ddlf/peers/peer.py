@@ -358,9 +358,9 @@ class Peer:
         while message is not None:
             match message:
                 case Answer():
-                    self._answered(message)
+                    self._on_answer(message)
                 case End():
-                    self._ended(message)
+                    self._on_end(message)
                 case _ if isinstance(message, MESSAGES):
                     self._pass_on(message)
                 case _:
@@ -438,15 +438,15 @@ class Peer:
             if message is None and not self._connection.is_open:  # nobody can help: continue as before
                 return
             if isinstance(message, End):
-                self._ended(message)
+                self._on_end(message)
                 return
             if isinstance(message, Answer) and message.answer in ("replace", "rejected"):
-                self._answered(replace(message, answer="rejected", why=""))
+                self._on_answer(replace(message, answer="rejected", why=""))
                 return
             if isinstance(message, MESSAGES):
                 self._pass_on(message)
 
-    def _answered(self, answer: Answer) -> None:
+    def _on_answer(self, answer: Answer) -> None:
         self._set_rate(answer.rate)
         if answer.answer == "continue":
             return
@@ -501,7 +501,7 @@ class Peer:
         self.takes += 1
         self.merges += 1
 
-    def _ended(self, end: End) -> None:
+    def _on_end(self, end: End) -> None:
         if not end.over:
             raise AuthError(f"the server has ended this peer's session: {end.why}", hint=end.hint)
         if end.set and not self._wire.fault(end.set):

@@ -68,7 +68,7 @@ class RoundLedger(WeightLedger):
     def _begin_again(self, peer: int, answer: Answer, reason: str) -> Reply:
         return self._give_base(peer, answer, reason)
 
-    def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
+    def _on_posted(self, entry: Posted, member: Member) -> list[Instruction]:
         peer = entry.peer
         member.handed = NO_SET
         if entry.base != self.base or self._in("merging"):
@@ -97,25 +97,25 @@ class RoundLedger(WeightLedger):
         self.began_at = self.began_at or entry.at
         return instructions
 
-    def _left(self, peer: int) -> list[Instruction]:
+    def _on_left(self, peer: int) -> list[Instruction]:
         self.members[peer].handed = NO_SET
         return []
 
-    def _lost(self, peer: int) -> list[Instruction]:
+    def _on_lost(self, peer: int) -> list[Instruction]:
         for number in self._in("waiting"):
             if self.sets[number].peer == peer:  # it counts in its round unless the peer posts another one
                 self.sets[number].base = NO_SET
-        return self._left(peer)
+        return self._on_left(peer)
 
-    def _merge_asked(self) -> list[Instruction]:
+    def _on_merge_asked(self) -> list[Instruction]:
         self.closed = len(self._in("waiting")) >= self.plan.least_posts
         return []
 
-    def _refused(self, peer: int) -> list[Instruction]:
+    def _on_refused(self, peer: int) -> list[Instruction]:
         self.refused = sorted({*self.refused, peer})
         return []
 
-    def _closed(self, entry: Closed) -> list[Instruction]:
+    def _on_closed(self, entry: Closed) -> list[Instruction]:
         self.closed = entry.base == self.base and len(self._in("waiting")) >= self.plan.least_posts
         return []
 
@@ -132,7 +132,7 @@ class RoundLedger(WeightLedger):
             self._move(number, "merging", self.sets[number].peer)
         return [Mean(of=tuple(waiting), base=self.base)]
 
-    def _merged(self, entry: Merged) -> list[Instruction]:
+    def _on_merged(self, entry: Merged) -> list[Instruction]:
         posted = [self.sets[number].peer for number in entry.of]
         trainings = max(self.sets[number].trainings for number in entry.of)
         self._take(entry.set, LedgerSet(state="base", trainings=trainings, base=entry.set))

@@ -139,10 +139,10 @@ class SamplePeer(Peer):
             )
         check_delta(self.how.delta, trained.samples)
         super()._take_model(SampleTrained(trained.model, trained.data, self.how), offer)
-        self._account = self._opened()
-        self._left = self._allowed()
+        self._account = self._open_account()
+        self._left = self._allowed_steps()
 
-    def _opened(self) -> ReleaseAccount:
+    def _open_account(self) -> ReleaseAccount:
         folder = account_folder(self._link)
         with explained(folder, "begin the account of releases in"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ class SamplePeer(Peer):
     def _cost(self, steps: int) -> Cost:
         return self.trained.batches(self.plan.batch_size).cost_of_steps(ME, self.how.noise, steps)
 
-    def _allowed(self) -> int | None:
+    def _allowed_steps(self) -> int | None:
         """Return how many steps the budget allows; None without a budget.
 
         Raises:

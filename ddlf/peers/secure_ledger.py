@@ -19,7 +19,7 @@ class SecureLedger(RoundLedger):
             if peer not in self.members or number <= self.members[peer].number:
                 raise Unfit(f"post {number} of peer {peer} does not fit into a sum")
 
-    def _summed(self, entry: Summed) -> list[Instruction]:
+    def _on_summed(self, entry: Summed) -> list[Instruction]:
         for peer, number, updates in zip(entry.peers, entry.numbers, entry.updates, strict=True):
             self._count("posts")
             self._count("merged")

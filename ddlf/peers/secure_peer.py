@@ -66,7 +66,7 @@ class SecurePeer:
         """
         share = self._share
         if isinstance(message, Attempt):
-            return self._offered(message)
+            return self._make_offer(message)
         if share is None or getattr(message, "attempt", "") != share.attempt:
             return None  # the attempt is void
         match message:
@@ -99,7 +99,7 @@ class SecurePeer:
         vector = self._share.masked(numbers).astype("<u4", copy=False).tobytes()
         return Masked(number=number, attempt=self._share.attempt, base=self._base, updates=self._updates, set=vector)
 
-    def _offered(self, message: Attempt) -> Offered:
+    def _make_offer(self, message: Attempt) -> Offered:
         if self._share is None or self._share.attempt != message.attempt:
             self._share = Share(self._run, message.attempt, self._peer, self._identity, self._plan.quorum)
         offer = self._share.offer

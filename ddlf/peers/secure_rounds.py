@@ -142,9 +142,9 @@ class SecureRounds:
         instructions: list[Do] = []
         match message:
             case Offered():
-                instructions = self._offered(peer, message, now)
+                instructions = self._on_offered(peer, message, now)
             case Masked():
-                instructions = self._masked(peer, message, now)
+                instructions = self._on_masked(peer, message, now)
             case Signed() if message.attempt == self.attempt and self.phase == "signing" and peer in self._survivors:
                 signature = _bytes(message.signature, SIGNATURE_BYTES, "signature")
                 if not secure_sum.has_signed(self._roster, self.attempt, self._terms, peer, self._survivors, signature):
@@ -214,7 +214,7 @@ class SecureRounds:
             if peer not in self._survivors:
                 post = self._posts.get(peer)
                 number = self._late.get(peer, post.number if post else self._ledger.members[peer].number)
-                instructions.append(self._rejected(peer, number))
+                instructions.append(self._rejection(peer, number))
         self._clear()
         return instructions + self.step(now)
 
@@ -256,11 +256,11 @@ class SecureRounds:
     def _attempt_for(self, peer: int) -> Tell:
         return Tell(peer=peer, message=Attempt(attempt=self.attempt, base=self._ledger.base))
 
-    def _offered(self, peer: int, message: Offered, now: float) -> list[Do]:
+    def _on_offered(self, peer: int, message: Offered, now: float) -> list[Do]:
         if message.attempt != self.attempt or self.phase != "offers":
             return []
         if message.base != self._ledger.base:  # it was away when the base came
-            return [self._rejected(peer, self._ledger.members[peer].number), self._attempt_for(peer)]
+            return [self._rejection(peer, self._ledger.members[peer].number), self._attempt_for(peer)]
         offer = Offer(
             member=peer,
             identity=_bytes(message.identity, SECRET_BYTES, "identity"),
@@ -286,7 +286,7 @@ class SecureRounds:
         self._most = min(max(samples), most_samples(samples))
         self._terms = self._terms_of(self._ledger.base, self._most)
 
-    def _masked(self, peer: int, message: Masked, now: float) -> list[Do]:
+    def _on_masked(self, peer: int, message: Masked, now: float) -> list[Do]:
         ledger = self._ledger
         if ledger.is_repeated(peer, message.number):
             reply = ledger.repeat(peer)
@@ -297,7 +297,7 @@ class SecureRounds:
             length = f"{len(message.set):,} bytes"
             raise ProtocolError(f"the masked numbers of this model have {4 * self._values:,} bytes, got {length}")
         if message.base != ledger.base:
-            return [self._rejected(peer, message.number)]
+            return [self._rejection(peer, message.number)]
         if message.attempt != self.attempt or peer not in self._offers or self.phase in ("idle", "offers"):
             return [Reply(peer=peer, number=message.number, answer="continue")]
         if peer in self._posts:
@@ -309,7 +309,7 @@ class SecureRounds:
         self._posts[peer] = message
         return []
 
-    def _rejected(self, peer: int, number: int) -> Reply:
+    def _rejection(self, peer: int, number: int) -> Reply:
         return Reply(peer=peer, number=number, answer="rejected", set=self._ledger.base, reason=LATE)
 
     def _answer(self, message: Unmask) -> secure_sum.Answer:

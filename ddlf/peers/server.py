@@ -477,7 +477,7 @@ class PeerServer:
             server_header=None,
         ):
             self._writer = asyncio.ensure_future(self._write_entries())
-            self._writer.add_done_callback(self._ended)
+            self._writer.add_done_callback(self._on_task_end)
             self._begin(self._keep_time())
             if (pending := self.ledger.pending()) is not None:
                 self._carry_out(pending)
@@ -558,9 +558,9 @@ class PeerServer:
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
@@ -721,8 +721,8 @@ class PeerServer:
             base = self.wire.decode(self._bytes(mean.base))
             received = await asyncio.to_thread(self.wire.decode, self.sets[mean.base])
             samples = median_low(part.samples for part in parts.values())
-            parts = {number: self._counted(number, part, received, samples) for number, part in parts.items()}
-            parts = self._capped(parts)
+            parts = {number: self._counted_part(number, part, received, samples) for number, part in parts.items()}
+            parts = self._cap_samples(parts)
             weights, outer, lines = await asyncio.to_thread(
                 next_base, self.plan, base, received, parts, self._outer, self.model.trainable
             )
@@ -798,14 +798,14 @@ class PeerServer:
             self._say(f"privacy   {spending.line()}")
         return reason
 
-    def _counted(self, number: int, part: Part, received: Weights, usual_samples: int) -> Part:
+    def _counted_part(self, number: int, part: Part, received: Weights, usual_samples: int) -> Part:
         """Return a set of a round with the share of its training that counts. Then it has at most the usual samples."""
         if (share := self.ledger.sets[number].share) == 1:
             return part
         samples = min(part.samples, usual_samples)
         return replace(part, read=lambda: towards(received, part.read(), share), samples=samples)
 
-    def _capped(self, parts: dict[int, Part]) -> dict[int, Part]:
+    def _cap_samples(self, parts: dict[int, Part]) -> dict[int, Part]:
         """Return the sets of a round without numbers of samples that would outweigh all other peers."""
         if not self.plan.longest or self.plan.mechanism is not None:  # with noise, each update counts once
             return parts
@@ -1352,7 +1352,7 @@ class PeerServer:
             message = await self._receive(line.socket, of)
             line.is_working = True
             try:
-                await self._received(peer, line, message)
+                await self._on_message(peer, line, message)
             except Unfit:
                 member = self.ledger.members[peer]
                 if not (self.ledger.ended or member.present or member.removed):
@@ -1384,11 +1384,11 @@ class PeerServer:
             line.is_resting, self._last_signs[peer] = False, time.time()
             line.socket.transport.resume_reading()
 
-    async def _received(self, peer: int, line: Line, message: Message) -> None:
+    async def _on_message(self, peer: int, line: Line, message: Message) -> None:
         match message:
             case Post():
                 try:
-                    await self._posted(peer, line, message)
+                    await self._on_post(peer, line, message)
                 except Unfit:
                     # The same post came before by an earlier connection and was being checked. Its answer goes to this one.
                     if not self.ledger.is_repeated(peer, message.number):
@@ -1405,7 +1405,7 @@ class PeerServer:
             case Bye():
                 await self.commit(Left(at=time.time(), peer=peer, why="it said goodbye"))
 
-    async def _posted(self, peer: int, line: Line, post: Post) -> None:
+    async def _on_post(self, peer: int, line: Line, post: Post) -> None:
         ledger = self.ledger
         if ledger.is_repeated(peer, post.number):
             if (
@@ -1442,7 +1442,7 @@ class PeerServer:
             reason = self._beyond_clip(post) if inline else await asyncio.to_thread(self._beyond_clip, post)
             finding = replace(finding, reason=reason, strike="yes" if reason else "no")
         if self.plan.trial and not finding.reason:
-            finding = replace(finding, reason=await self._tried(post.set))
+            finding = replace(finding, reason=await self._trial_problem(post.set))
         if finding.reason:
             await self._reject(peer, post, finding)
             return
@@ -1474,7 +1474,7 @@ class PeerServer:
             return ""
         return too_long(mechanism, self.wire.decode(received), self.wire.decode(post.set), self.model.trainable)
 
-    async def _tried(self, data: bytes) -> str:
+    async def _trial_problem(self, data: bytes) -> str:
         """Test a set on the server's data, and return why it is rejected; empty if it is not."""
         accuracies = [validation.accuracy for validation in self.ledger.validations]
         if self._test is None or not accuracies:

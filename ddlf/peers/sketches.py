@@ -66,12 +66,12 @@ class Sketcher:
         """Return the sketch of a set, which may be an exact one of the journal. It is not finite if the set is not."""
         if self._is_flat:  # one view of all weights, since this is done for each post
             flat = np.frombuffer(data, np.float32, offset=len(self._wire.model.header))
-            return self._projected([flat]), NOTHING
+            return self._project([flat]), NOTHING
         weights = self._wire.decode(data)
         trained, untrained = ([weights[index] for index in group] for group in self._groups)
-        return self._projected(trained), self._projected(untrained) if untrained else NOTHING
+        return self._project(trained), self._project(untrained) if untrained else NOTHING
 
-    def _projected(self, weights: Sequence[Array]) -> Vector:
+    def _project(self, weights: Sequence[Array]) -> Vector:
         total = np.zeros(WIDTH)
         chunks = 0
         with np.errstate(over="ignore", invalid="ignore"):

@@ -55,7 +55,7 @@ class SwapLedger(WeightLedger):
             return [self.base, *numbers]
         return numbers
 
-    def _posted(self, entry: Posted, member: Member) -> list[Instruction]:
+    def _on_posted(self, entry: Posted, member: Member) -> list[Instruction]:
         peer = entry.peer
         instructions: list[Instruction] = []
         handed = member.handed
@@ -99,7 +99,7 @@ class SwapLedger(WeightLedger):
             return [*instructions, self._reply(peer, "merge", chosen)]
         return [*instructions, self._reply(peer, "continue")]
 
-    def _left(self, peer: int) -> list[Instruction]:
+    def _on_left(self, peer: int) -> list[Instruction]:
         member = self.members[peer]
         if member.handed != NO_SET and member.how == "merge":
             self._move(member.handed, "waiting", 0)
@@ -108,15 +108,15 @@ class SwapLedger(WeightLedger):
         member.handed = NO_SET
         return []
 
-    def _lost(self, peer: int) -> list[Instruction]:
-        self._left(peer)
+    def _on_lost(self, peer: int) -> list[Instruction]:
+        self._on_left(peer)
         self.members[peer].handed = NO_SET
         for ledger_set in self.sets.values():
             if ledger_set.peer == peer:
                 ledger_set.peer = 0
         return []
 
-    def _merge_asked(self) -> list[Instruction]:
+    def _on_merge_asked(self) -> list[Instruction]:
         self.all_asked = True
         return []
 
@@ -142,7 +142,7 @@ class SwapLedger(WeightLedger):
             self._move(number, "merging", 0)
         return [Mean(of=tuple(of), base=self._base_of_mean)]
 
-    def _merged(self, entry: Merged) -> list[Instruction]:
+    def _on_merged(self, entry: Merged) -> list[Instruction]:
         parts = [self.sets[number] for number in entry.of if number not in entry.left_out]
         trainings = max(part.trainings for part in parts)
         base = entry.set if self.merging_all else max(part.base for part in parts)

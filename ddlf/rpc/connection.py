@@ -344,12 +344,12 @@ class Connection:
                 waiter.set_exception(ConnectionResetError(str(reason or "the connection was closed")))
         # The owner, the decoder and this connection refer to each other. Without this cut their memory would wait for a
         # garbage collection.
-        on_close, self._on_close, self._on_frame = self._on_close, _ended, _ended
+        on_close, self._on_close, self._on_frame = self._on_close, _ignore, _ignore
         self._decoder.release()
         on_close(reason)
 
 
-def _ended(_: object) -> None:
+def _ignore(_: object) -> None:
     """Do nothing. This function replaces the callbacks of a connection that has ended."""
 
 
@@ -415,7 +415,7 @@ class Channel:
         self._dump_object = code.dump if code is not None else dump_object
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
-        self.stream = open(self._on_frame, self._ended)
+        self.stream = open(self._on_frame, self._on_close)
 
     async def call(self, request: Request, deadline: Deadline = NEVER) -> Any:
         """Send a request and return its result. If the worker has dropped code that was sent by name, send the request
@@ -520,7 +520,7 @@ class Channel:
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ProtocolError(f"event {DOING!r} cannot be read ({type(error).__name__}: {error})") from None
 
-    def _ended(self, reason: BaseException | None) -> None:
+    def _on_close(self, reason: BaseException | None) -> None:
         self.reason = reason
         self._owner.on_end(self)
         if self.pending:

@@ -241,9 +241,9 @@ class ControlChannel(Channel):
         self.liveness.heard(self._loop.time())
         super()._on_frame(frame)
 
-    def _ended(self, reason: BaseException | None) -> None:
+    def _on_close(self, reason: BaseException | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._pulse is not None:
             self._pulse.end()
-        super()._ended(reason)
+        super()._on_close(reason)

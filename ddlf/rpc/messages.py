@@ -826,7 +826,7 @@ def _load_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
     number, order, *shape = description
     if type(number) is not int or (number & ~BIG_ENDIAN) >= len(DTYPES) or number < 0:
         raise ProtocolError(f"dtype {number!r} not allowed")
-    return _shaped(memory, DTYPES[number & ~BIG_ENDIAN], _dtype(number), order, shape)
+    return _shaped_array(memory, DTYPES[number & ~BIG_ENDIAN], _dtype(number), order, shape)
 
 
 def _load_text_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
@@ -836,7 +836,7 @@ def _load_text_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any
     if kind not in ("U", "u", "S") or type(size) is not int or not 1 <= size <= 2**24:
         raise ProtocolError(f"text of kind {kind!r} and size {size!r} not allowed")
     dtype = np.dtype(f"{'>' if kind == 'u' else '<'}{kind.upper()}{size}")
-    array = _shaped(bytearray(memory) if type(memory) is bytes else memory, f"{kind}{size}", dtype, order, shape)
+    array = _shaped_array(bytearray(memory) if type(memory) is bytes else memory, f"{kind}{size}", dtype, order, shape)
     # NumPy would notice wrong characters only when they are read.
     if kind != "S" and array.size and np.frombuffer(memory, "<u4" if kind == "U" else ">u4").max() > sys.maxunicode:
         raise ProtocolError("a text array without characters")
@@ -853,7 +853,7 @@ def _text_scalar(text: Any) -> Any:
     raise ProtocolError(f"expected text, got a {type(text).__name__}")
 
 
-def _shaped(memory: Any, name: str, dtype: np.dtype[Any], order: Any, shape: list[Any]) -> np.ndarray[Any, Any]:
+def _shaped_array(memory: Any, name: str, dtype: np.dtype[Any], order: Any, shape: list[Any]) -> np.ndarray[Any, Any]:
     import numpy as np
 
     expected = dtype.itemsize
@@ -1022,13 +1022,13 @@ def describe(error: BaseException) -> dict[str, Any]:
     if isinstance(may_have_run, bool):
         facts["may_have_run"] = may_have_run
     if not isinstance(error, DDLFError):
-        facts |= _carried(error)
-    elif declared := _declared(error):
+        facts |= _carried_facts(error)
+    elif declared := _declared_facts(error):
         facts["declared"] = declared
     return facts
 
 
-def _declared(error: DDLFError) -> dict[str, Any]:
+def _declared_facts(error: DDLFError) -> dict[str, Any]:
     """Return the facts of an error that its class declares, as far as they are plain data."""
     names = {
         name for kind in type(error).__mro__ for name in vars(kind).get("__annotations__", ()) if kind is not DDLFError
@@ -1054,7 +1054,7 @@ def where_modules_come_from(name: str) -> str:
     return f"install {name.partition('.')[0]} on the worker, or keep it below the script's folder, so that it is sent to workers"
 
 
-def _carried(error: BaseException) -> dict[str, Any]:
+def _carried_facts(error: BaseException) -> dict[str, Any]:
     """Return the arguments and attributes of an exception, as far as they are plain data that can be sent."""
     facts: dict[str, Any] = {}
     text = _text(error)  # the other side uses it as the only argument

@@ -87,7 +87,7 @@ def write_token(path: str | Path | None = None, token: str | None = None) -> Pat
         AuthError: The file exists (a token is never overwritten) or cannot be written, or ``token`` is not a valid
             token.
     """
-    path = _expanded(default_path() if path is None else path)
+    path = _expand(default_path() if path is None else path)
     if token is not None:
         tokens = _parse(token.encode("utf-8", "surrogateescape"), "the pasted text")
         token = "\n".join(token_bytes.decode() for token_bytes in tokens)
@@ -121,11 +121,11 @@ def find_tokens(token_file: str | Path | None = None) -> Tokens | None:
         del os.environ["DDLF_TOKEN"]
 
     if token_file is not None:
-        return _read_named(_expanded(token_file), "token file")
+        return _read_named(_expand(token_file), "token file")
     if (path_text := os.environ.get("DDLF_TOKEN_FILE")) is not None:
         if not path_text:
             raise AuthError("DDLF_TOKEN_FILE is set but empty", hint="name a file, or unset it")
-        return _read_named(_expanded(path_text), "DDLF_TOKEN_FILE")
+        return _read_named(_expand(path_text), "DDLF_TOKEN_FILE")
     if (token := _FROM_ENVIRONMENT.get("DDLF_TOKEN")) is not None:
         return Tokens(_parse(token.encode("utf-8", "surrogateescape"), "DDLF_TOKEN"), "DDLF_TOKEN")
     try:
@@ -225,7 +225,7 @@ def _in_quotes(path: Path) -> str:
     return str(path) if re.fullmatch(r"[\w./-]+", str(path)) else f'"{path}"'
 
 
-def _expanded(path: str | Path) -> Path:
+def _expand(path: str | Path) -> Path:
     """Return ``path`` with ~ replaced. Unlike `Path.expanduser`, it raises no error without a home folder."""
     return Path(os.path.expanduser(path))
 

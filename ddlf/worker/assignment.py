@@ -188,14 +188,14 @@ class Assignment:
 
     def avoided(self) -> list[str]:
         """Return a sentence about each card of this machine that was lost, so that no worker takes it."""
-        return _avoided(find_cards().cards)
+        return _sentences_about_lost_cards(find_cards().cards)
 
     def described(self) -> list[str]:
         """Return the number and name of each card, and the limit, for people."""
         return [f"{card}{_limit(self._memory)}" for card in self.cards]
 
 
-def _avoided(cards: Sequence[Card]) -> list[str]:
+def _sentences_about_lost_cards(cards: Sequence[Card]) -> list[str]:
     return [f"the card {card} is left alone, because it {card.lost}" for card in cards if card.lost]
 
 
@@ -211,7 +211,7 @@ def unused_cards() -> list[str]:
     if inventory.cards and build.package and not build.cuda:
         install = f"python -m pip install 'ddlf[{build.extra}]'" if build.extra else "choose another with KERAS_BACKEND"
         reasons.append(f"{build.package}, which Keras would use, computes on CPUs only; {install}")
-    return reasons + _avoided(inventory.cards)
+    return reasons + _sentences_about_lost_cards(inventory.cards)
 
 
 def usable_cards(mask: str | None) -> tuple[Card, ...]:

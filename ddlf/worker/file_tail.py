@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import IO
 
-from ddlf.worker.output_capture import NOTHING, joined, shown
+from ddlf.worker.output_capture import NOTHING, append_to_line, shown_line
 
 READ_BYTES = 128 * 1024
 """Maximum bytes of lines that one look returns. If more was added, only the newest lines are returned."""
@@ -50,10 +50,10 @@ class GrowingFile:
         *whole_lines, last = data.split(b"\n")
         lines = []
         for line in whole_lines:
-            lines.append(shown(*joined(self._unfinished, line)))
+            lines.append(shown_line(*append_to_line(self._unfinished, line)))
             self._unfinished = NOTHING
-        self._unfinished = joined(self._unfinished, last)
+        self._unfinished = append_to_line(self._unfinished, last)
         if to_its_end and self._unfinished[0]:
-            lines.append(shown(*self._unfinished))
+            lines.append(shown_line(*self._unfinished))
             self._unfinished = NOTHING
         return [line.decode(errors="backslashreplace") for line in lines], left_out

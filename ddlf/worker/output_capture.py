@@ -96,7 +96,7 @@ class Written:
                 self._unfinished[stream] = NOTHING
                 data = data[data.rfind(b"\n") + 1 :]
             if data:
-                self._unfinished[stream] = joined(self._unfinished[stream], data)
+                self._unfinished[stream] = append_to_line(self._unfinished[stream], data)
             # Count the lines only after they are in the pipe: a counted line that is not in the pipe was dropped.
             self.counted[0] += line_count
 
@@ -110,9 +110,9 @@ class Written:
 
     def _send(self, stream: int, data: bytes, now: float) -> None:
         lines = data.split(b"\n")[:-1]
-        first = joined(self._unfinished[stream], lines[0])
-        for line in (first, *(joined(NOTHING, line) for line in lines[1:])):
-            text = shown(*line)
+        first = append_to_line(self._unfinished[stream], lines[0])
+        for line in (first, *(append_to_line(NOTHING, line) for line in lines[1:])):
+            text = shown_line(*line)
             self._lines = min(LINES_AT_ONCE, self._lines + (now - self._at) * LINES_PER_S) - 1
             self._bytes = min(BYTES_AT_ONCE, self._bytes + (now - self._at) * BYTES_PER_S) - len(text)
             self._at = now
@@ -166,7 +166,7 @@ class Raw(io.RawIOBase):
         return os.isatty(self._copy)
 
 
-def joined(unfinished: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
+def append_to_line(unfinished: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
     """Append ``data`` to an unfinished line, whose length is limited. Return the kept bytes, and the number of bytes
     that were cut off.
 
@@ -180,7 +180,7 @@ def joined(unfinished: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
     return line[:MAX_LINE_BYTES], cut_off + max(0, len(line) - MAX_LINE_BYTES)
 
 
-def shown(line: bytes, cut_off: int) -> bytes:
+def shown_line(line: bytes, cut_off: int) -> bytes:
     """Return a line as it is sent to the master, with a note about bytes that were cut off."""
     if not cut_off:
         return line.rstrip(b"\r")

@@ -228,7 +228,7 @@ class Peer:
                 worker=self.name,
             )
 
-    async def _offered(self, timeout_s: float) -> socket.socket:
+    async def _take_offered(self, timeout_s: float) -> socket.socket:
         """Return a connection that the other worker has offered.
 
         Raises:
@@ -244,7 +244,7 @@ class Peer:
         worker answers; otherwise return a text that says which process answers there.
         """
         caller = self._caller
-        sock, hello = await caller.dialling(host, port, way=None if port else self._offered)
+        sock, hello = await caller.dialling(host, port, way=None if port else self._take_offered)
         end_when_silent(sock, SILENT_S)
         limits, peer_limits = (Limits(max_body_bytes=side.max_message_bytes) for side in (caller.dialling, hello))
         open = partial(Connection, sock, limits=limits, peer_limits=peer_limits, allocate=POOL.take)
@@ -268,7 +268,7 @@ class Peer:
         shows that the link is lost.
         """
         try:
-            sock, hello = await self._caller.dialling(host, port, Role.CONTROL, way=None if port else self._offered)
+            sock, hello = await self._caller.dialling(host, port, Role.CONTROL, way=None if port else self._take_offered)
         except DDLFError:
             return  # without heartbeats the kernel reports a lost link, but later
         if self._control is not None:  # the next call after a lost connection opens this connection again

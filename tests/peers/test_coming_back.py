@@ -36,7 +36,7 @@ class Cutting(Running):
         self.phase, self.expires, self.cuts = phase, expires, 0
         self.may_come, self.has_lost = asyncio.Event(), asyncio.Event()
         self.may_come.set()
-        received, admit, answer = self.server._received, self.server._admit, Line.answer
+        received, admit, answer = self.server._on_message, self.server._admit, Line.answer
 
         async def receive(peer, line, message):
             is_it = isinstance(message, Post) and message.number == CUT_IN
@@ -58,7 +58,7 @@ class Cutting(Running):
                 self.takes("answer", line.socket)
             answer(line, reply, *rest)
 
-        monkeypatch.setattr(self.server, "_received", receive)
+        monkeypatch.setattr(self.server, "_on_message", receive)
         monkeypatch.setattr(self.server, "_admit", admitted)
         monkeypatch.setattr(Line, "answer", answered)
 

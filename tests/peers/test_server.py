@@ -769,7 +769,7 @@ async def test_a_server_that_ends_writes_the_entries_that_wait_for_the_disk(tmp_
 
 
 async def test_a_peer_that_is_disconnected_during_its_restart_asks_again(running, monkeypatch):
-    received, cut = running.server._received, asyncio.Event()
+    received, cut = running.server._on_message, asyncio.Event()
 
     async def cut_off(peer, line, message):
         if isinstance(message, Broken) and not cut.is_set():
@@ -787,7 +787,7 @@ async def test_a_peer_that_is_disconnected_during_its_restart_asks_again(running
             self.broke = True
             return [array * np.nan for array in self.live]
 
-    monkeypatch.setattr(running.server, "_received", cut_off)
+    monkeypatch.setattr(running.server, "_on_message", cut_off)
     [code] = await running.server.invite()
     peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: OnceBroken(), say=lambda line: None)
     await asyncio.wait_for(asyncio.to_thread(peer.run, most_updates=2 * running.server.plan.updates), PATIENCE_S)

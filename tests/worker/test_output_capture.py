@@ -13,7 +13,7 @@ from ddlf.worker import forwarding as forwarding_module
 from ddlf.worker import output_capture
 from ddlf.worker.activity import Activity
 from ddlf.worker.forwarding import Forwarding
-from ddlf.worker.output_capture import LINES, NOTHING, Written, joined, shown
+from ddlf.worker.output_capture import LINES, NOTHING, Written, append_to_line, shown_line
 from tests.patience import PATIENCE_S
 
 
@@ -210,5 +210,5 @@ async def test_lines_written_during_a_flush_are_sent_too(monkeypatch, copy):
 def test_a_line_has_the_text_that_a_terminal_shows_and_a_long_one_is_cut(pieces, line):
     incomplete = NOTHING
     for piece in pieces:
-        incomplete = joined(incomplete, piece)
-    assert shown(*incomplete) == line
+        incomplete = append_to_line(incomplete, piece)
+    assert shown_line(*incomplete) == line

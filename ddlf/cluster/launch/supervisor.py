@@ -100,7 +100,7 @@ class Supervisor:
                 stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=self._output,
-                env={**self._inherited(), **self._environment},
+                env={**self._inherited_environment(), **self._environment},
                 start_new_session=True,
             )
             assert self._process.stdin is not None
@@ -117,7 +117,7 @@ class Supervisor:
                 self._process.stdin.write(f"{line}\n".encode())
                 self._process.stdin.flush()
 
-    def _inherited(self) -> dict[str, str]:
+    def _inherited_environment(self) -> dict[str, str]:
         """Return this process's environment for the worker. An engine that gives cores may have set one thread for its own
         processes, and little free memory, which is not for the worker.
         """

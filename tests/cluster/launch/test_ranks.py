@@ -346,7 +346,7 @@ def test_worker_whose_engine_gives_cores_does_not_inherit_the_engines_threads(mo
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    inherited = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token", cores))._inherited()
+    inherited = Supervisor(WorkerStart("127.0.0.1:1", 0, b"token", cores))._inherited_environment()
     assert ("OMP_NUM_THREADS" in inherited) == ("MALLOC_TRIM_THRESHOLD_" in inherited) == (cores is None)
     assert inherited["CUDA_VISIBLE_DEVICES"] == "1"
 
