@@ -62,15 +62,15 @@ def test_an_evaluation_has_no_distribution_and_restores_it(monkeypatch):
 
 async def test_distribution_of_create_model_ends_with_it_on_the_master(monkeypatch):
     """Otherwise it divides the model of the next app, too."""
-    made, now = Blobs(), [None]
+    blobs, now = Blobs(), [None]
     monkeypatch.setattr("keras.distribution.distribution", lambda: now[-1])
     monkeypatch.setattr("keras.distribution.set_distribution", now.append)
 
     async def create():
-        await made.create_model()
+        await blobs.create_model()
         now.append("of the app")
 
-    await Replica.build_on_master(made, 0, create)
+    await Replica.build_on_master(blobs, 0, create)
     assert now == [None, "of the app", None]
 
 
