@@ -171,13 +171,13 @@ def test_commands_of_the_tutorial_run(tmp_path, standing_template):
     _, _, keep, on, unlucky, without_python = written("docs/tutorial/first_training.md", tmp_path)
     (text,) = blocks("docs/tutorial/first_training.md", "text")
     (tmp_path / "flowers.nnm").write_text(text)
-    hello, whole, disturbed, more, flowers = several(
+    hello, trained, disturbed, more, flowers = several(
         [["hello.py"], keep, unlucky, on, without_python], tmp_path, standing_template
     )
     assert hello.splitlines()[-1].count("process") == 2
-    assert "round 3/3" in whole
+    assert "round 3/3" in trained
     assert "lost " in disturbed
-    assert disturbed.splitlines()[-1] == whole.splitlines()[-1]
+    assert disturbed.splitlines()[-1] == trained.splitlines()[-1]
     assert (tmp_path / "digits.keras").exists()
     assert "resumed   after round 3" in more
     assert "round 5/5" in more

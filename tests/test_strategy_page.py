@@ -84,9 +84,9 @@ def test_help_of_a_strategy_of_another_package_lists_its_settings(ddlf_says):
         "  -p mixing=X           part of the weights that comes from the neighbours\n"
         "                        (default: 0.5)\n"
     )
-    whole = ddlf_says("run", "--help-all")[0]
-    assert "-p mixing=X" in whole
-    assert "also narrow" in " ".join(whole.split())
+    help_text = ddlf_says("run", "--help-all")[0]
+    assert "-p mixing=X" in help_text
+    assert "also narrow" in " ".join(help_text.split())
 
 
 def test_help_of_a_strategy_that_cannot_be_imported_says_why(ddlf_says, monkeypatch):
@@ -162,10 +162,10 @@ async def test_settings_of_a_ring_can_be_in_the_text_of_the_mode():
 
 
 async def test_a_resumed_ring_ends_with_the_same_bits_and_refuses_another_mixing(tmp_path):
-    whole = await trained()
+    uninterrupted = await trained()
     await trained(master_epochs=1, checkpoint=tmp_path)
     resumed = await trained(checkpoint=tmp_path, resume="auto")
-    assert state(resumed) == state(whole)
+    assert state(resumed) == state(uninterrupted)
     with pytest.raises(CheckpointMismatch, match=r"mixing: 0\.5 in the checkpoint, 0\.3 now"):
         await trained(checkpoint=tmp_path, resume="auto", mixing=0.3, master_epochs=4)
 
@@ -208,17 +208,19 @@ async def test_the_exchange_of_the_page_sends_differences():
 @pytest.mark.parametrize("mode", ["ring", "async"])
 async def test_the_exchange_of_the_page_serves_other_strategies_which_resume_with_the_same_bits(mode, tmp_path):
     settings = {"mode": mode, "exchange": "narrow", "slots": 2 if mode == "ring" else 1}
-    whole = await trained(**settings)
+    uninterrupted = await trained(**settings)
     sent = [
         request[1].weights["delta"]
-        for worker in whole.cluster.workers
+        for worker in uninterrupted.cluster.workers
         for request in worker.asked
         if request[0] == "train"
     ]
     assert any(sent)
     await trained(**settings, master_epochs=1, checkpoint=tmp_path)
     resumed = await trained(**settings, checkpoint=tmp_path, resume="auto")
-    assert [w.tobytes() for w in resumed.model.get_weights()] == [w.tobytes() for w in whole.model.get_weights()]
+    assert [w.tobytes() for w in resumed.model.get_weights()] == [
+        w.tobytes() for w in uninterrupted.model.get_weights()
+    ]
 
 
 @pytest.mark.slow

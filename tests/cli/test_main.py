@@ -200,15 +200,15 @@ def test_every_help_fits_on_a_screen_and_in_80_columns(words, spec, monkeypatch)
 
 
 def test_run_help_lists_twelve_options_and_help_all_lists_every_option(run_here):
-    short, whole = run_here("run", "--help").stdout, run_here("run", "--help-all").stdout
+    short, full = run_here("run", "--help").stdout, run_here("run", "--help-all").stdout
     parser = all_commands()["run"].load().parser("ddlf run")
     # one more is --help
     assert len([option for option in parser.options if option.is_common and option.names]) == 1 + 12
     for option in parser.options:
         for name in option.names[:2]:
-            assert name in whole
+            assert name in full
     assert "--softsync" not in short
-    assert ", ".join(sorted(OWN)) in " ".join(whole.split()), "all launchers"
+    assert ", ".join(sorted(OWN)) in " ".join(full.split()), "all launchers"
 
 
 def test_run_help_of_a_group_lists_its_options_only(run_here):

@@ -396,15 +396,15 @@ def test_wrong_options_start_nothing(app, own_folders):
 
 
 @pytest.mark.parametrize(
-    ("how", "name", "more", "expected"),
+    ("start", "name", "more", "expected"),
     [
         ([], "calculate.py", [], ["[16, 16]", "[16, 160]", "[0, 0]", "0", "[0, 1]", "[401, 302]"]),
         (["-m", "ddlf.cli.main", "run"], "pi.py", ["-p", "points=100_000"], ["pi is about 3.1"]),
     ],
     ids=["python", "ddlf run"],
 )
-def test_example_apps_run_with_python_and_ddlf_run(how, name, more, expected, tmp_path):
-    arguments = [*how, str(APPS / name), "--local", "2", *more]
+def test_example_apps_run_with_python_and_ddlf_run(start, name, more, expected, tmp_path):
+    arguments = [*start, str(APPS / name), "--local", "2", *more]
     ended = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert all(text in ended.stdout for text in expected), ended.stdout
@@ -874,9 +874,9 @@ def test_error_shows_user_lines_and_library_lines_with_v(app):
     assert [frame.rpartition(" in ")[2] for frame in frames] == ["main", "inner", "main"]
     assert "cannot reshape array" in ended.stderr
     assert ended.stderr.endswith("RuntimeError: in bold type\n(-v also shows the lines of libraries)\n")
-    whole = app(BOLD, *app.where, "-v").stderr
-    assert "asyncio" in whole
-    assert "fromnumeric.py" in whole
+    errors = app(BOLD, *app.where, "-v").stderr
+    assert "asyncio" in errors
+    assert "fromnumeric.py" in errors
 
 
 @pytest.mark.parametrize(

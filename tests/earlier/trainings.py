@@ -90,9 +90,9 @@ async def write(folder: Path) -> None:
                 shutil.copytree(run, target / "run", ignore=shutil.ignore_patterns("*.html", "*.lock"))
             with tempfile.TemporaryDirectory() as copied:
                 shutil.copytree(target / "checkpoints", copied, dirs_exist_ok=True)
-                whole = make(name, cluster, checkpoint=copied, resume="auto", master_epochs=WHOLE)
-                await whole.train_model()
-            np.savez(target / "final.npz", *whole.model.get_weights())
+                finished = make(name, cluster, checkpoint=copied, resume="auto", master_epochs=WHOLE)
+                await finished.train_model()
+            np.savez(target / "final.npz", *finished.model.get_weights())
             print(name, sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()))
 
 

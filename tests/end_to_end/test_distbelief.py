@@ -111,13 +111,13 @@ async def test_downpour_is_evaluated_converges_and_restores_the_best_weights(
     monkeypatch,
 ):
     """The master fetches the weights for callbacks that read them, and at the end. Only then it computes metrics itself."""
-    on_master, how = [], {"mode": "downpour", "slots": 2, "push_rule": "sgd:rate=0.05", "staleness": "constant"}
+    on_master, settings = [], {"mode": "downpour", "slots": 2, "push_rule": "sgd:rate=0.05", "staleness": "constant"}
     monkeypatch.setattr(
         "ddlf.training.evaluation.master.compute",
         lambda *args, **more: on_master.extend(args[1:2]) or compute(*args, **more),
     )
     async with ddlf.Cluster.local(2) as cluster:
-        trained = app(cluster, Fitted, master_epochs=3, evaluate_every=1, **how)
+        trained = app(cluster, Fitted, master_epochs=3, evaluate_every=1, **settings)
         await trained.train_model()
         assert len(trained.history) == 6
         assert all(record.test.keys() == {"loss", "accuracy"} for record in trained.history)
@@ -125,13 +125,13 @@ async def test_downpour_is_evaluated_converges_and_restores_the_best_weights(
         tests = [record.test["loss"] for record in trained.history]
         assert tests[-1] < tests[0]
         assert trained.history[-1].test == pytest.approx(await trained.evaluate_model(), rel=1e-5)
-        reached = app(cluster, Fitted, master_epochs=9, converge="target:metric=val_loss,value=1e9", **how)
+        reached = app(cluster, Fitted, master_epochs=9, converge="target:metric=val_loss,value=1e9", **settings)
         on_master.clear()
         await reached.train_model()
         assert reached.run_context.progress.converged
         assert len(reached.history) < 18
         assert reached not in on_master
-        best = app(cluster, Best, master_epochs=9, **how)
+        best = app(cluster, Best, master_epochs=9, **settings)
         await best.train_model()
         losses = [record.metrics["val_loss"] for record in best.history if "val_loss" in record.metrics]
         assert 3 <= len(losses) < 9, "the losses after the first epoch were higher, so training stopped"

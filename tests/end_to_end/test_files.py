@@ -55,7 +55,7 @@ async def test_each_worker_opens_one_file_a_round_in_turn(data_path):
         )
         await app.train_sync()
         assert app.ledger.is_exact(3)
-        whole, metrics = digest(app.model.get_weights()), await app.evaluate_model()
+        expected, metrics = digest(app.model.get_weights()), await app.evaluate_model()
         assert metrics["accuracy"] > 0.5
         again = OfFiles(cluster)
         again.data_path, again.shuffle, again.evaluate_every, again.evaluate_on = data_path, "window:1", 1, "workers"
@@ -63,7 +63,7 @@ async def test_each_worker_opens_one_file_a_round_in_turn(data_path):
         again.subscribe(lambda event: isinstance(event, Warned) and warnings.append(event.why))
         async with FaultPlan().kill(worker=2, at_round=2).on(again):
             await again.train_sync()
-        assert digest(again.model.get_weights()) == whole
+        assert digest(again.model.get_weights()) == expected
         assert again.ledger.is_exact(3)
         assert [record.test for record in again.history] == [record.test for record in app.history]
         assert not warnings
@@ -159,9 +159,9 @@ async def test_parquet_has_the_bits_of_partition_files_after_a_loss(data_path, t
     columns = {"features": features, "label": pa.array(list(data["y"]))}
     pq.write_table(pa.table(columns), tmp_path / "parquet" / "a.parquet", row_group_size=80)
     async with local_cluster(2) as cluster:
-        whole = OfFiles(cluster)
-        whole.data_path, whole.round_samples = data_path, 80
-        await whole.train_sync()
+        of_files = OfFiles(cluster)
+        of_files.data_path, of_files.round_samples = data_path, 80
+        await of_files.train_sync()
         app = OfParquet(cluster)
         app.data_path, app.round_samples = str(tmp_path / "parquet"), 80
         app.checkpoint, app.checkpoint_every = tmp_path / "run", 1
@@ -173,5 +173,5 @@ async def test_parquet_has_the_bits_of_partition_files_after_a_loss(data_path, t
         resumed.checkpoint, resumed.resume = tmp_path / "run", "auto"
         await resumed.train_sync()
         assert resumed.ledger.is_exact(3)
-        assert digest(resumed.model.get_weights()) == digest(whole.model.get_weights())
-        assert await resumed.evaluate_model() == await whole.evaluate_model()
+        assert digest(resumed.model.get_weights()) == digest(of_files.model.get_weights())
+        assert await resumed.evaluate_model() == await of_files.evaluate_model()

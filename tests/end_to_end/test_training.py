@@ -74,9 +74,9 @@ def accuracy(output: str) -> float:
 def test_mnist_trains_on_two_workers_in_both_modes_and_loads_once(environment, start_workers, tmp_path):
     part = tmp_path / "part"
     part.mkdir()
-    with np.load(Path(environment["DDLF_DATA"]) / "mnist.npz") as whole:
+    with np.load(Path(environment["DDLF_DATA"]) / "mnist.npz") as mnist:
         sizes = {"train": 10_000, "test": 2000}
-        np.savez(part / "mnist.npz", **{name: whole[name][: sizes[name[2:]]] for name in whole})
+        np.savez(part / "mnist.npz", **{name: mnist[name][: sizes[name[2:]]] for name in mnist})
     environment["DDLF_DATA"] = str(part)
     config = start_workers({}, {})
     app = ROOT / "apps" / "mnist_cnn.py"

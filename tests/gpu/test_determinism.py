@@ -95,13 +95,13 @@ async def trained(cluster, plan=None, app_class=Pictures, **settings):
 async def test_runs_on_a_card_have_equal_bits_also_after_a_kill_and_a_resume(tmp_path):
     async with local_cluster(1) as cluster:
         assert cluster.workers[0].facts["gpus"], "this worker computes on the CPU"
-        whole = sha256(await trained(cluster))
-        assert sha256(await trained(cluster)) == whole
-        assert sha256(await trained(cluster, FaultPlan().kill(worker=1, at_round=2))) == whole
+        expected = sha256(await trained(cluster))
+        assert sha256(await trained(cluster)) == expected
+        assert sha256(await trained(cluster, FaultPlan().kill(worker=1, at_round=2))) == expected
         await trained(cluster, master_epochs=2, checkpoint=tmp_path)
-        assert sha256(await trained(cluster, resume=tmp_path)) == whole
+        assert sha256(await trained(cluster, resume=tmp_path)) == expected
     async with local_cluster(1) as cluster:  # a run in new processes
-        assert sha256(await trained(cluster)) == whole
+        assert sha256(await trained(cluster)) == expected
 
 
 async def test_op_without_equal_bits_is_named_on_a_card():

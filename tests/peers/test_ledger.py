@@ -194,8 +194,8 @@ def test_a_lease_is_longer_for_a_slow_peer():
         table.now += 20
         table.post(1)
     table.arrive(1, keeps=True)
-    left = table.ledger.due(table.now + 30, {1: table.now, 2: table.now})
-    assert [entry.peer for entry in left] == [2]
+    departure = table.ledger.due(table.now + 30, {1: table.now, 2: table.now})
+    assert [entry.peer for entry in departure] == [2]
     assert not table.ledger.due(table.now + 9, {1: table.now, 2: table.now})
 
 

@@ -22,15 +22,15 @@ def test_an_example_of_the_page_runs(tmp_path, number, request):
     source = BLOCKS[number]
     script = tmp_path / "test_example.py"
     script.write_text(source)
-    how = ("pytest", "-q", "-p", "no:cacheprovider") if "def test_" in source else ()
+    runner = ("pytest", "-q", "-p", "no:cacheprovider") if "def test_" in source else ()
     if "keras" in source:
-        (output,) = several([[*how, script]], tmp_path, request.getfixturevalue("standing_template"))
+        (output,) = several([[*runner, script]], tmp_path, request.getfixturevalue("standing_template"))
     else:
-        words = [sys.executable, *["-m"] * bool(how), *how, script]
+        words = [sys.executable, *["-m"] * bool(runner), *runner, script]
         result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stdout + result.stderr
         output = result.stdout
-    says = "1 passed" if how else "http://127.0.0.1:" if "FaultyStore" in source else "as expected: worker 1 "
+    says = "1 passed" if runner else "http://127.0.0.1:" if "FaultyStore" in source else "as expected: worker 1 "
     assert says in output
 
 

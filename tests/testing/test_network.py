@@ -67,10 +67,10 @@ class Line:
 
 @pytest.fixture
 async def line():
-    it = Line()
-    async with it.proxy:
-        yield it
-    for sock in (it.listener, *it.sockets):
+    opened = Line()
+    async with opened.proxy:
+        yield opened
+    for sock in (opened.listener, *opened.sockets):
         sock.close()
 
 

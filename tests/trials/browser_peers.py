@@ -305,7 +305,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "blocked": 1000 * (blocked[1] - blocked[0]) / blocked[2],
             "bytes": sum(map(len, recorder.sent)),
             "recorded posts": len(sizes),
-            "extra": max(whole - of_set for whole, of_set in sizes),
+            "extra": max(size - set_size for size, set_size in sizes),
             "leaks": leaks(contents, marks),
         }
 

@@ -184,8 +184,8 @@ def every_step(path: Path) -> dict[str, Any]:
             folder.open("after")
             wrong += [f"step {steps}, next writer: {problem}" for problem in _judge(folder, max(1, promised), 0.01)]
             folder.save(state(3, 0.01))
-            if (left := sorted(os.listdir(folder.path))) != [".lock", "owner.json", "round-000003"]:
-                wrong.append(f"step {steps}: {left} in the folder after the next writer")
+            if (remaining := sorted(os.listdir(folder.path))) != [".lock", "owner.json", "round-000003"]:
+                wrong.append(f"step {steps}: {remaining} in the folder after the next writer")
             if not killed:
                 return {"steps": steps, "wrong": wrong}
             steps += 1
@@ -196,13 +196,13 @@ def _killed_at(step: int, folder: CheckpointFolder) -> tuple[int, bool]:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        left = step
+        steps_left = step
 
         def audit(event: str, _: object) -> None:
-            nonlocal left
+            nonlocal steps_left
             if event == "open" or event.startswith(("os.", "shutil.")):
-                left -= 1
-                if left == -1:
+                steps_left -= 1
+                if steps_left == -1:
                     os.kill(os.getpid(), signal.SIGKILL)  # this call is a step, too, so compare with -1 exactly
 
         status = 1

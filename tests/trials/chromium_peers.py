@@ -30,7 +30,7 @@ LAST = ("ended", "over")
 """The final states of a peer: it has left, or the training is over."""
 
 
-async def take_part(browser: Any, link: str, x: Any, y: Any, **how: Any) -> dict[str, Any]:
+async def take_part(browser: Any, link: str, x: Any, y: Any, **options: Any) -> dict[str, Any]:
     """Train in a new page until the peer has left, and return its progress."""
     url = link.partition("/#")[0]
     async with opened(browser, url + DOCUMENT) as page:
@@ -38,7 +38,7 @@ async def take_part(browser: Any, link: str, x: Any, y: Any, **how: Any) -> dict
         status, body = await peer.session(link)
         if status != 200:
             raise RuntimeError(body)
-        answer = await peer.join(x, y, **how)
+        answer = await peer.join(x, y, **options)
         if "error" in answer:
             raise RuntimeError(answer["error"])
         while not [message for message in await peer.messages("state") if message["state"] in LAST]:

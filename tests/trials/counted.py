@@ -85,8 +85,8 @@ async def master(facts: dict[str, Any]) -> None:
     async with Cluster(
         hosts, facts["ports"], token_file=facts["token_file"], takeover=True, connect_timeout_s=30
     ) as cluster:
-        how = {"checkpoint": facts["folder"], "resume": "auto", "master_epochs": facts["rounds"], **PLAIN}
-        run = SlowRun(cluster, int(facts["parameters"]), steps=STEPS, **how)
+        settings = {"checkpoint": facts["folder"], "resume": "auto", "master_epochs": facts["rounds"], **PLAIN}
+        run = SlowRun(cluster, int(facts["parameters"]), steps=STEPS, **settings)
         run._worker_facts["pause_s"] = facts["pause_s"]
         run.takeover = True
         run.on_round = lambda record: note("commit")  # type: ignore[method-assign]
@@ -143,14 +143,14 @@ def trial(kills: int, masters: int, workers: int, parameters: float, seed: int, 
         killed = 0
         while True:
             lines = log.read_text().splitlines()
-            left = min(share, kills - lines.count("kill"))
-            how = json.dumps({**facts, "kills": left, "seed": chance.randrange(2**32)})
-            command = [sys.executable, "-m", "tests.trials.counted", "--master", how]
+            kills_left = min(share, kills - lines.count("kill"))
+            arguments = json.dumps({**facts, "kills": kills_left, "seed": chance.randrange(2**32)})
+            command = [sys.executable, "-m", "tests.trials.counted", "--master", arguments]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             if killed == masters:
                 break
             commits = lines.count("commit") + chance.randrange(1, 2 * workers)
-            kills_due = lines.count("kill") + left
+            kills_due = lines.count("kill") + kills_left
             while process.poll() is None:
                 now = log.read_text().splitlines()
                 if now.count("kill") >= kills_due and now.count("commit") >= commits:

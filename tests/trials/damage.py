@@ -68,16 +68,16 @@ def trial(flips: int, cuts: int, seed: int = 0) -> list[str]:
         paths = [data_path / NAME, *sorted(data_path.glob("v0001/*"))]
         for number in range(flips + cuts):
             path = paths[number % len(paths)]
-            whole = path.read_bytes()
+            content = path.read_bytes()
             if number < flips:
-                harmed = bytearray(whole)
-                harmed[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+                harmed = bytearray(content)
+                harmed[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
             else:
-                harmed = bytearray(whole[: chance.randrange(len(whole))])
+                harmed = bytearray(content[: chance.randrange(len(content))])
             path.write_bytes(harmed)
             if problem := harmless(data_path, path, (3000, 10**6)[number % 2], number):
                 wrong.append(problem)
-            path.write_bytes(whole)
+            path.write_bytes(content)
     return wrong
 
 

@@ -188,8 +188,10 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
             results["undisturbed"] = await at_work(cluster, port, workers.token, options.seconds)
             async with strangers(port, options.drips, options.garbage):
                 results["flooded"] = await at_work(cluster, port, workers.token, options.seconds)
-            for how in ("plaintext", "TLS"):
-                idling = asyncio.create_task(idle(port, workers.token, options.idle, daemon, encrypted=how == "TLS"))
+            for encryption in ("plaintext", "TLS"):
+                idling = asyncio.create_task(
+                    idle(port, workers.token, options.idle, daemon, encrypted=encryption == "TLS")
+                )
                 (worker,) = cluster.workers
                 slowest = 0.0
                 while not idling.done():
@@ -197,7 +199,7 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
                     await worker.ask("ping", timeout_s=10)
                     slowest = max(slowest, time.perf_counter() - begin)
                     await asyncio.sleep(0.05)
-                results[f"idle, {how}"] = {**await idling, "heartbeat max": slowest * 1e3}
+                results[f"idle, {encryption}"] = {**await idling, "heartbeat max": slowest * 1e3}
         results["log"] = {"lines": len(workers.log.read_text().splitlines())}
     return results
 
@@ -219,7 +221,7 @@ def main() -> None:
         flooded["handshake p99"] < 250
         and flooded["failed"] == 0
         and flooded["call p99"] < 2 * before["call p99"]
-        and all(results[f"idle, {how}"]["KiB each"] < 60 for how in ("plaintext", "TLS"))
+        and all(results[f"idle, {encryption}"]["KiB each"] < 60 for encryption in ("plaintext", "TLS"))
     )
     if not options.json:
         print("all bars held" if good else "A BAR WAS MISSED")

@@ -183,10 +183,10 @@ async def trained(workers: Workers, ports: Sequence[int], location: str, kills: 
 
 async def compare(formats: Sequence[str], stores: Sequence[str], kills: int, joins: int, seed: int = 0) -> bool:
     """Train with each format and store, and print the results. Return whether all results are equal."""
-    chance, fine, contents, whole = random.Random(seed), True, set[str](), ""
+    chance, fine, contents, expected = random.Random(seed), True, set[str](), ""
 
     async def train_one(kind: str, store: str, kills: int, joins: int, shared: Workers) -> None:
-        nonlocal fine, whole
+        nonlocal fine, expected
         os.environ["DDLF_CACHE"], os.environ["DDLF_CACHE_SIZE"] = str(folder / f"cache-{kind}"), "1GB"
         with (
             served(store, paths[kind]) as address,
@@ -197,9 +197,9 @@ async def compare(formats: Sequence[str], stores: Sequence[str], kills: int, joi
             while len(ports.setdefault(workers, [])) < SLOTS + joins:
                 ports[workers].append(workers.start("--quiet")[1])
             sha = await trained(workers, ports[workers][: SLOTS + joins], address, kills, chance)
-        whole = whole or sha
-        fine = fine and sha == whole
-        print(f"{kind:<9} {store:<7} {sha[:16]}{'' if sha == whole else '  DIFFERS'}", flush=True)
+        expected = expected or sha
+        fine = fine and sha == expected
+        print(f"{kind:<9} {store:<7} {sha[:16]}{'' if sha == expected else '  DIFFERS'}", flush=True)
 
     with tempfile.TemporaryDirectory() as name, Workers() as shared:
         folder, ports = Path(name), dict[Workers, list[int]]()

@@ -131,9 +131,9 @@ class Run:
             with socket.socket() as sock:
                 if sock.connect_ex(("127.0.0.1", port)) == 0:
                     sentences.append(f"port {port} is still in use")
-        left = [path for path in (*self.tmp.rglob("*"), *self.work.rglob("*")) if path.name != "model.keras"]
-        left += [path for path in _shared_memory() - self.shared if not _others_use(path)]
-        sentences += [f"left: {path}" for path in left]
+        leftovers = [path for path in (*self.tmp.rglob("*"), *self.work.rglob("*")) if path.name != "model.keras"]
+        leftovers += [path for path in _shared_memory() - self.shared if not _others_use(path)]
+        sentences += [f"left: {path}" for path in leftovers]
         text = self.text()
         if "Traceback" in text and not self.was_starting():
             sentences.append(f"a traceback:\n{text[text.index('Traceback') :]}")
@@ -238,15 +238,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("options", nargs="*", default=["--local", "2", "--master-epochs", "4", "--save", "model.keras"])
     parsed = parser.parse_args(argv)
     app = parsed.app.resolve()
-    whole = min(undisturbed(app, parsed.options) for _ in range(2))  # the first run fills the caches of the system
+    run_s = min(undisturbed(app, parsed.options) for _ in range(2))  # the first run fills the caches of the system
     print(
-        f"{app.name} {' '.join(parsed.options)}: {whole:.1f} s undisturbed, {parsed.moments} moments, seed {parsed.seed}",
+        f"{app.name} {' '.join(parsed.options)}: {run_s:.1f} s undisturbed, {parsed.moments} moments, seed {parsed.seed}",
         flush=True,
     )
     chance = random.Random(parsed.seed)
     outcomes = []
     for number in range(1, parsed.moments + 1):
-        moment = chance.uniform(0, whole)
+        moment = chance.uniform(0, run_s)
         outcome = interrupted(app, parsed.options, moment, chance.uniform(0, 0.3) if parsed.twice else None)
         outcomes.append(outcome)
         if outcome.problems:

@@ -107,8 +107,8 @@ def kills(
         log.touch()
 
         def begun(**more: Any) -> subprocess.Popen[str]:
-            how = json.dumps({**facts, "seed": chance.randrange(2**32), **more})
-            command = [sys.executable, "-m", "tests.trials.killed", how]
+            arguments = json.dumps({**facts, "seed": chance.randrange(2**32), **more})
+            command = [sys.executable, "-m", "tests.trials.killed", arguments]
             return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
         def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -121,11 +121,11 @@ def kills(
         killed, folder = 0, str(started.folder / "checkpoints")
         while True:
             lines = log.read_text().splitlines()
-            left = min(share, kills - lines.count("kill")) if killed < masters else kills - lines.count("kill")
-            process = begun(folder=folder, kills=max(left, 0), pause_s=pause_s)
+            kills_left = min(share, kills - lines.count("kill")) if killed < masters else kills - lines.count("kill")
+            process = begun(folder=folder, kills=max(kills_left, 0), pause_s=pause_s)
             if killed == masters:
                 break
-            commits, kills_due = lines.count("commit") + chance.randrange(2, 5), lines.count("kill") + left
+            commits, kills_due = lines.count("commit") + chance.randrange(2, 5), lines.count("kill") + kills_left
             while process.poll() is None:
                 now = log.read_text().splitlines()
                 if now.count("kill") >= kills_due and now.count("commit") >= commits:

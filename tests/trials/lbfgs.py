@@ -261,8 +261,8 @@ async def sampled(seeds: int) -> dict[str, Any]:
     ratios, passes = [], []
     for seed in range(seeds):
         function, values = softmax_of(seed)
-        start, how = np.zeros(values), {**HOW, "maxcor": 30}
-        least = float(optimize.minimize(function, start, jac=True, method="L-BFGS-B", options=how).fun)
+        start, options = np.zeros(values), {**HOW, "maxcor": 30}
+        least = float(optimize.minimize(function, start, jac=True, method="L-BFGS-B", options=options).fun)
         result = await of_function(function, start, least=least, slots=1)
         passes.append((result["passes"], result["passes of SciPy"]))
         ratios.append(result["ratio"] if result["ratio"] is not None else np.inf)
@@ -298,8 +298,14 @@ async def of_function(
     optimize.minimize(noted, np.array(start), jac=True, method="L-BFGS-B", options=HOW)
     before, NumpyModel.gradient_of = NumpyModel.gradient_of, gradient  # type: ignore[assignment,method-assign]
     try:
-        how = {"slots": slots, "samples": 40, "start": {"w": np.array(start)}, "master_epochs": 3_000, "tolerance": 0}
-        run = FakeRun(FakeCluster(slots), mode="lbfgs", portion=40 if slots == 1 else None, **how)
+        settings = {
+            "slots": slots,
+            "samples": 40,
+            "start": {"w": np.array(start)},
+            "master_epochs": 3_000,
+            "tolerance": 0,
+        }
+        run = FakeRun(FakeCluster(slots), mode="lbfgs", portion=40 if slots == 1 else None, **settings)
         run.is_convergent = lambda record: record.loss <= least + within  # type: ignore[method-assign]
         await run.train_model()
     finally:
@@ -389,14 +395,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             bars = few[1] <= 10_000 and all(many[passes] <= 1.05 * few[passes] for passes in few.keys() & many.keys())
             report("bytes", [small, large], bars)
     if "scipy" in options.only:
-        whole = [of_function(rosenbrock, [-1.2, 1.0]), of_function(quadratic, [1.0] * 20)]
-        whole += [against_scipy("float32", 1e-5), against_scipy("float64", 1e-8)]
-        for measurement in [*whole, sampled(options.seeds)]:
+        comparisons = [of_function(rosenbrock, [-1.2, 1.0]), of_function(quadratic, [1.0] * 20)]
+        comparisons += [against_scipy("float32", 1e-5), against_scipy("float64", 1e-8)]
+        for measurement in [*comparisons, sampled(options.seeds)]:
             result = asyncio.run(measurement)
             report("scipy", result, result["ratio"] is not None and result["ratio"] <= 1.15)
     if "kills" in options.only:
-        how = options.workers, options.seed, options.iterations, options.pause
-        result = kills(APP, options.kills, options.masters, *how)
+        run_options = options.workers, options.seed, options.iterations, options.pause
+        result = kills(APP, options.kills, options.masters, *run_options)
         report("kills", result, result["same"] and result["ledger"])
     return 0 if all(well) else 1
 

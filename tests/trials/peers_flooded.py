@@ -137,10 +137,10 @@ async def play(peer: Light, rate: float, times: list[float], rates: list[float])
 
 async def measured(name: str, seconds: float, turns: int) -> tuple[float, int, str]:
     """Run one attack. Return the remaining share of the rate, the growth of the memory in bytes, and a line of text."""
-    how = ATTACKS[name]
+    attack = ATTACKS[name]
     with tempfile.TemporaryDirectory() as folder:
         program = PROGRAM.replace('print("ready"', "print(sock.getsockname()[1]")
-        words = [sys.executable, "-c", program, folder, "0", str(how.set_bytes)]
+        words = [sys.executable, "-c", program, folder, "0", str(attack.set_bytes)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220  once in a run
         attackers: subprocess.Popen[bytes] | None = None
         peers: list[Light] = []
@@ -149,16 +149,16 @@ async def measured(name: str, seconds: float, turns: int) -> tuple[float, int, s
             assert process.stdout is not None
             port = int(process.stdout.readline())
             server = psutil.Process(process.pid)
-            codes = await codes_of(port, how.peers + how.codes)
+            codes = await codes_of(port, attack.peers + attack.codes)
             times: list[float] = []
             rates: list[float] = []
-            for code in codes[how.codes :]:
+            for code in codes[attack.codes :]:
                 peers.append(Light(port))
                 await peers[-1].join(code)
-                tasks.append(asyncio.ensure_future(play(peers[-1], how.rate, times, rates)))
+                tasks.append(asyncio.ensure_future(play(peers[-1], attack.rate, times, rates)))
             await asyncio.sleep(min(seconds, 1.0))
             shares, memories, waits, used = [], list[int](), {True: [0.0], False: [0.0]}, []
-            attack_codes = codes[: how.codes]
+            attack_codes = codes[: attack.codes]
             nice = ["nice", "-n", "19"]  # like on another machine, they take hardly any time from the server
             words = [*nice, sys.executable, "-m", "tests.trials.peers_flooded"]
             words += ["--attack", name, str(port), json.dumps(attack_codes)]
@@ -199,7 +199,7 @@ async def measured(name: str, seconds: float, turns: int) -> tuple[float, int, s
         share,
         growth,
         (
-            f"{name}: honest peers keep {share:.1%} of {how.peers * how.rate:.0f} posts/s ({min(shares):.1%} at least), 99 % answered in "
+            f"{name}: honest peers keep {share:.1%} of {attack.peers * attack.rate:.0f} posts/s ({min(shares):.1%} at least), 99 % answered in "
             f"{p99[False]:.0f} ms without and {p99[True]:.0f} ms with it, the server uses {cores[False]:.2f} and "
             f"{cores[True]:.2f} cores, memory {growth / 2**20:+.1f} MiB"
         ),

@@ -114,9 +114,9 @@ def broken_request(chance: random.Random) -> bytes:
     rows += [chance.randbytes(chance.randrange(40)) for _ in range(chance.randrange(3))]
     rows += [b"A: " + b"a" * 9000] * (chance.random() < 0.1)
     rows += [b"B%d: b" % number for number in range(300)] * (chance.random() < 0.05)
-    whole = method + b" " + path + chance.choice((b" HTTP/1.1", b" HTTP/9.9", b"")) + b"\r\n" + b"\r\n".join(rows)
-    whole += b"\r\n\r\n" + chance.randbytes(chance.randrange(100))
-    return whole[: chance.randrange(len(whole))] if chance.random() < 0.2 else whole
+    request = method + b" " + path + chance.choice((b" HTTP/1.1", b" HTTP/9.9", b"")) + b"\r\n" + b"\r\n".join(rows)
+    request += b"\r\n\r\n" + chance.randbytes(chance.randrange(100))
+    return request[: chance.randrange(len(request))] if chance.random() < 0.2 else request
 
 
 HEADERS = (

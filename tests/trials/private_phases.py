@@ -197,8 +197,8 @@ class Watch:
     def lines(self, name: str) -> list[Any]:
         """Return the logged facts of a worker or of the master. Skip a last line that is not complete yet."""
         with contextlib.suppress(FileNotFoundError):
-            whole, _, _ = (self.folder / name).read_text().rpartition("\n")
-            return [json.loads(line) for line in whole.splitlines()]
+            complete, _, _ = (self.folder / name).read_text().rpartition("\n")
+            return [json.loads(line) for line in complete.splitlines()]
         return []
 
     def until(self, fits: Callable[[], bool], label: str) -> None:

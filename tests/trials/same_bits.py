@@ -142,17 +142,17 @@ def in_order(workers: Sequence[Any], order: Sequence[int]) -> None:
 
     An update waits for its turn. The next turn begins when each slot with remaining updates waits.
     """
-    left, waiting = list(order), dict[int, asyncio.Event]()
+    remaining, waiting = list(order), dict[int, asyncio.Event]()
 
     def next_one() -> None:
-        if left and waiting.keys() == set(left):
-            waiting[left[0]].set()
+        if remaining and waiting.keys() == set(remaining):
+            waiting[remaining[0]].set()
 
     async def arrive(slot: int) -> None:
         waiting[slot] = asyncio.Event()
         next_one()
         await waiting[slot].wait()
-        del left[0], waiting[slot]
+        del remaining[0], waiting[slot]
         next_one()
 
     for worker in workers:

@@ -304,8 +304,8 @@ class Run:
 
     def problems(self) -> list[str]:
         """Return the problems after the end: remaining workers, and a traceback in the output."""
-        _, left = psutil.wait_procs(self.met, LEFT_S)
-        sentences = [f"worker {process.pid} is left" for process in left if process.status() != psutil.STATUS_ZOMBIE]
+        _, alive = psutil.wait_procs(self.met, LEFT_S)
+        sentences = [f"worker {process.pid} is left" for process in alive if process.status() != psutil.STATUS_ZOMBIE]
         if "Traceback" in self.text():
             sentences.append("a traceback")
         return sentences
@@ -431,8 +431,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         undisturbed(stage)  # the first run fills the caches of the system
         whole_s, expected = undisturbed(stage)
         print(f"{whole_s:.1f} s undisturbed, {options.signals} signals, seed {options.seed}", flush=True)
-        while (left := options.signals - len(outcomes)) > 0:
-            done = series(stage, chance, whole_s, expected, kinds, min(left, MOST_IN_SERIES))
+        while (remaining := options.signals - len(outcomes)) > 0:
+            done = series(stage, chance, whole_s, expected, kinds, min(remaining, MOST_IN_SERIES))
             for number, outcome in enumerate(done, len(outcomes) + 1):
                 if outcome.problems:
                     print(

@@ -200,11 +200,11 @@ async def soak(options: argparse.Namespace) -> int:
             process, port = workers.start()
             watch = await part(workers, process.pid, port, options)
         before, after = watch.counts
-        left = {counter: after.get(counter, 0) - before.get(counter, 0) for counter in before | after}
+        leaks = {counter: after.get(counter, 0) - before.get(counter, 0) for counter in before | after}
         for role in watch.memory:
             slope, grown = watch.results(role)
             growth = {
-                counter.partition(" ")[2]: more for counter, more in left.items() if more and counter.startswith(role)
+                counter.partition(" ")[2]: more for counter, more in leaks.items() if more and counter.startswith(role)
             }
             summary = ", ".join(f"{more:+} {counter}" for counter, more in growth.items())
             minutes = (watch.at[-1] - watch.at[0]) / 60
@@ -224,7 +224,7 @@ async def soak(options: argparse.Namespace) -> int:
         print(
             f"{name}: {watch.blocks[-1] - watch.blocks[0]:+,} of {watch.blocks[0]:,} blocks of Python's memory on the master"
         )
-        problems += [f"{name}: {more} {counter} more" for counter, more in left.items() if more > 0]
+        problems += [f"{name}: {more} {counter} more" for counter, more in leaks.items() if more > 0]
     print(table(rows))
     print(*problems, sep="\n")
     return 1 if problems else 0

@@ -157,7 +157,7 @@ async def compare(kind: str, share: float, files: int, epochs: int, kinds: Itera
         split(open_source(folder / "a.npz"), Folder(folder / "data"), [10] * files)
         store = FaultyBucket(folder / "data") if kind == "s3" else FaultyStore(folder / "data")
         stack.callback(store.close)
-        whole, fine = "", True
+        expected, fine = "", True
         for cap, ways in (("0", {"folder": 0, "uncached": epochs}), ("1GB", {"cached": 1})):
             os.environ.update(
                 DDLF_CACHE=str(folder / "cache"), DDLF_CACHE_SIZE=cap
@@ -169,12 +169,12 @@ async def compare(kind: str, share: float, files: int, epochs: int, kinds: Itera
                     store.fail(**{fault: share / len(list(kinds)) for fault in kinds} if times else {})
                     sha = await trained(cluster, str(folder / "data") if way == "folder" else store.url, epochs)
                     store.fail()
-                    whole = whole or sha
+                    expected = expected or sha
                     served = {file: count for file, count in store.served.items() if file.endswith(".safetensors")}
                     first = served.get(FIRST, 0) - (SLOTS + 1 if way == "uncached" else 0)
                     fetched = [first if file == FIRST else count for file, count in served.items()]
                     right = (
-                        sha == whole and len(fetched) == (files if times else 0) and max(fetched, default=0) <= times
+                        sha == expected and len(fetched) == (files if times else 0) and max(fetched, default=0) <= times
                     )
                     fine = fine and right and (not times or sum(store.failed.values()) > 0)
                     print(

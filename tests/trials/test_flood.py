@@ -12,8 +12,8 @@ def test_masters_connect_during_a_flood_and_idle_connections_are_small():
     results = json.loads(ended.stdout)
     assert results["flooded"]["failed"] == 0
     assert results["flooded"]["handshakes"] > 0
-    for how in ("plaintext", "TLS"):
-        idle = results[f"idle, {how}"]
+    for encryption in ("plaintext", "TLS"):
+        idle = results[f"idle, {encryption}"]
         assert idle["held"] + idle["refused politely"] == 1200
         assert idle["refused politely"] > 0
         assert idle["KiB each"] < 60

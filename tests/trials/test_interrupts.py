@@ -14,17 +14,17 @@ OPTIONS = ["--local", "2"]
 
 
 def test_an_interrupt_at_any_moment_ends_the_run_and_leaves_nothing(monkeypatch):
-    whole = undisturbed(APP, OPTIONS)
+    run_s = undisturbed(APP, OPTIONS)
     monkeypatch.setattr(interrupts, "LIMIT_S", PATIENCE_S)
-    monkeypatch.setattr(interrupts, "IGNORED_S", max(interrupts.IGNORED_S, whole / 2))
+    monkeypatch.setattr(interrupts, "IGNORED_S", max(interrupts.IGNORED_S, run_s / 2))
     chance = random.Random(1)
     for again_s in (None, None, None, None, 0.0, 0.1):
-        outcome = interrupted(APP, OPTIONS, chance.uniform(0, whole), again_s)
+        outcome = interrupted(APP, OPTIONS, chance.uniform(0, run_s), again_s)
         assert outcome.problems == []
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def run_s(tmp_path_factory):
     """Return the seconds of a command that does nothing, on this machine."""
     app = tmp_path_factory.mktemp("app") / "nothing.py"
     app.write_text("async def main(cluster): pass\n")
@@ -42,12 +42,12 @@ def whole(tmp_path_factory):
         ("import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(7))", "ended with 7"),
     ],
 )
-def test_the_check_finds_problems(tmp_path: Path, monkeypatch, whole, line, problem):
-    monkeypatch.setattr("tests.trials.interrupts.LIMIT_S", 6 * whole + 5)
+def test_the_check_finds_problems(tmp_path: Path, monkeypatch, run_s, line, problem):
+    monkeypatch.setattr("tests.trials.interrupts.LIMIT_S", 6 * run_s + 5)
     app = tmp_path / "bad.py"
     # The interrupt comes while the app sleeps: after the line, and before the end.
-    app.write_text(f"import time\n{line}\ntime.sleep({4 * whole + 4})\nasync def main(cluster): pass\n")
-    outcome = interrupted(app, ["--local", "1"], 2 * whole + 2)
+    app.write_text(f"import time\n{line}\ntime.sleep({4 * run_s + 4})\nasync def main(cluster): pass\n")
+    outcome = interrupted(app, ["--local", "1"], 2 * run_s + 2)
     for path in Path("/dev/shm").glob("ddlf-left-*"):
         path.unlink()
     assert problem in "; ".join(outcome.problems)

@@ -26,7 +26,6 @@ class Apart(Quick):
     codec = "float32"
     planned = True
     batch_size = 64
-    told = ()
 
     async def connect(self):
         """Do nothing, because there are no workers."""

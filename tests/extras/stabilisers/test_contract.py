@@ -207,14 +207,14 @@ def same_bits(left, right):
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("kind", ["all_together", "unfreezing", "scaled", "two_outputs", "masked"])
 async def test_an_interrupted_run_with_moved_slots_ends_with_the_same_bits(two_workers, tmp_path, kind):
-    whole = app(two_workers, Cut, kind=kind, slots=2, master_epochs=3)
-    await whole.train_model()
+    uninterrupted = app(two_workers, Cut, kind=kind, slots=2, master_epochs=3)
+    await uninterrupted.train_model()
     one_worker = two_workers.options(workers=[2])
     for stop_at in (1, None):
-        how = dict(kind=kind, slots=2, master_epochs=3, checkpoint=tmp_path, resume="auto", stop_at=stop_at)
-        parts = app(one_worker, Cut, **how)
+        settings = dict(kind=kind, slots=2, master_epochs=3, checkpoint=tmp_path, resume="auto", stop_at=stop_at)
+        parts = app(one_worker, Cut, **settings)
         await parts.train_model()
-    assert same_bits(parts, whole)
+    assert same_bits(parts, uninterrupted)
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -224,13 +224,13 @@ async def test_asynchronous_training_of_one_slot_continues_with_the_same_bits_on
 ):
     """With several slots, the order of the updates depends on the speed of the workers. With one slot, it is always the same."""
     settings = dict(kind=kind, slots=1, master_epochs=3, mode="async")
-    whole = app(two_workers.options(workers=[1]), Cut, **settings)
-    await whole.train_model()
+    uninterrupted = app(two_workers.options(workers=[1]), Cut, **settings)
+    await uninterrupted.train_model()
     for stop_at, worker in ((1, 1), (None, 2)):
-        how = dict(checkpoint=tmp_path, resume="auto", stop_at=stop_at)
-        parts = app(two_workers.options(workers=[worker]), Cut, **settings, **how)
+        resuming = dict(checkpoint=tmp_path, resume="auto", stop_at=stop_at)
+        parts = app(two_workers.options(workers=[worker]), Cut, **settings, **resuming)
         await parts.train_model()
-    assert same_bits(parts, whole)
+    assert same_bits(parts, uninterrupted)
 
 
 def test_the_table_of_stabilisers_names_existing_parts_of_keras_and_ddlf():

@@ -135,12 +135,12 @@ class Still(Blobs):
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 async def test_a_plateau_of_the_merged_loss_lowers_the_rate_of_all_slots(two_workers, tmp_path, mode):
-    whole = await app(two_workers, Still, mode=mode).train_model()
-    rates = [record.metrics["learning_rate"] for record in whole if "learning_rate" in record.metrics]
+    history = await app(two_workers, Still, mode=mode).train_model()
+    rates = [record.metrics["learning_rate"] for record in history if "learning_rate" in record.metrics]
     assert rates == [0.5, 0.5, 0.25, 0.125, 0.0625]
     if mode == "sync":
-        assert [record.metrics["rate"] for record in whole] == rates
+        assert [record.metrics["rate"] for record in history] == rates
         for stop_at in (2, None):
             parts = app(two_workers, Still, checkpoint=tmp_path, resume="auto", stop_at=stop_at)
             await parts.train_model()
-        assert [record.metrics for record in parts.history] == [record.metrics for record in whole]
+        assert [record.metrics for record in parts.history] == [record.metrics for record in history]

@@ -52,9 +52,9 @@ SESSION = """async (code) => {
 
 def packed(array: Any) -> dict[str, Any]:
     """Return an array for the page."""
-    whole = array.dtype.kind in "iu"
-    data = np.ascontiguousarray(array, dtype="<i4" if whole else "<f4")
-    kind = "Int32Array" if whole else "Float32Array"
+    is_integer = array.dtype.kind in "iu"
+    data = np.ascontiguousarray(array, dtype="<i4" if is_integer else "<f4")
+    kind = "Int32Array" if is_integer else "Float32Array"
     return {"data": base64.b64encode(data.tobytes()).decode(), "shape": list(array.shape), "kind": kind}
 
 

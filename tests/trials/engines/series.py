@@ -300,7 +300,7 @@ def ends(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) ->
     first = Run(rig, folder / "end-0")
     try:
         began(first, rig.places)
-        whole = time.time() - first.began + TRAINED_S
+        run_s = time.time() - first.began + TRAINED_S
         problems = [f"the first run ended badly: {error}" for error in _ended_well(first)]
         report.problems += problems + [f"left of the first run: {words}" for words in _left_after(rig, first)[0]]
     except (TimeoutError, ChildProcessError) as error:
@@ -308,12 +308,12 @@ def ends(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say) ->
         return report
     finally:
         _finish(rig, first)
-    report.figures["moments within"] = f"{whole:.1f} s"
+    report.figures["moments within"] = f"{run_s:.1f} s"
     kinds = list(rig.ends().items())
     order = [kinds[number % len(kinds)] for number in range(count)]
     chance.shuffle(order)
     for number, (kind, end) in enumerate(order, 1):
-        moment = chance.uniform(0, whole)
+        moment = chance.uniform(0, run_s)
         run = Run(rig, folder / f"end-{number}")
         with contextlib.suppress(psutil.TimeoutExpired):
             run.process.wait(moment)

@@ -67,9 +67,9 @@ def test_fill_refuses_weights_of_another_model(change, sentence, tmp_path):
 def test_load_refuses_a_truncated_file_or_missing_text(tmp_path):
     path = tmp_path / "m.safetensors"
     saved(DIGITS, path)
-    whole = path.read_bytes()
-    for size in (0, 5, 100, len(whole) - 1):
-        path.write_bytes(whole[:size])
+    content = path.read_bytes()
+    for size in (0, 5, 100, len(content) - 1):
+        path.write_bytes(content[:size])
         with pytest.raises(ConfigError, match="is truncated, or is not a safetensors file"):
             weights.load(path)
     from safetensors.numpy import save_file
