@@ -187,6 +187,21 @@ async def test_a_model_without_input_shape_is_built_in_its_strategy():
     blobs.model.fit(blobs.x_train, blobs.y_train, verbose=0)
 
 
+async def test_a_built_model_of_a_strategy_is_not_built_by_another_batch():
+    made = Mirrored()
+    await made.load_dataset()
+    await made.create_model()
+    build = vars(ready_model(made))["_maybe_symbolic_build"]
+
+    def batches():
+        yield None, None, iter([(made.x_test, made.y_test)])
+        raise AssertionError("a second batch was read")
+
+    build(batches())
+    assert made.model._compile_metrics.built
+    build(iter([(None, None, None)]))
+
+
 def test_each_strategy_of_a_process_has_numbers_of_its_own():
     import tensorflow as tf
 

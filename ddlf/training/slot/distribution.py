@@ -159,14 +159,15 @@ def build_by_first_parts(model: Any) -> None:
     """Let Keras build losses and metrics by the first card's part of a batch, if a model is in a strategy of TensorFlow.
 
     Keras 3.15 uses the mean of all parts, although only shapes matter. This fails for parts of unequal sizes, such as
-    those of a test with an odd number of samples, and for labels that cannot be added.
+    those of a test with an odd number of samples, and for labels that cannot be added. It also reads a batch in each
+    ``fit`` and each evaluation, although everything is built after the first one.
     """
     if (strategy := strategy_of(model)) is None:
         return
     import keras
 
     def build(iterator: Any = None, data_batch: Any = None) -> None:
-        for _, _, batches in iterator or ():
+        for _, _, batches in () if iterator is None or _is_all_built(model) else iterator:
             data_batch = keras.tree.map_structure(
                 lambda part: strategy.experimental_local_results(part)[0], next(batches)
             )
@@ -175,6 +176,11 @@ def build_by_first_parts(model: Any) -> None:
             model._symbolic_build(data_batch=data_batch)
 
     vars(model)["_maybe_symbolic_build"] = build
+
+
+def _is_all_built(model: Any) -> bool:
+    parts = (model._compile_metrics, model._compile_loss, *model._flatten_layers())
+    return all(part is None or part.built for part in parts)
 
 
 def check_one_card(model: Any, setting: str) -> None:
