@@ -50,7 +50,7 @@ from ddlf.extras.planner import planning
 from ddlf.extras.planner import probe as probing
 from ddlf.extras.planner.choice import Length, Verdict, can_balance
 from ddlf.extras.planner.model import Setting
-from ddlf.extras.planner.planning import copied, plan, ways_of
+from ddlf.extras.planner.planning import copy_of_app, plan, ways_of
 from ddlf.extras.planner.probe import Budget, Probe, own_ways
 from ddlf.rpc.tokens import new_token
 
@@ -321,7 +321,7 @@ async def measured(
     Returns:
         Seconds of an epoch of each choice, and of ``fit``, in each repeat.
     """
-    probe, seconds, fit = Probe(copied(app)), dict[str, list[float]](), list[float]()
+    probe, seconds, fit = Probe(copy_of_app(app)), dict[str, list[float]](), list[float]()
     probe.samples = SAMPLES
     for repeat, name in turns(["fit", *settings], repeats):
         if name == "fit":

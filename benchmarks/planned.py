@@ -24,7 +24,7 @@ from apps.mnist_cnn import MNISTCNN
 from benchmarks.measure import some_of, table, turns
 from ddlf import Cluster
 from ddlf.extras.planner.model import Predicted, Setting, Way
-from ddlf.extras.planner.planning import copied, plan
+from ddlf.extras.planner.planning import copy_of_app, plan
 from ddlf.extras.planner.probe import Probe
 
 SAMPLES, WORKERS = 24_000, 2
@@ -76,7 +76,7 @@ async def measure(
         app = MODELS[name](cluster)
         result = await plan(app, budget_s, SECOND, lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True))
         print(f"{name}: planned in {result.spent_s:.1f} s", file=sys.stderr, flush=True)
-        probe, truth = Probe(copied(app)), dict[Setting, list[float]]()
+        probe, truth = Probe(copy_of_app(app)), dict[Setting, list[float]]()
         probe.samples = SAMPLES
         for _, number in turns([str(index) for index in range(len(settings))], repeats):
             setting = settings[int(number)]

@@ -28,7 +28,7 @@ from ddlf.errors import DDLFError
 from ddlf.events import WorkerLost
 from ddlf.extras.planner.memory import MemoryModel
 from ddlf.extras.planner.memory_probe import Memory, memory_of
-from ddlf.extras.planner.planning import copied
+from ddlf.extras.planner.planning import copy_of_app
 from ddlf.extras.planner.trial import limit_memory, memory_peak
 
 ROUNDS, STEPS, SAMPLES, WIDTH = 3, 8, 24_000, 3000
@@ -110,7 +110,7 @@ async def measured(name: str, batch: int, limit: int | None = None) -> Memory:
         app = MODELS[name](cluster)
         app.batch_size = batch
         await app.connect()
-        result = await memory_of(copied(app), [batch], "star", SECONDS, limit=limit)
+        result = await memory_of(copy_of_app(app), [batch], "star", SECONDS, limit=limit)
     assert result.peaks is not None, result.why
     return result
 

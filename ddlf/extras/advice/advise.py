@@ -18,7 +18,7 @@ from ddlf.extras import measured_rounds
 from ddlf.extras.advice.arrays import near_duplicates, related
 from ddlf.extras.advice.batch import find_train_mistake, not_finite_advice, observe_batch, seconds_of_a_step
 from ddlf.extras.advice.changes import edits_of
-from ddlf.extras.advice.collect import build, facts_of, load, read_into_arrays, sources_of, twin
+from ddlf.extras.advice.collect import build, copy_of_app, facts_of, load, read_into_arrays, sources_of
 from ddlf.extras.advice.facts import AppFacts
 from ddlf.extras.advice.limits import doing
 from ddlf.extras.advice.processes import observe_second_process, pickled_app, wrong_labels
@@ -68,7 +68,7 @@ async def advise(
     """
     if level not in CHOICES:
         raise ConfigError(f"there is no level {level!r} of advice", hint=f"there are: {', '.join(CHOICES)}")
-    app = twin(app)
+    app = copy_of_app(app)
     app.verbose = False
     await app.run_context.check_written()
     spec_of(app)

@@ -342,7 +342,9 @@ def _leaks(
             continue
         if len(values) >= IN_ORDER and rows.shape[1] <= MOST_IN_ORDER:
             yield from (
-                (name, column) for column in range(rows.shape[1]) if _in_order(rows[:, column], flat, len(values))
+                (name, column)
+                for column in range(rows.shape[1])
+                if _separates_classes(rows[:, column], flat, len(values))
             )
         # A copy of the label has one value per class. Some samples suffice to exclude most columns.
         candidates = np.ones(rows.shape[1], bool)
@@ -355,7 +357,7 @@ def _leaks(
                 yield name, int(column)
 
 
-def _in_order(column: np.ndarray[Any, Any], flat: np.ndarray[Any, Any], classes: int) -> bool:
+def _separates_classes(column: np.ndarray[Any, Any], flat: np.ndarray[Any, Any], classes: int) -> bool:
     """Return whether each class occupies its own range of a column's values, so that the column reveals the class."""
     order = np.argsort(column, kind="stable")
     return bool(np.count_nonzero(np.diff(flat[order])) == classes - 1 and len(np.unique(column)) > 2 * classes)
@@ -549,14 +551,14 @@ def _views(x: Numbers, other: Numbers | None, are_tokens: bool) -> Iterator[tupl
             )
 
 
-def _fewer(rows: Numbers) -> Numbers:
+def _limit_features(rows: Numbers) -> Numbers:
     if rows.shape[1] > FEATURES:
         rows = rows[:, np.sort(np.random.default_rng(31).choice(rows.shape[1], FEATURES, replace=False))]
     return rows.astype(np.float32)
 
 
 def _flat_rows(x: Numbers) -> Numbers:
-    return _fewer(x.reshape(len(x), -1))
+    return _limit_features(x.reshape(len(x), -1))
 
 
 def _frequencies(x: Numbers) -> Numbers:
@@ -564,7 +566,7 @@ def _frequencies(x: Numbers) -> Numbers:
     if x.ndim < 3:
         return np.empty((len(x), 0), np.float32)
     axes = (1,) if x.ndim == 3 and x.shape[2] <= 16 else (1, 2)
-    return _fewer(np.log1p(np.abs(np.fft.rfftn(x.astype(np.float32), axes=axes))).reshape(len(x), -1))
+    return _limit_features(np.log1p(np.abs(np.fft.rfftn(x.astype(np.float32), axes=axes))).reshape(len(x), -1))
 
 
 def _bags(x: Numbers) -> Numbers:

@@ -80,7 +80,7 @@ def observe_batch(app: App, facts: AppFacts) -> dict[str, Any]:
         return {}
     observations: dict[str, Any] = {}
     start = model.get_weights()
-    for observe in (_outputs, activations, gradients, learnt, stepped, unlinked):
+    for observe in (_observe_outputs, activations, gradients, memorize_batch, find_unmoved_weights, exchange_labels):
         try:
             model.set_weights(start)
             with warnings.catch_warnings():
@@ -129,7 +129,7 @@ def rows_of(app: App, limit: int = ROWS) -> tuple[Any, ...] | None:
     return tuple(_rows_of_part(part, numbers) for part in data)
 
 
-def _outputs(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
+def _observe_outputs(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Return the first loss, and whether outputs depend on other samples of the batch or on later positions (the
     future).
     """
@@ -326,7 +326,7 @@ def _without_chance(model: Any) -> Iterator[None]:
                 setattr(layer, name, value)
 
 
-def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
+def memorize_batch(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Train the model until it memorizes a small batch, as a test whether it can learn at all.
 
     Return the smallest loss, the weights without a gradient, and the inputs without an effect.
@@ -406,7 +406,7 @@ def first_error(model: Any, rows: tuple[Any, ...]) -> str:
         _fit_batch(model, batch)
         model.evaluate(*batch[:2], batch_size=BY_HEART, verbose=0)
     except Exception as error:
-        return "" if NO_SLOPE in str(error) else plain(error)
+        return "" if NO_SLOPE in str(error) else plain_message(error)
     return ""
 
 
@@ -417,7 +417,7 @@ def _fit_batch(model: Any, batch: tuple[Any, ...], steps: int = 1) -> None:
     model.fit(x, y, sample_weight=w, batch_size=BY_HEART, epochs=steps, shuffle=False, verbose=0)
 
 
-def plain(error: Exception) -> str:
+def plain_message(error: Exception) -> str:
     """Return the beginning of an error message of Keras or TensorFlow, without colours and positions in graphs."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines()]
@@ -425,7 +425,7 @@ def plain(error: Exception) -> str:
     return " ".join(kept_lines)[:MOST_SAID] or type(error).__name__
 
 
-def stepped(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
+def find_unmoved_weights(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Return the weights that the user's ``train_step`` leaves unchanged, although it changes other weights."""
     if not has_own_train_step(model):
         return {}
@@ -457,7 +457,7 @@ def _ignored(model: Any, x: Any) -> list[str]:
     return ignored
 
 
-def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
+def exchange_labels(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Return an observation if the user's loss depends on the values of the labels, but stays the same when other
     samples get them.
     """

@@ -97,7 +97,7 @@ def _edits(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
         case "setting":
             return _setting(change, sources, facts)
         case "data":
-            return _at_the_end(change, sources)
+            return _append_to_load_dataset(change, sources)
 
 
 def _is_simple(node: ast.expr) -> bool:
@@ -267,7 +267,7 @@ def _is_overridden(name: str, sources: UserSources, facts: AppFacts) -> bool:
     return isinstance(assigned[1], ast.Constant) and bool(facts.settings[name] != assigned[1].value)
 
 
-def _at_the_end(change: Change, sources: UserSources) -> list[Edit]:
+def _append_to_load_dataset(change: Change, sources: UserSources) -> list[Edit]:
     method = sources.method("load_dataset")
     if method is None:
         return []

@@ -48,7 +48,7 @@ TAKEN_IN = 1 << 26
 """Maximum bytes of a data set to read into memory."""
 
 
-def twin(app: App) -> Any:
+def copy_of_app(app: App) -> Any:
     """Return a copy of the app with the same attributes. It keeps the adviser's data and model out of the app."""
     other = object.__new__(type(app))
     vars(other).update(vars(app))

@@ -49,7 +49,7 @@ def doing(label: str) -> Iterator[None]:
         _now = None
 
 
-def beyond(
+def limit_error(
     seconds: float, clock: float | None = None, memory: tuple[int | None, int | None] | None = None
 ) -> AppError | None:
     """Return an error about the user's running method if it exceeds its limits; else None.
@@ -90,7 +90,7 @@ def time_limit(seconds: float, end: Callable[[AppError], None]) -> Iterator[None
 
     def look() -> None:
         while not over.wait(LOOK_S):
-            if (error := beyond(seconds)) is not None:
+            if (error := limit_error(seconds)) is not None:
                 end(error)
                 return
 

@@ -52,7 +52,7 @@ def lines(report: AdviserReport, rules: int | None = None) -> Iterator[str]:
         rules: The number of checked rules, for the last line.
     """
     for advice in report.advice:
-        position = "" if advice.position is None else f"{_short(advice.position.path)}:{advice.position.line}  "
+        position = "" if advice.position is None else f"{_relative_path(advice.position.path)}:{advice.position.line}  "
         yield f"{SEVERITIES[advice.severity]:<8}  {advice.rule.id}  {position}{advice.finding.message}"
         yield f"     why  {advice.rule.reason}"
         yield f"     fix  {advice.fix}"
@@ -65,7 +65,7 @@ def lines(report: AdviserReport, rules: int | None = None) -> Iterator[str]:
     yield from (f"skipped   {sentence}" for sentence in report.skipped)
     for ignore in report.unused:
         at = ignore.position
-        yield f"comment   {_short(at.path)}:{at.line}: ignore[{ignore.id}] is not needed any more"
+        yield f"comment   {_relative_path(at.path)}:{at.line}: ignore[{ignore.id}] is not needed any more"
     counts = Counter(advice.severity for advice in report.advice)
     counted = ", ".join(
         f"{counts[key]} {name}{'s' * (counts[key] != 1)}" for key, name in SEVERITIES.items() if counts[key]
@@ -75,7 +75,7 @@ def lines(report: AdviserReport, rules: int | None = None) -> Iterator[str]:
     yield f"advice    {counted or 'nothing found'}{by}{ignored}"
 
 
-def _short(path: Path) -> str:
+def _relative_path(path: Path) -> str:
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
@@ -92,7 +92,7 @@ def as_json(report: AdviserReport) -> dict[str, Any]:
                 "why": advice.rule.reason,
                 "fix": advice.fix,
                 "source": advice.rule.source,
-                "file": None if advice.position is None else _short(advice.position.path),
+                "file": None if advice.position is None else _relative_path(advice.position.path),
                 "line": None if advice.position is None else advice.position.line,
                 "about": list(advice.finding.subject),
                 "samples": list(advice.finding.samples),
@@ -104,7 +104,7 @@ def as_json(report: AdviserReport) -> dict[str, Any]:
         "ignored": report.ignored,
         "left": list(report.skipped),
         "unneeded": [
-            {"rule": advice.id, "file": _short(advice.position.path), "line": advice.position.line}
+            {"rule": advice.id, "file": _relative_path(advice.position.path), "line": advice.position.line}
             for advice in report.unused
         ],
     }
@@ -149,14 +149,14 @@ def _sarif_result(advice: Advice) -> dict[str, Any]:
     }
     if advice.position is not None:
         location = {
-            "artifactLocation": {"uri": Path(_short(advice.position.path)).as_posix()},
+            "artifactLocation": {"uri": Path(_relative_path(advice.position.path)).as_posix()},
             "region": {"startLine": advice.position.line},
         }
         result["locations"] = [{"physicalLocation": location}]
     if advice.edits:
         changes = [
             {
-                "artifactLocation": {"uri": Path(_short(edit.path)).as_posix()},
+                "artifactLocation": {"uri": Path(_relative_path(edit.path)).as_posix()},
                 "replacements": [
                     {
                         "deletedRegion": _region(edit),

@@ -88,7 +88,7 @@ def _compared(
     rows = compare(comparison, backends, written, lambda row: say(_row_line(row, tolerance)))
     layers = comparison.by_layer(tolerance)
     for entry in layers:
-        say(_first(entry, backends[0], tolerance))
+        say(_first_difference(entry, backends[0], tolerance))
     if options.debug:
         _show_logs(comparison.steps)
     if options.json:
@@ -150,7 +150,7 @@ def _line(label: str, by: str, difference: str, times: Sequence[str], bytes: str
     return f"{label:<12}{by:<31}  {difference:<11}{''.join(f'{item:<11}' for item in times)}{bytes:<9}{note}".rstrip()
 
 
-def _first(layers: LayerComparison, reference: str, tolerance: float) -> str:
+def _first_difference(layers: LayerComparison, reference: str, tolerance: float) -> str:
     pair = f"{BACKENDS[reference]} and {BACKENDS[layers.backend]}"
     if not layers.first:
         return f"layers    {pair} agree in all {layers.count} common layers, within {layers.before:.1e}"

@@ -170,8 +170,9 @@ def writer_of(format: Format, backend: str | None) -> str:
         ConfigError: The backend cannot write the format, or a distribution is missing.
     """
     if backend is not None and backend not in format.writers:
+        writers = _joined_with_or([BACKENDS[name] for name in format.writers])
         raise ConfigError(
-            f"Keras writes {format.name} for any batch on {_or([BACKENDS[name] for name in format.writers])} only, not on {BACKENDS[backend]}",
+            f"Keras writes {format.name} for any batch on {writers} only, not on {BACKENDS[backend]}",
             hint=f"leave --backend {backend} out, or {format.name}",
         )
     default = next(iter(format.writers))
@@ -211,5 +212,5 @@ def installed_backends() -> list[str]:
     return [name for name in BACKENDS if has_module(name)]
 
 
-def _or(names: list[str]) -> str:
+def _joined_with_or(names: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

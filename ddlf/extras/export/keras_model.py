@@ -67,7 +67,7 @@ class Loaded:
             InputSpec(str(array.name or f"input_{number}"), (None, *array.shape[1:]), str(array.dtype))
             for number, array in enumerate(flat)
         ]
-        self.layout = plain(keras.tree.pack_sequence_as(structure, list(range(len(flat)))))
+        self.layout = plain_structure(keras.tree.pack_sequence_as(structure, list(range(len(flat)))))
         self.structure = structure
 
     def packed(self, flat: Sequence[Any]) -> Any:
@@ -81,7 +81,7 @@ class Loaded:
     def outputs(self) -> Any:
         """Return the structure of the outputs, with output numbers in place of arrays."""
         result = self.model(self.packed([input_of_ones(entry) for entry in self.inputs]), training=False)
-        return plain(keras.tree.pack_sequence_as(result, list(range(len(keras.tree.flatten(result))))))
+        return plain_structure(keras.tree.pack_sequence_as(result, list(range(len(keras.tree.flatten(result))))))
 
 
 def load(path: Path, code: Path | None) -> Any:
@@ -158,11 +158,11 @@ def _inputs(model: Any, path: Path) -> Any:
     return keras.KerasTensor((None, *shape[1:]), dtype=model.input_dtype, name="input_0")
 
 
-def plain(structure: Any) -> Any:
+def plain_structure(structure: Any) -> Any:
     """Convert a nested structure of Keras to plain lists and dicts, so that it can be written as JSON."""
     if isinstance(structure, dict):
-        return {str(key): plain(value) for key, value in structure.items()}
-    return [plain(item) for item in structure] if isinstance(structure, list | tuple) else structure
+        return {str(key): plain_structure(value) for key, value in structure.items()}
+    return [plain_structure(item) for item in structure] if isinstance(structure, list | tuple) else structure
 
 
 def input_of_ones(spec: InputSpec, batch: int = 2) -> Any:
@@ -232,7 +232,7 @@ def _layers(model: Any) -> Iterator[Any]:
         yield from _layers(layer)
 
 
-def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
+def outputs_by_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
     """Return the output of each layer, including nested layers, in the order in which the calls end.
 
     A number follows the layer's name for its further outputs and calls. Outputs without values, inside a loop that

@@ -36,7 +36,7 @@ def onnx(path: Path, facts: dict[str, Any]) -> Run:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     port_names = [port.name for port in session.get_inputs()]
-    names = matched([spec["name"] for spec in facts["inputs"]], port_names)
+    names = match_names([spec["name"] for spec in facts["inputs"]], port_names)
     return lambda flat: session.run(None, dict(zip(names, flat, strict=True)))
 
 
@@ -56,12 +56,12 @@ def tflite(path: Path, facts: dict[str, Any]) -> Run:
 
 def _lite(interpreter: Any, facts: dict[str, Any]) -> Run:
     runner = interpreter.get_signature_runner(next(iter(interpreter.get_signature_list())))
-    names = matched([spec["name"] for spec in facts["inputs"]], list(runner.get_input_details()))
+    names = match_names([spec["name"] for spec in facts["inputs"]], list(runner.get_input_details()))
 
     def run(flat: list[Any]) -> Sequence[Any]:
         result = runner(**dict(zip(names, flat, strict=True)))
         output_names = _names(facts["outputs"])
-        return [result[name] for name in matched(output_names, sorted(result, key=_by_number))]
+        return [result[name] for name in match_names(output_names, sorted(result, key=_number_in_name))]
 
     return run
 
@@ -75,7 +75,7 @@ def openvino(path: Path, facts: dict[str, Any]) -> Run:
 
     compiled = ov.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     port_names = [port.any_name for port in compiled.inputs]
-    names = matched([spec["name"] for spec in facts["inputs"]], port_names)
+    names = match_names([spec["name"] for spec in facts["inputs"]], port_names)
 
     def run(flat: list[Any]) -> Sequence[Any]:
         result = compiled(dict(zip(names, flat, strict=True)))
@@ -183,7 +183,7 @@ def unpacked(layout: Any, result: Any) -> list[Any]:
     return [flat[number] for number in range(len(flat))]
 
 
-def matched(keras_names: Sequence[str], runtime_names: Sequence[str]) -> list[str]:
+def match_names(keras_names: Sequence[str], runtime_names: Sequence[str]) -> list[str]:
     """Return a runtime's names of inputs or outputs in the order of Keras's names, so that values can be passed in the
     right order.
 
@@ -213,6 +213,6 @@ def _names(layout: Any) -> list[str]:
     return [""] * (len(layout) if isinstance(layout, list) else 1)
 
 
-def _by_number(name: str) -> tuple[int, str]:
+def _number_in_name(name: str) -> tuple[int, str]:
     digits = name.rpartition("_")[2]
     return (int(digits) if digits.isdigit() else 0, name)

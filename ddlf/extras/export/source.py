@@ -116,12 +116,12 @@ def _saved(path: Path, stem: str) -> ExportSource:
     custom_layers: dict[str, None] = {}
     half_precision = None
     for item in _objects(config):
-        if item.get("class_name") == "Lambda" and _of_keras(item):
+        if item.get("class_name") == "Lambda" and _is_of_keras(item):
             raise ConfigError(
                 f"{path} has a Lambda, the layer {item['config'].get('name')!r}: loading it would run code from the file",
                 hint="write it as your own layer, registered with keras.saving.register_keras_serializable",
             )
-        if not _of_keras(item):
+        if not _is_of_keras(item):
             custom_layers[str(item.get("registered_name") or item["class_name"])] = None
         policy = _policy(item)
         if half_precision is None and policy.removeprefix("mixed_") in HALF:
@@ -143,7 +143,7 @@ def _objects(config: Any) -> Iterator[dict[str, Any]]:
             yield from _objects(value)
 
 
-def _of_keras(config: dict[str, Any]) -> bool:
+def _is_of_keras(config: dict[str, Any]) -> bool:
     """Return whether the class belongs to Keras or this package, so that loading it needs no file of the user."""
     module = str(config.get("module") or "")
     if module == "builtins":

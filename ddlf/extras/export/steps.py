@@ -179,7 +179,7 @@ def _write(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
 
 def _keras(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
     """Run a model in Keras. The first such run generates the inputs for all later runs."""
-    from ddlf.extras.export.keras_model import each_layer, inputs_from_file, random_inputs
+    from ddlf.extras.export.keras_model import inputs_from_file, outputs_by_layer, random_inputs
 
     loaded = _loaded(job)
     for batch in job["batches"]:
@@ -194,7 +194,7 @@ def _keras(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
         "parameters": loaded.model.count_params(),
     }
     if job["layers"]:
-        result = each_layer(loaded, _read(_inputs_of(job_file.parent, max(job["batches"]))))
+        result = outputs_by_layer(loaded, _read(_inputs_of(job_file.parent, max(job["batches"]))))
         _save(job_file.with_suffix(".layers.npz"), list(result.values()))
         done["layers"] = list(result)
     return done | {"seconds": _run_all(loaded.run, job, job_file)}

@@ -156,7 +156,7 @@ def measure_here(app: bytes, request: dict[str, Any]) -> dict[str, Any]:
 
     limit = request["limit"]
     try:
-        peaks = measured(child, request["worker"], request["batches"], deadline)
+        peaks = measure_batches(child, request["worker"], request["batches"], deadline)
         largest = None
         if limit is not None:
             largest, peaks = find_largest(peaks, limit, request["exchange"], train)
@@ -168,7 +168,7 @@ def measure_here(app: bytes, request: dict[str, Any]) -> dict[str, Any]:
     return {"peaks": asdict(peaks), "largest": None if largest is None else asdict(largest)}
 
 
-def measured(child: Callable[[], Any], worker: int, batches: Sequence[int], deadline: float) -> Peaks:
+def measure_batches(child: Callable[[], Any], worker: int, batches: Sequence[int], deadline: float) -> Peaks:
     """Let a child train larger and larger batches until its memory grows clearly.
 
     A process keeps memory of each batch size that it has trained. So few sizes far apart show the bytes of a sample better

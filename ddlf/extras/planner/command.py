@@ -137,7 +137,7 @@ async def _plan(target: Any, options: argparse.Namespace, stop: object) -> int:
         )
     finally:
         await app.close()
-    text = lines(plan, command(plan, options), longer(options), columns())
+    text = lines(plan, run_command(plan, options), longer_command(options), columns())
     print(json.dumps(plan.to_data(), indent=2) if options.json else on_terminal(text))
     return 1 if plan.is_beyond else 0
 
@@ -158,7 +158,7 @@ def _link(options: argparse.Namespace) -> Link | None:
     return Link(bandwidth=options.bandwidth, latency=options.latency or 0.0)
 
 
-def command(plan: Plan, options: argparse.Namespace) -> str:
+def run_command(plan: Plan, options: argparse.Namespace) -> str:
     """Return the command that trains as the best choice does, with the options of this call that change a run.
 
     It names a usual value if this call or the app has another one.
@@ -174,7 +174,7 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
     return command_line("ddlf run", options.app, options, needed)
 
 
-def longer(options: argparse.Namespace) -> str:
+def longer_command(options: argparse.Namespace) -> str:
     """Return the command that measures longer, with all options of this call."""
     from ddlf.cli.words import command_line
     from ddlf.extras.planner.planning import BUDGET_S

@@ -13,9 +13,9 @@ from ddlf.errors import ConfigError
 from ddlf.events import Decided
 from ddlf.extras.planner.fingerprints import changed
 from ddlf.extras.planner.measurement_files import own_parameters, path_on, read_file
-from ddlf.extras.planner.planning import planned
+from ddlf.extras.planner.planning import plan_from
 from ddlf.extras.planner.probe import own_ways
-from ddlf.extras.planner.result import Plan, settings_of, times, words
+from ddlf.extras.planner.result import Plan, option_words, settings_of, speed_text
 from ddlf.monitor.runs.summary import source_of
 from ddlf.training.context import App
 
@@ -34,7 +34,7 @@ async def check_settings(app: IApp) -> None:
     Raises:
         ConfigError: The run is resumed, or the planner knows no model of its strategy or exchange.
     """
-    if not _asks(app):
+    if not _asks_for_plan(app):
         return
     if app.resume is not None:
         raise ConfigError(
@@ -51,7 +51,7 @@ async def choose_settings(app: IApp) -> None:
     Raises:
         ConfigError: There is no plan, or another setting contradicts it.
     """
-    if not _asks(app) or app in _planned:
+    if not _asks_for_plan(app) or app in _planned:
         return
     await check_settings(app)
     await app.connect()
@@ -76,8 +76,8 @@ def preview_plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> str:
     if app.private:
         return ""
     if not all(workers):
-        return "unknown, because it belongs to the workers, which are not here yet" * _asks(app)
-    if _asks(app):
+        return "unknown, because it belongs to the workers, which are not here yet" * _asks_for_plan(app)
+    if _asks_for_plan(app):
         plan = _plan(app, workers)
         _settings_to_take(app, plan)
         return ": ".join(_decision(plan))
@@ -88,8 +88,8 @@ def preview_plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> str:
     try:
         plan = _plan(app, workers)
     except ConfigError:
-        return f"none yet, which would say whether these workers pay; make one: {_how(app)}"
-    return f"{plan.verdict}: {' '.join(words(plan.best))} is {times(plan.best)}; --planned trains as the plan says"
+        return f"none yet, which would say whether these workers pay; make one: {_plan_command(app)}"
+    return f"{plan.verdict}: {' '.join(option_words(plan.best))} is {speed_text(plan.best)}; --planned trains as the plan says"
 
 
 def check_planned(app: App) -> None:
@@ -115,7 +115,7 @@ def check_fits(app: App) -> None:
         )
 
 
-def _asks(app: App) -> bool:
+def _asks_for_plan(app: App) -> bool:
     """Return whether an app asks for its plan. One with private data has none, and the run refuses the setting by name."""
     return bool(getattr(app, "planned", False)) and not app.private
 
@@ -132,18 +132,18 @@ def _plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> Plan:
     if measurements is not None and (files := changed(measurements.files)):
         raise ConfigError(
             f"{', '.join(Path(file).name for file in files)} has changed since the plan of {type(app).__name__}",
-            hint=f"plan again: {_how(app)}",
+            hint=f"plan again: {_plan_command(app)}",
         )
     if measurements is None or not measurements.answers(ways[:1], [app.batch_size], 0.0):
         raise ConfigError(
             f"there is no plan of {type(app).__name__} with {ways[0]}, {ways[0].codec}, batch size {app.batch_size}{_parameters(app)} "
             "for these workers",
-            hint=f"make one: {_how(app)}",
+            hint=f"make one: {_plan_command(app)}",
         )
-    return planned(app, ways, measurements, [app.batch_size])
+    return plan_from(app, ways, measurements, [app.batch_size])
 
 
-def _how(app: IApp) -> str:
+def _plan_command(app: IApp) -> str:
     """Return how to plan an app, with the options of the run."""
     file = source_of(app)
     if file and app.run_context.typed:
@@ -174,11 +174,11 @@ def _settings_to_take(app: App, plan: Plan) -> dict[str, int | str]:
 
 def _decision(plan: Plan) -> tuple[str, str]:
     """Return how a run trains that uses its plan, and why."""
-    best = " ".join(words(plan.best))
+    best = " ".join(option_words(plan.best))
     if plan.is_taken:
         sure = ", but surely faster than your settings" * (plan.verdict == "unclear")
-        return best, f"{times(plan.best)}, {plan.verdict}{sure}"
+        return best, f"{speed_text(plan.best)}, {plan.verdict}{sure}"
     return (
         OWN,
-        f"{best} is {times(plan.best)}, which is unclear: plan with more time (--budget 2m), or on idle machines",
+        f"{best} is {speed_text(plan.best)}, which is unclear: plan with more time (--budget 2m), or on idle machines",
     )

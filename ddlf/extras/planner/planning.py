@@ -73,9 +73,9 @@ async def plan(
             hint="plan with at most one slot for each worker",
         )
     say, wish = say or app.say, wish or Wish()
-    app_ways = possible(app, own_ways(app))
+    app_ways = possible_ways(app, own_ways(app))
     compared_batches = list(dict.fromkeys([app.batch_size, *batches]))
-    ways = possible(app, ways_of(app_ways))
+    ways = possible_ways(app, ways_of(app_ways))
     measurements = None if again else await _kept_measurements(app, say)
     is_kept = measurements is not None and measurements.answers(ways, compared_batches, budget_s, len(app_ways))
     budget = Budget(budget_s, most=most)
@@ -89,7 +89,7 @@ async def plan(
     else:
         measurements = await _measured(app, ways, compared_batches, budget, say, wish)
     measurements = await _with_memory(app, measurements, compared_batches, app_ways[0].exchange, wish, budget, say)
-    return planned(app, app_ways, measurements, compared_batches, budget.spent, wish, link)
+    return plan_from(app, app_ways, measurements, compared_batches, budget.spent, wish, link)
 
 
 def ways_of(app_ways: Sequence[Way]) -> list[Way]:
@@ -100,12 +100,12 @@ def ways_of(app_ways: Sequence[Way]) -> list[Way]:
     return list(dict.fromkeys([*app_ways, *codecs, *further]))
 
 
-def possible(app: IApp, ways: Sequence[Way]) -> list[Way]:
+def possible_ways(app: IApp, ways: Sequence[Way]) -> list[Way]:
     """Return the first way, and each other way in which the app can be trained.
 
     For example, an app with its own ``train`` cannot use ``exchange="gradient"``.
     """
-    trained = Probe(copied(app)).app
+    trained = Probe(copy_of_app(app)).app
     trained.slots, trained.worker_steps = None, None
 
     def can(way: Way) -> bool:
@@ -120,7 +120,7 @@ def possible(app: IApp, ways: Sequence[Way]) -> list[Way]:
 
 def can_follow_speeds(app: IApp) -> bool:
     """Return whether an app can be trained with parts that follow the speed of workers."""
-    trained = Probe(copied(app)).app
+    trained = Probe(copy_of_app(app)).app
     trained.slots, trained.mode, trained.exchange, trained.balance = None, "sync", "star", "speed"
     with suppress(DDLFError):
         check(trained, "sync")
@@ -143,7 +143,7 @@ async def _kept_measurements(app: IApp, say: Callable[[str], None]) -> Measureme
 
 async def _loaded(app: IApp) -> IApp:
     """Return a copy of an app with its data, which this machine loads."""
-    loaded = Probe(copied(app)).app
+    loaded = Probe(copy_of_app(app)).app
     await awaited(loaded.load_dataset())
     await asyncio.to_thread(take_made, loaded)
     return loaded
@@ -176,7 +176,7 @@ async def _measured(
         ConfigError: Too little could be measured.
     """
     assert app.cluster is not None
-    probe, workers = Probe(copied(app)), app.cluster.N
+    probe, workers = Probe(copy_of_app(app)), app.cluster.N
     memory = Memory()
     if budget.seconds >= LEAST_S or wish.needs_memory:
         seconds = (NEEDED_PART if wish.needs_memory else PART) * budget.seconds
@@ -276,7 +276,7 @@ async def _memory(
         ConfigError: The choice depends on the memory, which could not be measured.
     """
     memory = await memory_of(
-        copied(app), batches, exchange, seconds, limit=wish.max_memory, is_goal=wish.goal == "memory"
+        copy_of_app(app), batches, exchange, seconds, limit=wish.max_memory, is_goal=wish.goal == "memory"
     )
     if memory.peaks is None and wish.needs_memory:
         raise ConfigError(
@@ -296,7 +296,7 @@ def _memory_line(memory: Memory, batch: int) -> str:
     return f"a worker needs {size(round(count))} with batch {batch}, measured with batches {batches}"
 
 
-def planned(
+def plan_from(
     app: IApp,
     app_ways: Sequence[Way],
     measurements: Measurements,
@@ -338,7 +338,7 @@ def planned(
     now = next(
         choice
         for choice in compared
-        if any(_is(choice.setting, way, slots_now, batch, is_balanced) for way in app_ways)
+        if any(_is_setting(choice.setting, way, slots_now, batch, is_balanced) for way in app_ways)
     )
     best = wish.best([choice for choice in compared if choice.setting.batch == batch])
     other_best = None
@@ -371,13 +371,13 @@ def length_of(app: App, samples: int) -> Length:
     return Length(samples=samples, epochs=app.worker_epochs, steps=app.worker_steps, most=app.round_samples)
 
 
-def copied(app: IApp) -> IApp:
+def copy_of_app(app: IApp) -> IApp:
     """Return an app with the same settings and cluster, without data and model."""
     other = type(app)(app.cluster)
     vars(other).update(travels(app))
     return other
 
 
-def _is(setting: Setting, way: Way, slots: int, batch: int, balanced: bool) -> bool:
+def _is_setting(setting: Setting, way: Way, slots: int, batch: int, balanced: bool) -> bool:
     wanted_setting = (way, slots, batch, balanced and can_balance(way, slots))
     return (setting.way, setting.slots, setting.batch, setting.balanced) == wanted_setting

@@ -44,7 +44,7 @@ MOST_OTHER = 20.0
 """A step takes at least so small a part of its share of a round of ``SECOND_STEPS``: differences of rounds are noisy."""
 
 
-def nothing(*arguments: Any) -> None:
+def do_nothing(*arguments: Any) -> None:
     """Replaces a hook of the user."""
 
 
@@ -67,7 +67,7 @@ class Rounds:
     """
 
     setting: Setting
-    stop: Callable[[], Any] = nothing
+    stop: Callable[[], Any] = do_nothing
     clock: Callable[[], float] = time.perf_counter
     seconds: list[float] = field(default_factory=list)
     computing: list[float] = field(default_factory=list)
@@ -217,9 +217,9 @@ def is_longer(setting: Setting, samples: int) -> bool:
 
 
 QUIET: dict[str, Any] = {
-    "on_round": nothing,
-    "on_event": nothing,
-    "is_convergent": nothing,
+    "on_round": do_nothing,
+    "on_event": do_nothing,
+    "is_convergent": do_nothing,
     "verbose": False,
     "ui": "none",
     "planned": False,
@@ -240,7 +240,7 @@ QUIET: dict[str, Any] = {
 
 def is_probed(app: App) -> bool:
     """Return whether an app is trained only to measure its rounds."""
-    return vars(app).get("on_round") is nothing
+    return vars(app).get("on_round") is do_nothing
 
 
 def own_ways(app: IApp) -> list[Way]:

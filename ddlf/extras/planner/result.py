@@ -93,7 +93,7 @@ class Plan:
 
     def __repr__(self) -> str:
         """Return the verdict and the best choice."""
-        return f"<Plan {self.verdict}: {' '.join(words(self.best))} is {times(self.best)}>"
+        return f"<Plan {self.verdict}: {' '.join(option_words(self.best))} is {speed_text(self.best)}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # a notebook calls this for the last line of a cell
         printer.text(str(self))
@@ -163,15 +163,15 @@ def lines(plan: Plan, run: str = "", longer: str = "", width: int | None = None)
     return [
         f"measured  {len(plan.measured)} settings in {plan.spent_s:.0f} s: a step takes {number(plan.step_s * 1e3)} ms, "
         f"an exchange {number(plan.exchange_s * 1e3)} ms; fit on one machine takes {number(plan.fit.seconds)} s an epoch"
-        + of_batches(plan),
-        *unequal(plan),
-        *assumed(plan),
+        + seconds_by_batch(plan),
+        *slowest_worker_line(plan),
+        *assumed_link_line(plan),
         *table,
         *left_out,
-        *remembered(plan),
-        *wished(plan),
-        f"{plan.verdict}: {sentence(plan)}",
-        last(plan, run, longer),
+        *memory_lines(plan),
+        *wish_lines(plan),
+        f"{plan.verdict}: {verdict_sentence(plan)}",
+        last_line(plan, run, longer),
     ]
 
 
@@ -218,7 +218,7 @@ def aligned(rows: list[list[str]], gap: int) -> list[str]:
     ]
 
 
-def of_batches(plan: Plan) -> str:
+def seconds_by_batch(plan: Plan) -> str:
     """Return the end of a line about ``fit``: its seconds with each batch size, because a row of the table compares with
     ``fit`` with the same one; empty for one batch size.
     """
@@ -232,7 +232,7 @@ def of_batches(plan: Plan) -> str:
     return f" with batch {best_batch}, {', '.join(comparisons)}" if comparisons else ""
 
 
-def unequal(plan: Plan) -> list[str]:
+def slowest_worker_line(plan: Plan) -> list[str]:
     """Return a line about the slowest worker; none if all are about equally fast."""
     if not plan.model.slowness:
         return []
@@ -247,7 +247,7 @@ def unequal(plan: Plan) -> list[str]:
     return lines
 
 
-def assumed(plan: Plan) -> list[str]:
+def assumed_link_line(plan: Plan) -> list[str]:
     """Return a line about the assumed link; none without one."""
     if (link := plan.model.link) is None:
         return []
@@ -256,7 +256,7 @@ def assumed(plan: Plan) -> list[str]:
     return [f"assumed   {' and '.join(parts)} at the master: this link was not measured"]
 
 
-def remembered(plan: Plan) -> list[str]:
+def memory_lines(plan: Plan) -> list[str]:
     """Return lines about memory; none if it was not measured."""
     if plan.memory is None:
         return []
@@ -287,7 +287,7 @@ def remembered(plan: Plan) -> list[str]:
     return lines
 
 
-def wished(plan: Plan) -> list[str]:
+def wish_lines(plan: Plan) -> list[str]:
     """Return a line about the whole training, and lines about the cost and the deadline if somebody asked for them."""
     wish, best, training = plan.wish, plan.best, plan.training
     takes = "1 epoch takes" if wish.epochs == 1 else f"all {wish.epochs} epochs take"
@@ -306,11 +306,11 @@ def wished(plan: Plan) -> list[str]:
     return lines
 
 
-def sentence(plan: Plan) -> str:
+def verdict_sentence(plan: Plan) -> str:
     """Return why the verdict is so."""
     best, is_one_slot = plan.best, plan.best.setting.slots == 1
     slots, are = ("1 slot", "is") if is_one_slot else (f"{best.setting.slots} slots", "are")
-    fast = times(best)
+    fast = speed_text(best)
     match plan.verdict:
         case "no gain" if plan.wish.goal == "cost":
             return (
@@ -326,10 +326,10 @@ def sentence(plan: Plan) -> str:
             return f"{slots} may be {fast}{': measure longer, or on idle machines' * (not plan.is_beyond)}."
 
 
-def last(plan: Plan, run: str, longer: str) -> str:
+def last_line(plan: Plan, run: str, longer: str) -> str:
     """Return the line that says what to do."""
     if plan.is_beyond:
-        return f"help      {'; '.join(helps(plan))}"
+        return f"help      {'; '.join(limits_advice(plan))}"
     match plan.verdict:
         case "no gain":
             return (
@@ -342,13 +342,13 @@ def last(plan: Plan, run: str, longer: str) -> str:
             return f"longer    {longer or 'plan again with more time: ddlf plan APP --again --budget 2m'}"
 
 
-def helps(plan: Plan) -> list[str]:
+def limits_advice(plan: Plan) -> list[str]:
     """Return what would keep the limits that no choice with the app's batch size keeps."""
     wish, batch = plan.wish, plan.best.setting.batch
     if (
         other := next((choice for choice in plan.choices if wish.meets(choice) and wish.fits(choice)), None)
     ) is not None:
-        return [f"within the limits are {' '.join(words(other))} --batch-size {other.setting.batch}"]
+        return [f"within the limits are {' '.join(option_words(other))} --batch-size {other.setting.batch}"]
     advice = []
     if not wish.may_fit(plan.best):
         assert plan.memory is not None
@@ -372,7 +372,7 @@ def setting(plan: Plan) -> str:
     return f"set {', '.join(changed)} in the app, and train" if changed else "train with the present settings"
 
 
-def times(choice: Choice) -> str:
+def speed_text(choice: Choice) -> str:
     """Return how fast training is, beside ``fit``."""
     return (
         f"{factor(choice.factor)} times as fast as fit on one machine ({factor(choice.low)} to {factor(choice.high)})"
@@ -388,7 +388,7 @@ def settings_of(choice: Choice) -> dict[str, int | str]:
     return settings
 
 
-def words(choice: Choice) -> list[str]:
+def option_words(choice: Choice) -> list[str]:
     """Return the options of ``ddlf run`` that train so."""
     return [f"--{name} {value}" for name, value in settings_of(choice).items() if value != USUAL.get(name)]
 

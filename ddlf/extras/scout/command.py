@@ -14,7 +14,7 @@ from ddlf.cli.options import add_app_options, add_json
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cli.parsing import number as whole
 from ddlf.errors import AppError, ConfigError
-from ddlf.extras.scout.curve import comparable, number, shown, svg
+from ddlf.extras.scout.curve import comparable, curve_lines, number, svg
 
 if TYPE_CHECKING:
     from ddlf.extras.scout.comparisons import Comparison, Variant
@@ -128,13 +128,13 @@ def lines(result: Scouted, width: int | None = None) -> list[str]:
     verdict = result.verdict
     return [
         f"tried     {result.trials} trials with {result.steps:,} steps in {result.seconds:.0f} s, compared by {result.judged_by}",
-        *shown(result.curve, verdict, width),
+        *curve_lines(result.curve, verdict, width),
         *costs(result),
-        *outside_bounds(result),
-        *at_bound(result),
+        *own_rate_line(result),
+        *bound_warning(result),
         *(line for comparison in result.also for line in lines_of(comparison, result.doubt)),
         *([SCALED] if result.is_scaled else []),
-        f"rate      {sentence(result)}",
+        f"rate      {rate_sentence(result)}",
     ]
 
 
@@ -154,7 +154,7 @@ def costs(result: Scouted) -> list[str]:
     return cost_lines
 
 
-def outside_bounds(result: Scouted) -> list[str]:
+def own_rate_line(result: Scouted) -> list[str]:
     """Return a line about the user's rate if it is outside the user's bounds, where it cannot be the answer."""
     verdict, (low, high) = result.verdict, result.bounds
     if verdict.own_rate is None or low <= verdict.own_rate <= high:
@@ -171,7 +171,7 @@ def outside_bounds(result: Scouted) -> list[str]:
     ]
 
 
-def at_bound(result: Scouted) -> list[str]:
+def bound_warning(result: Scouted) -> list[str]:
     """Return a line if the best rate is the first or last one between the user's bounds, which then decide the answer."""
     rates = [point.rate for point in result.curve.within(*result.bounds).points]
     best, (low, high) = result.verdict.best, result.bounds
@@ -280,7 +280,7 @@ def _larger(comparison: Comparison) -> str:
     return f"; {most.value:g} with rate {number(most.rate)} has about your loss, {number(most.loss)}, with fewer steps"
 
 
-def sentence(result: Scouted) -> str:
+def rate_sentence(result: Scouted) -> str:
     """Return the learning rate, and what to do."""
     verdict = result.verdict
     flat = (
@@ -309,7 +309,7 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _whats(text: str) -> list[str]:
+def _compared_settings(text: str) -> list[str]:
     from ddlf.extras.scout.comparisons import COMPARED
 
     words = [word.strip() for word in text.split(",")]
@@ -327,7 +327,9 @@ def _options(parser: Parser) -> None:
         metavar="N",
         help="steps of all trials together (default: 15 % of the run, at least 3000)",
     )
-    parser.add("--also", type=_whats, metavar="SETTING,..", help="also compare batch, warmup or seed at this rate")
+    parser.add(
+        "--also", type=_compared_settings, metavar="SETTING,..", help="also compare batch, warmup or seed at this rate"
+    )
     parser.add("--write", action="store_true", help="write the rate into the app's class, or the train block of a text")
     parser.add("--svg", type=Path, metavar="PATH", help="write the curve to a picture")
     add_app_options(parser)

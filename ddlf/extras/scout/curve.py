@@ -51,7 +51,7 @@ def _loss_of_all_starts(point: Point, best: Point, first: tuple[float, ...]) -> 
     return best.loss + excess / learnt * (untrained - best.loss)
 
 
-def shown(curve: Curve, verdict: Verdict, width: int | None = None) -> list[str]:
+def curve_lines(curve: Curve, verdict: Verdict, width: int | None = None) -> list[str]:
     """Return the curve as lines: a row for each rate, with a bar as long as its comparable loss.
 
     Args:
@@ -61,7 +61,7 @@ def shown(curve: Curve, verdict: Verdict, width: int | None = None) -> list[str]
     """
     longest = WIDTH if width is None else max(min(WIDTH, width - BESIDE), 1)
     losses = comparable(curve, verdict.best)
-    first, bottom = _first(curve), min(losses.values())
+    first, bottom = _mean_first_loss(curve), min(losses.values())
     span = max(first - bottom, 1e-12)
     lines = ["rate      steps  starts   loss"]
     for point in curve.points:
@@ -72,7 +72,7 @@ def shown(curve: Curve, verdict: Verdict, width: int | None = None) -> list[str]
     return lines
 
 
-def _first(curve: Curve) -> float:
+def _mean_first_loss(curve: Curve) -> float:
     return math.fsum(curve.first) / len(curve.first)
 
 
@@ -96,7 +96,7 @@ def svg(curve: Curve, verdict: Verdict, title: str) -> str:
     finite = [point for point in curve.points if math.isfinite(point.loss)]
     rates = [math.log10(point.rate) for point in curve.points]
     bottom = min(losses.values())
-    top = max(_first(curve), bottom)
+    top = max(_mean_first_loss(curve), bottom)
     (width, height), inner = SIZE, (SIZE[0] - 2 * MARGIN, SIZE[1] - 2 * MARGIN)
 
     def x(rate: float) -> float:

@@ -121,14 +121,14 @@ class Scouted:
         return result
 
 
-def nothing(*arguments: Any) -> None:
+def do_nothing(*arguments: Any) -> None:
     """Replaces a hook of the user."""
 
 
 QUIET: dict[str, Any] = {
-    "on_round": nothing,
-    "on_event": nothing,
-    "is_convergent": nothing,
+    "on_round": do_nothing,
+    "on_event": do_nothing,
+    "is_convergent": do_nothing,
     "verbose": False,
     "ui": "none",
     "out": None,
@@ -152,7 +152,7 @@ async def scout(
     steps: int | None = None,
     also: Sequence[Setting] = (),
     say: Callable[[str], None] | None = None,
-    check_own: Callable[[float], None] = nothing,
+    check_own: Callable[[float], None] = do_nothing,
 ) -> Scouted:
     """Search a learning rate for an app with short trials on its workers.
 
@@ -172,7 +172,7 @@ async def scout(
     rates = grid(low or LOW, high or HIGH)
     bounds = (0.0 if low is None else min(low, rates[0]), math.inf if high is None else max(high, rates[-1]))
     check_common(app, "trials compare rates on the same samples")
-    tried = copied(app)
+    tried = copy_of_app(app)
     await tried.run_context.check_written()
     spec = check(tried, tried.mode, fresh=True)
     _check_trains(spec)
@@ -199,7 +199,7 @@ def _check_trains(spec: RunSpec) -> None:
         )
 
 
-def copied(app: IApp) -> IApp:
+def copy_of_app(app: IApp) -> IApp:
     """Return an app with the same settings and cluster, without data, model, hooks and callbacks."""
     other = type(app)(app.cluster)
     vars(other).update(travels(app))

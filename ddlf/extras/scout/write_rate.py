@@ -74,10 +74,10 @@ def place_of(path: Path, text: str, name: str) -> tuple[int, int]:
     Raises:
         ConfigError: The rate has no such place.
     """
-    return in_text(path, text) if path.suffix == ".nnm" else in_class(path, text, name)
+    return place_in_text(path, text) if path.suffix == ".nnm" else place_in_class(path, text, name)
 
 
-def in_class(path: Path, text: str, name: str) -> tuple[int, int]:
+def place_in_class(path: Path, text: str, name: str) -> tuple[int, int]:
     """Return the place of the number that an app's class assigns to ``learning_rate``.
 
     Raises:
@@ -111,7 +111,7 @@ def _assigned(node: ast.stmt) -> list[ast.expr]:
     return [value] if is_rate and isinstance(value, ast.expr) else []
 
 
-def in_text(path: Path, text: str) -> tuple[int, int]:
+def place_in_text(path: Path, text: str) -> tuple[int, int]:
     """Return the place of the learning rate in the block ``train`` of a model text; its end if the text has none.
 
     Raises:

@@ -11,7 +11,7 @@ import ddlf
 import ddlf.data
 from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.extras.advice.advise import check_before_run, check_facts, known_ignores
-from ddlf.extras.advice.batch import plain
+from ddlf.extras.advice.batch import plain_message
 from ddlf.extras.advice.collect import read_into_arrays
 from ddlf.extras.advice.processes import differences, is_of_this_machine
 from ddlf.extras.advice.report import as_json, as_sarif, explained, lines
@@ -137,13 +137,13 @@ async def test_errors_that_prevent_a_run_are_errors_of_the_advice_too(arrays, se
 
 
 def test_a_model_without_a_loss_is_accepted_with_an_own_train():
-    plain = app(*FINE, None)
-    plain.load_dataset()
-    plain.create_model()
+    plain_app = app(*FINE, None)
+    plain_app.load_dataset()
+    plain_app.create_model()
     with pytest.raises(AppError, match="compiled without a loss"):
-        ready_model(plain)
+        ready_model(plain_app)
 
-    class Own(type(plain)):
+    class Own(type(plain_app)):
         def train(self, weights, worker_epochs, batch_size):
             return [0 * array for array in weights], {}
 
@@ -254,6 +254,6 @@ def test_only_the_sentence_of_an_error_in_a_graph_is_reported():
         "<stack traces unavailable>",
     ]
     sentence = "Received a label value of 10 which is outside the valid range of [0, 10)."
-    assert plain(RuntimeError("\n".join([*lines, sentence, "\t [[{{node loss}}]] [Op:one_step]"]))) == sentence
-    assert plain(ValueError("\x1b[1mtoo large\x1b[0m")) == "too large"
-    assert plain(KeyError()) == "KeyError"
+    assert plain_message(RuntimeError("\n".join([*lines, sentence, "\t [[{{node loss}}]] [Op:one_step]"]))) == sentence
+    assert plain_message(ValueError("\x1b[1mtoo large\x1b[0m")) == "too large"
+    assert plain_message(KeyError()) == "KeyError"

@@ -5,20 +5,20 @@ import time
 
 import pytest
 
-from ddlf.extras.advice.limits import beyond, doing, time_limit
+from ddlf.extras.advice.limits import doing, limit_error, time_limit
 from tests.patience import PATIENCE_S
 from tests.processes import command
 
 
 def test_only_methods_that_take_too_long_or_too_much_memory_are_named():
-    assert beyond(0, clock=time.monotonic() + 10) is None
+    assert limit_error(0, clock=time.monotonic() + 10) is None
     with doing("create_model"):
         now = time.monotonic()
-        assert beyond(10, clock=now, memory=(100, 50)) is None
-        assert "create_model has not ended within 10 s, at " in str(beyond(10, clock=now + 11, memory=(100, 50)))
-        assert "takes all memory: 0.1 of 100.0 GB are free" in str(beyond(10, clock=now, memory=(10**11, 10**8)))
-        assert beyond(10, clock=now, memory=(None, None)) is None
-    assert beyond(0, clock=time.monotonic() + 10) is None
+        assert limit_error(10, clock=now, memory=(100, 50)) is None
+        assert "create_model has not ended within 10 s, at " in str(limit_error(10, clock=now + 11, memory=(100, 50)))
+        assert "takes all memory: 0.1 of 100.0 GB are free" in str(limit_error(10, clock=now, memory=(10**11, 10**8)))
+        assert limit_error(10, clock=now, memory=(None, None)) is None
+    assert limit_error(0, clock=time.monotonic() + 10) is None
 
 
 def test_the_limit_is_noticed_while_the_method_runs():

@@ -3,7 +3,7 @@
 import pytest
 
 from ddlf.extras.export.formats import ALL
-from ddlf.extras.export.runtimes import RUNTIMES, matched, packed, unpacked
+from ddlf.extras.export.runtimes import RUNTIMES, match_names, packed, unpacked
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_unpacked_inverts_packed(layout, structure, flat):
     ],
 )
 def test_matched_uses_clear_names_or_the_order(names, available, matches):
-    assert matched(names, available) == matches
+    assert match_names(names, available) == matches
 
 
 def test_every_runtime_of_a_format_exists():

@@ -14,7 +14,7 @@ from ddlf.cli.results import on_terminal
 from ddlf.errors import ConfigError
 from ddlf.extras.planner.choice import Choice, Wish
 from ddlf.extras.planner.command import PLAN as PLANNER
-from ddlf.extras.planner.command import command, longer
+from ddlf.extras.planner.command import longer_command, run_command
 from ddlf.extras.planner.memory import Bytes, Largest, MemoryModel, Peak, Peaks
 from ddlf.extras.planner.model import Link, Measured, Predicted, Setting, TimeModel, Way
 from ddlf.extras.planner.result import Plan, lines
@@ -86,15 +86,15 @@ def parsed(*words):
 )
 def test_the_printed_command_has_the_options_of_the_call_that_change_a_run(words, way, run):
     plan, options = dataclasses.replace(PLAN, best=choice(6, 4.1, 1.9, way)), parsed(*words)
-    assert command(plan, options) == f"ddlf run 'my app.py' {run}"
-    again = RUN_COMMAND.parser("ddlf run").parse_args(shlex.split(command(plan, options))[2:])
+    assert run_command(plan, options) == f"ddlf run 'my app.py' {run}"
+    again = RUN_COMMAND.parser("ddlf run").parse_args(shlex.split(run_command(plan, options))[2:])
     for name in ("config", "local", "hosts", "listen", "workers", "wait", "gpus", "gpu_memory", "seed", "target"):
         assert getattr(again, name) == getattr(options, name)
 
 
 def test_the_printed_command_names_a_usual_value_if_the_app_has_another_one():
     plan = dataclasses.replace(PLAN, best=choice(6, 4.1, 1.9, NOW.setting.way), now=FAR)
-    assert command(plan, parsed()) == "ddlf run 'my app.py' --slots 6 --batch-size 64 --mode sync"
+    assert run_command(plan, parsed()) == "ddlf run 'my app.py' --slots 6 --batch-size 64 --mode sync"
 
 
 def test_a_plan_is_a_table_a_verdict_and_a_command():
@@ -219,11 +219,11 @@ def test_a_plan_beyond_its_limits_does_not_ask_for_longer_measurements():
 def test_the_command_that_measures_longer_has_all_options_of_the_call():
     words = ("--local", "2", "-p", "n=5", "--budget", "30s", "--batches", "8,9", "--deadline", "2h", "--goal", "cost")
     more = ("--max-memory", "4GB", "--bandwidth", "100mbit", "--latency", "5ms")
-    assert longer(parsed(*words, *more)) == (
+    assert longer_command(parsed(*words, *more)) == (
         "ddlf plan 'my app.py' --local 2 -p n=5 --again --batches 8,9 --goal cost --deadline 2h --max-memory 4GB "
         "--bandwidth 100mbit --latency 5ms --budget 60s"
     )
-    assert longer(parsed()) == "ddlf plan 'my app.py' --again --budget 120s"
+    assert longer_command(parsed()) == "ddlf plan 'my app.py' --again --budget 120s"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_the_command_that_measures_longer_has_all_options_of_the_call():
 )
 def test_the_command_that_measures_longer_means_what_the_call_meant(words):
     options = parsed(*words)
-    again = PLANNER.parser("ddlf plan").parse_args(shlex.split(longer(options))[2:])
+    again = PLANNER.parser("ddlf plan").parse_args(shlex.split(longer_command(options))[2:])
     for name in ("max_memory", "deadline", "bandwidth", "latency"):
         assert (getattr(again, name) or 0) == pytest.approx(getattr(options, name) or 0, rel=1e-9)
     assert again.budget == 2 * options.budget
@@ -245,7 +245,7 @@ def test_the_command_that_measures_longer_means_what_the_call_meant(words):
 @pytest.mark.parametrize("size", ["8GB", "8GiB", "1500MB", "512MiB", "300kB", "2TB", "1025B"])
 def test_a_printed_limit_of_cards_is_that_of_the_call(size):
     options = parsed("--local", "2", "--gpu-memory", size)
-    assert f"--gpu-memory {size} " in command(PLAN, options)
+    assert f"--gpu-memory {size} " in run_command(PLAN, options)
 
 
 def test_rows_compare_with_fit_with_their_own_batch_size():

@@ -13,7 +13,7 @@ from ddlf.algorithms.encoding import decode_update, encode_update
 from ddlf.errors import ConfigError
 from ddlf.extras.planner import child as children
 from ddlf.extras.planner import planning
-from ddlf.extras.planner.child import Child, ChildEnded, measure_here, measured
+from ddlf.extras.planner.child import Child, ChildEnded, measure_batches, measure_here
 from ddlf.extras.planner.choice import Choice, Wish
 from ddlf.extras.planner.measurement_files import Measurements, read_file, write_file
 from ddlf.extras.planner.memory import KEPT, Bytes, Largest, MemoryModel, Peak, Peaks, find_largest
@@ -33,9 +33,9 @@ def peak(batch, *earlier):
 
 def peaks(*batches, loaded=0, weights=10 * MB):
     """Return the measurement of a worker with one process."""
-    measured = tuple(peak(batch, *batches[:index]) for index, batch in enumerate(batches))
+    measured_peaks = tuple(peak(batch, *batches[:index]) for index, batch in enumerate(batches))
     facts = {"samples": 10_000, "framework": 300 * MB, "data": 150 * MB, "optimizer": 0}
-    return Peaks(worker=1, loaded=loaded, weights=weights, batches=measured, **facts)
+    return Peaks(worker=1, loaded=loaded, weights=weights, batches=measured_peaks, **facts)
 
 
 def test_memory_of_other_batches_is_predicted():
@@ -76,31 +76,31 @@ def test_the_largest_batch_fits_and_the_next_one_may_not(limit):
 
 
 def test_a_batch_that_does_not_fit_is_followed_by_smaller_ones():
-    measured, tried = peaks(64, 128, 256), []
+    measured_peaks, tried = peaks(64, 128, 256), []
 
     def train(batch):
         tried.append(batch)
         return Peak(batch=batch, most=900 * MB) if batch < 300 else None
 
-    largest, more = find_largest(measured, 1000 * MB, "star", train)
+    largest, more = find_largest(measured_peaks, 1000 * MB, "star", train)
     assert largest == Largest(limit=1000 * MB, batch=tried[-1], confirmed=True, failed=tuple(tried[:-1]))
     assert len(tried) > 1
     assert tried == sorted(tried, reverse=True)
-    assert more.batches == (*measured.batches, Peak(batch=tried[-1], most=900 * MB))
-    assert find_largest(measured, 1000 * MB, "star", lambda batch: None)[0].batch == 0
-    assert find_largest(measured, 400 * MB, "star", train) == (Largest(limit=400 * MB, batch=0), measured)
+    assert more.batches == (*measured_peaks.batches, Peak(batch=tried[-1], most=900 * MB))
+    assert find_largest(measured_peaks, 1000 * MB, "star", lambda batch: None)[0].batch == 0
+    assert find_largest(measured_peaks, 400 * MB, "star", train) == (Largest(limit=400 * MB, batch=0), measured_peaks)
 
 
 def test_a_larger_batch_follows_if_the_first_one_needs_less_than_predicted():
     """A sample needs 0.1 MB, but the memory of small batches grew by 2 MB for each sample."""
-    measured = dataclasses.replace(peaks(), batches=(Peak(batch=8, most=500 * MB), Peak(batch=16, most=516 * MB)))
+    measured_peaks = dataclasses.replace(peaks(), batches=(Peak(batch=8, most=500 * MB), Peak(batch=16, most=516 * MB)))
     tried = []
 
     def train(batch):
         tried.append(batch)
         return Peak(batch=batch, most=500 * MB + batch * MB // 10)
 
-    largest, _ = find_largest(measured, 1000 * MB, "star", train)
+    largest, _ = find_largest(measured_peaks, 1000 * MB, "star", train)
     assert largest.confirmed
     assert tried == sorted(tried)
     assert largest.batch == tried[-1] > 3 * tried[0]
@@ -143,7 +143,7 @@ def train_made(batches, **more):
             children.append(Made(**more))
         return children[-1]
 
-    return measured(child, 1, batches, time.monotonic() + 60), [process.trained for process in children]
+    return measure_batches(child, 1, batches, time.monotonic() + 60), [process.trained for process in children]
 
 
 def test_batches_become_larger_until_memory_grows():

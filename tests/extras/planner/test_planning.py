@@ -14,7 +14,7 @@ from ddlf.extras.planner import planning
 from ddlf.extras.planner.choice import Length
 from ddlf.extras.planner.explain import explain
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
-from ddlf.extras.planner.planning import plan, possible, ways_of
+from ddlf.extras.planner.planning import plan, possible_ways, ways_of
 from ddlf.extras.planner.probe import LONG_ROUND_S, Budget, Probe, check_samples, explore, own_ways
 from ddlf.extras.planner.result import Plan
 from tests.patience import PATIENCE_S
@@ -145,7 +145,7 @@ async def test_apps_that_cannot_be_planned_are_refused(two_workers, settings, me
 )
 async def test_ways_that_an_app_does_not_allow_are_left_out(two_workers, kind, settings, ways):
     limited = app(two_workers, kind, **settings)
-    assert [str(way) for way in possible(limited, ways_of(own_ways(limited)))] == ways
+    assert [str(way) for way in possible_ways(limited, ways_of(own_ways(limited)))] == ways
 
 
 async def test_other_batches_than_the_data_has_are_refused_before_a_measurement(two_workers, monkeypatch):

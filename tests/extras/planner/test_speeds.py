@@ -9,10 +9,10 @@ from ddlf.events import Committed, UpdateArrived
 from ddlf.events.record import RoundRecord
 from ddlf.extras.planner.measurement_files import Measurements
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
-from ddlf.extras.planner.planned import words
-from ddlf.extras.planner.planning import planned
+from ddlf.extras.planner.planned import option_words
+from ddlf.extras.planner.planning import plan_from
 from ddlf.extras.planner.probe import Rounds
-from ddlf.extras.planner.result import unequal
+from ddlf.extras.planner.result import slowest_worker_line
 from ddlf.extras.planner.speeds import slowest, slowness_of
 from tests.extras.planner.test_explain import rounds
 
@@ -87,7 +87,7 @@ def plan_of(slowness, monkeypatch, batches=(64,), **settings):
         round_samples=None,
         balance=settings["balance"] or "equal",
     )
-    return planned(
+    return plan_from(
         app, [STAR], Measurements(measured=tuple(measured(slowness)), samples=640_000, budget_s=60.0), batches
     )
 
@@ -104,7 +104,7 @@ def test_a_slow_worker_is_left_out_or_gets_less(monkeypatch):
     assert plan.in_other_order is None
     plan = plan_of((1, 1, 1, 3), monkeypatch, balance="equal")
     assert (plan.best.setting.slots, plan.best.setting.balanced) == (4, True)
-    assert words(plan.best) == ["--slots 4", "--balance speed"]
+    assert option_words(plan.best) == ["--slots 4", "--balance speed"]
     assert plan.now.epoch.seconds == pytest.approx(2500 * made_up((1, 1, 1, 3), 4, 64, 1) - 2499 * 0.05, rel=1e-6)
 
 
@@ -114,7 +114,7 @@ def test_a_slow_first_worker_is_named(monkeypatch):
     assert plan.in_other_order.setting.slots == 3
     assert plan.best.epoch.seconds == pytest.approx(made_up((3, 1, 1, 1), 4, 64, 2500), rel=1e-6)
     assert plan.in_other_order.epoch.seconds == pytest.approx(made_up((1, 1, 1, 3), 3, 64, 10_000 / 3), rel=1e-6)
-    assert unequal(plan) == [
+    assert slowest_worker_line(plan) == [
         "slowest   worker 1 on pc01 (0.33x): if the cluster lists it last, 3 slots take 17.4 s an epoch"
     ]
     assert plan_of((1, 1, 1, 1), monkeypatch, balance=None).in_other_order is None

@@ -10,7 +10,7 @@ import pytest
 
 from ddlf.cli.main import main
 from ddlf.cli.results import on_terminal
-from ddlf.extras.scout.command import at_bound, lines, outside_bounds, place_line
+from ddlf.extras.scout.command import bound_warning, lines, own_rate_line, place_line
 from ddlf.extras.scout.comparisons import Comparison, Variant
 from ddlf.extras.scout.curve import comparable, svg
 from ddlf.extras.scout.halving import Curve, Point
@@ -79,8 +79,8 @@ def test_a_rate_outside_the_bounds_is_compared_and_named():
         "bounds    the best rate, 0.1, is the lowest one between your bounds, so a lower one may be better: --from 0.01",
         "rate      0.1 instead of 0.05; flat from 0.1 to 0.2",
     ]
-    assert not outside_bounds(dataclasses.replace(FOUND, bounds=(0.05, 0.2)))
-    assert not outside_bounds(FOUND)
+    assert not own_rate_line(dataclasses.replace(FOUND, bounds=(0.05, 0.2)))
+    assert not own_rate_line(FOUND)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_a_rate_outside_the_bounds_is_compared_and_named():
 )
 def test_a_best_rate_at_a_bound_of_the_user_is_named(bounds, sentence):
     scouted = dataclasses.replace(FOUND, bounds=bounds, verdict=judged(CURVE.within(*bounds), 0.05))
-    assert at_bound(scouted) == ([f"bounds    the best rate, {sentence}"] if sentence else [])
-    assert [*at_bound(scouted)] == [line for line in lines(scouted) if line.startswith("bounds    the best rate")]
-    assert not at_bound(dataclasses.replace(scouted, doubt="1 sample"))
+    assert bound_warning(scouted) == ([f"bounds    the best rate, {sentence}"] if sentence else [])
+    assert [*bound_warning(scouted)] == [line for line in lines(scouted) if line.startswith("bounds    the best rate")]
+    assert not bound_warning(dataclasses.replace(scouted, doubt="1 sample"))
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

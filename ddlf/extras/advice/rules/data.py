@@ -366,7 +366,8 @@ def _constant(facts: AppFacts) -> Iterator[Finding]:
     for array in facts.of("x", "train"):
         if array.constant and len(array.constant) < array.sample[0] and not _are_tokens(facts, array):
             yield Finding(
-                f"{plural(len(array.constant), 'feature')} of {array.sample[0]:,} in {array.name} never change: {first(list(array.constant))}",
+                f"{plural(len(array.constant), 'feature')} of {array.sample[0]:,} in {array.name} "
+                f"never change: {first_numbers(list(array.constant))}",
                 ("data", array.name),
             )
 
@@ -602,18 +603,18 @@ def _missing(facts: AppFacts) -> Iterator[Finding]:
             part_classes = classes(other)
             if unknown := sorted(part_classes - train_classes):
                 yield Finding(
-                    f"{other.name} has {plural(len(unknown), 'class')} that {array.name} lacks: {first(unknown)}",
+                    f"{other.name} has {plural(len(unknown), 'class')} that {array.name} lacks: {first_numbers(unknown)}",
                     ("data", other.name),
                 )
             is_large = other.shape[0] >= 10 * len(train_classes)
             if is_large and len(train_classes) <= 1000 and (missing := sorted(train_classes - part_classes)):
                 yield Finding(
-                    f"{other.name} lacks {plural(len(missing), 'class')} of {len(train_classes)}: {first(missing)}",
+                    f"{other.name} lacks {plural(len(missing), 'class')} of {len(train_classes)}: {first_numbers(missing)}",
                     ("data", other.name),
                 )
 
 
-def first(numbers: list[int]) -> str:
+def first_numbers(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
 
 

@@ -197,7 +197,7 @@ class _Building:
     def _output(self, number: int) -> Any:
         """Return the output of a node, or None after a problem."""
         node = self.graph.nodes[number]
-        inputs = [_first(self.outputs[source]) for source in node.inputs]
+        inputs = [_first_tensor(self.outputs[source]) for source in node.inputs]
         try:
             if node.operator == "input":
                 raw_input = self.raw_inputs[node.name] = self._input(node)
@@ -343,7 +343,7 @@ class _Building:
         self.graph = with_parameters(Graph(known_nodes, graph.heads), self.problems, models)
 
 
-def _first(output: Any) -> Any:
+def _first_tensor(output: Any) -> Any:
     """Return the first tensor of a layer's output, if it is a list of tensors."""
     return output[0] if isinstance(output, list) else output
 
@@ -356,7 +356,7 @@ def _structure(value: Value | None, tensors: dict[str, Any], block: str) -> Any:
         make = PLAIN_CALLS.get(value.name, PLAIN_CALLS["tuple"])
         inner = [(arg.key, _structure(arg.value, tensors, block)) for arg in value.args]
         return make(*(item for key, item in inner if not key), **{key: item for key, item in inner if key})
-    return _first(tensors[value.name if isinstance(value, Word) else block])
+    return _first_tensor(tensors[value.name if isinstance(value, Word) else block])
 
 
 def takes_a_list(layer: Any, count: int) -> bool:

@@ -56,10 +56,10 @@ def describe(model: Any) -> str:
     with as_installed(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns about a lambda here; DDLF refuses it later
         entry = _serialized(model)
-        ways = [_Way(), _Way(short=False)]
+        ways = [_Style(), _Style(short=False)]
         if OPERATOR_LAYER in str(entry):
             initial = initial_of_all(layers_within(entry["config"]))
-            ways = [_Way(operators=True), _Way(operators=True, initial=initial), *ways]
+            ways = [_Style(operators=True), _Style(operators=True, initial=initial), *ways]
         for way in ways[:-1]:
             with contextlib.suppress(CannotComeBack):
                 return _written(entry, model, way)
@@ -75,7 +75,7 @@ class CannotComeBack(CannotBeWritten):
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Style:
     """The options for writing a Keras model as a model text.
 
     Attributes:
@@ -89,7 +89,7 @@ class _Way:
     initial: str = ""
 
 
-def _written(entry: Config, model: Any, way: _Way) -> str:
+def _written(entry: Config, model: Any, way: _Style) -> str:
     """Return the text of a model, after checking that it gives an equal model."""
     text = _Text(Counter(names_within(entry["config"])), way)
     text.model(entry, model)
@@ -124,7 +124,7 @@ def _serialized(model: Any) -> Config:
 class _Text:
     """Writes a Keras model and its nested models as one model text. The described model comes first."""
 
-    def __init__(self, names: Counter[str], way: _Way) -> None:
+    def __init__(self, names: Counter[str], way: _Style) -> None:
         self.names, self.way = names, way
         self.block_by_id: dict[int, str] = {}
         self.statements: list[list[str]] = []

@@ -25,7 +25,7 @@ def behind_batch(axis: int) -> int:
     return axis + 1 if axis >= 0 else axis
 
 
-def of_options(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
+def tensor_axes(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Convert axes of a model text to axes of a tensor with a batch. Without axes, return all except the batch axis."""
     return tuple(range(1, rank)) if axes is None else tuple(behind_batch(axis) for axis in axes)
 
@@ -64,7 +64,7 @@ def _reduced(function: Callable[..., Any]) -> Formula:
     """Wrap a reduction, such as a sum, as a formula over the option ``axes``; by default over all axes."""
 
     def compute(inputs: list[Any], operands: list[Any], options: Options) -> Any:
-        axes = of_options(options.get("axes"), len(inputs[0].shape))
+        axes = tensor_axes(options.get("axes"), len(inputs[0].shape))
         return function(inputs[0], axis=axes, keepdims=bool(options.get("keepDimensions")))
 
     return compute
@@ -100,7 +100,7 @@ def _log_softmax(inputs: list[Any], operands: list[Any], options: Options) -> An
 
 
 def _reverse(inputs: list[Any], operands: list[Any], options: Options) -> Any:
-    return ops.flip(inputs[0], axis=of_options(options.get("axes"), len(inputs[0].shape)))
+    return ops.flip(inputs[0], axis=tensor_axes(options.get("axes"), len(inputs[0].shape)))
 
 
 def _triangular(inputs: list[Any], operands: list[Any], options: Options) -> Any:
@@ -134,7 +134,7 @@ def _dequantized(inputs: list[Any], operands: list[Any], options: Options) -> An
     return (inputs[0] - zero) * scale
 
 
-def _along(values: Any, axis: int, rank: int) -> Any:
+def _broadcast_along(values: Any, axis: int, rank: int) -> Any:
     """Reshape a parameter with one axis, so that it broadcasts along an axis of a tensor."""
     return ops.reshape(values, [1 if item != axis % rank else -1 for item in range(rank)])
 
@@ -144,12 +144,12 @@ def _instance_normalization(inputs: list[Any], operands: list[Any], options: Opt
     channels = 1 if options.get("layout", "nchw") == "nchw" else rank - 1
     space = [axis for axis in range(1, rank) if axis != channels]
     result = normalized(x, ops.moments(x, axes=space, keepdims=True), options)
-    return scaled(result, [_along(operand, channels, rank) for operand in operands])
+    return scaled(result, [_broadcast_along(operand, channels, rank) for operand in operands])
 
 
 def _layer_normalization(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     x, rank = inputs[0], len(inputs[0].shape)
-    axes = [axis % rank for axis in of_options(options.get("axes", [-1]), rank)]
+    axes = [axis % rank for axis in tensor_axes(options.get("axes", [-1]), rank)]
     result = normalized(x, ops.moments(x, axes=axes, keepdims=True), options)
     broadcast_shape = [x.shape[axis] if axis in axes else 1 for axis in range(rank)]
     return scaled(result, [ops.reshape(operand, broadcast_shape) for operand in operands])
@@ -235,7 +235,7 @@ def _split(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     return ops.split(inputs[0], sections, axis=axis)[options.get("index", 0)]
 
 
-def _where(inputs: list[Any], operands: list[Any], options: Options) -> Any:
+def _select(inputs: list[Any], operands: list[Any], options: Options) -> Any:
     """Return a tensor with values of the first operand where the input is not 0, and of the second one elsewhere. A
     layer in ``to`` replaces the first operand.
     """
@@ -589,7 +589,7 @@ FORMULAS: dict[str, Formula] = {
     "residual": _residual, "matmul": _matmul, "gemm": _gemm, "concat": _concat, "reshape": _reshape, "expand": _expand, "transpose": _transpose,
     "slice": _slice, "pad": _pad, "tile": _tile, "split": _split,
     "gather": gather, "gatherElements": gather_elements, "gatherND": gather_nd,
-    "scatterElements": scatter_elements, "scatterND": scatter_nd, "where": _where,
+    "scatterElements": scatter_elements, "scatterND": scatter_nd, "where": _select,
     "attend": _attend, "resample2d": resample, "conv2d": convolve, "convTranspose2d": convolve_transposed,
     "averagePool2d": pool_average, "l2Pool2d": pool_l2, "maxPool2d": pool_max,
     "reduceL1": _reduced(lambda x, **how: ops.sum(ops.absolute(x), **how)), "reduceL2": _reduced(_l2),

@@ -144,14 +144,14 @@ class CannotBeWritten(NotationError):
 
 def plainly(value: Any) -> Any:
     """Return a config as it is in a file: with lists for tuples, without Keras's entries for data and ``compile``."""
-    return _without(json.loads(json.dumps(value, default=str)))
+    return _without_later_keys(json.loads(json.dumps(value, default=str)))
 
 
-def _without(value: Any) -> Any:
+def _without_later_keys(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without(item) for item in value]
+        return [_without_later_keys(item) for item in value]
     if isinstance(value, dict):
-        return {key: _without(item) for key, item in value.items() if key not in LATER}
+        return {key: _without_later_keys(item) for key, item in value.items() if key not in LATER}
     return value
 
 

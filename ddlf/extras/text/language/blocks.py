@@ -179,7 +179,7 @@ class Blocks(dict[str, Block]):
             return
         args = statement.items[0]
         if property_ in ("input", "output"):
-            typed(args, property_, self.problems)
+            type_and_shape(args, property_, self.problems)
             return
         value = args[0].value
         if len(args) > 1 or args[0].key:
@@ -332,7 +332,9 @@ def _check_value(arg: Arg, problems: Problems) -> None:
         problems.add(arg.value.at, f"{arg.key} must be {requirement}")
 
 
-def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[str, tuple[int | None, ...] | None]:
+def type_and_shape(
+    args: tuple[Arg, ...], property_: str, problems: Problems
+) -> tuple[str, tuple[int | None, ...] | None]:
     """Return the type and the shape that a text gives to an input or output.
 
     The type is empty if it is missing; the shape is None if it is wrong.

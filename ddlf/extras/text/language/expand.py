@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddlf.extras.text.language import keras_layers
-from ddlf.extras.text.language.blocks import PLAIN, Block, Blocks, plain, typed
+from ddlf.extras.text.language.blocks import PLAIN, Block, Blocks, plain, type_and_shape
 from ddlf.extras.text.language.forms import Forms
 from ddlf.extras.text.language.graph import Graph, ModelOutput, Node
 from ddlf.extras.text.language.operators import DTYPES, EVERYWHERE, OPERATORS, is_keras
@@ -106,7 +106,7 @@ class _Expansion:
         end = self.ends.get(block.name)
         if end is None or not statements["output"].items:
             return None
-        dtype, shape = typed(statements["output"].items[0], "output", self.problems)
+        dtype, shape = type_and_shape(statements["output"].items[0], "output", self.problems)
         name, loss = block.name, ""
         if "name" in statements and statements["name"].items:
             name = str(plain(statements["name"].items[0][0].value))
@@ -146,7 +146,7 @@ class _Expansion:
         if "input" in statements:
             if not statements["input"].items:
                 return None
-            dtype, shape = typed(statements["input"].items[0], "input", self.problems)
+            dtype, shape = type_and_shape(statements["input"].items[0], "input", self.problems)
             at = statements["input"].at
             options = tuple(arg for arg in statements["input"].items[0] if arg.key not in ("", "shape"))
             self.nodes.append(

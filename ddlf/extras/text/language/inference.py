@@ -129,7 +129,7 @@ def _forward(rule: Callable[[Node, dict[str, Any], Shape], Known]) -> Rule:
     return lambda node, options, ins, out: (ins, out if ins[0] is None else unified(out, rule(node, options, ins[0])))
 
 
-def _same(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+def _infer_same(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
     shape = unified(ins[0], out)
     if shape is not None and "axis" in options:
         axis_of(options["axis"], len(shape))
@@ -145,7 +145,7 @@ def _residual(node: Node, options: dict[str, Any], ins: list[Known], out: Known)
 
 def _binary(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
     if len(ins) == 1:
-        return _same(node, options, ins, out)
+        return _infer_same(node, options, ins, out)
     if None in ins:
         return ins, out
     a, b = (tensor or () for tensor in ins)
@@ -393,7 +393,7 @@ def _gather(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
         raise Misfit(f"there is no {at.written} among {axis_size}, counted from 0")
     if node.operator == "gather":
         return ins, unified(out, (*before[:axis], *indices, *before[axis + 1 :]))
-    return [before, unified(indices, _along(before, axis))], unified(out, indices)
+    return [before, unified(indices, _shape_of_indices(before, axis))], unified(out, indices)
 
 
 def _scatter(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
@@ -402,7 +402,7 @@ def _scatter(node: Node, options: dict[str, Any], ins: list[Known], out: Known) 
     before = out = unified(before, out)
     if before is not None and node.operator == "scatterElements":
         axis = axis_of(options.get("axis", 0), len(before))
-        indices = updates = unified(unified(indices, updates), _along(before, axis))
+        indices = updates = unified(unified(indices, updates), _shape_of_indices(before, axis))
     elif before is not None and indices is not None:
         updates = unified(updates, _nd(before, indices)[0])
     return [before, indices, updates], out
@@ -430,7 +430,7 @@ def _split(node: Node, options: dict[str, Any], ins: list[Known], out: Known) ->
     return ins, unified(out, (*ins[0][:axis], part, *ins[0][axis + 1 :]))
 
 
-def _along(before: tuple[int | None, ...], axis: int) -> tuple[int | None, ...]:
+def _shape_of_indices(before: tuple[int | None, ...], axis: int) -> tuple[int | None, ...]:
     """Return the shape of indices of single values. It has the input's axes, with any size along one."""
     return tuple(None if item == axis else size for item, size in enumerate(before))
 
@@ -455,9 +455,9 @@ def _keras(node: Node, options: dict[str, Any], ins: list[Known], out: Known) ->
 
 _RULES: dict[str, Rule] = {
     "arg": _reduce, "attend": _attend, "binary": _binary, "cell": _recurrent, "concat": _concat, "conv": _conv,
-    "convTranspose": _conv, "free": _free, "gather": _gather, "matmul": _matmul, "norm": _same, "pad": _pad, "pool": _pool,
+    "convTranspose": _conv, "free": _free, "gather": _gather, "matmul": _matmul, "norm": _infer_same, "pad": _pad, "pool": _pool,
     "recurrent": _recurrent, "reduce": _reduce, "resample": _resample, "reshape": _reshape, "residual": _residual,
-    "same": _same, "scatter": _scatter, "slice": _slice, "split": _split, "tile": _tile, "transpose": _transpose,
+    "same": _infer_same, "scatter": _scatter, "slice": _slice, "split": _split, "tile": _tile, "transpose": _transpose,
     "where": _binary,
 }  # fmt: skip
 """The rules by the operator's kind."""
@@ -472,7 +472,7 @@ def highest(types: list[str]) -> str:
     return "float32" if result >= set(HALF) else min(result, key=DTYPES.index, default="float32")
 
 
-def typed(graph: Graph, problems: Problems) -> Graph:
+def with_types(graph: Graph, problems: Problems) -> Graph:
     """Return the graph with the types of nodes, and with casts between them."""
     nodes: list[Node] = []
     numbers: dict[int, int] = {}

@@ -14,7 +14,7 @@ from ddlf.extras.text.language.blocks import Blocks
 from ddlf.extras.text.language.expand import expand
 from ddlf.extras.text.language.forms import Form, Forms, called
 from ddlf.extras.text.language.graph import Graph, pruned
-from ddlf.extras.text.language.inference import infer, typed, with_parameters
+from ddlf.extras.text.language.inference import infer, with_parameters, with_types
 from ddlf.extras.text.language.operators import OPERATORS
 from ddlf.extras.text.language.problems import Problems, TextProblem
 from ddlf.extras.text.language.syntax import MAX_BYTES, Parsed, parse
@@ -94,7 +94,7 @@ def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
                 file,
                 before.count("\n") + 1,
                 len(before) - before.rfind("\n"),
-                f"byte 0x{text[error.start]:02x} is no UTF-8{_other_kind(text)}",
+                f"byte 0x{text[error.start]:02x} is no UTF-8{_kind_hint(text)}",
             )
             raise
     else:
@@ -104,7 +104,7 @@ def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
     return text, parse(text, problems), problems
 
 
-def _other_kind(data: bytes) -> str:
+def _kind_hint(data: bytes) -> str:
     """Return a sentence that names the kind of a file that is not a model text, for the error."""
     if data.startswith(b"PK\x03\x04"):
         return ": this is a zip file, as .keras and .npz are; of a model `ddlf model convert` makes a text"
@@ -197,7 +197,7 @@ class _Graphs(dict[str, Graph]):
             nodes.append(node)
         shapes = infer(Graph(tuple(nodes), graph.heads), self.problems)
         inferred = tuple(replace(node, shape=shape) for node, shape in zip(nodes, shapes, strict=True))
-        graph = typed(Graph(inferred, graph.heads), self.problems)
+        graph = with_types(Graph(inferred, graph.heads), self.problems)
         self.problems.check()
         graph = with_parameters(graph, self.problems, self)
         self.problems.check()

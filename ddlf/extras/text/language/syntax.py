@@ -130,7 +130,7 @@ def _divided(text: str, problems: Problems) -> tuple[list[Part], tuple[str, ...]
             elif is_unparsable:
                 unread.append(start)
             else:
-                parts.append(Part(start, at, *_above(comments, gap, outer)))
+                parts.append(Part(start, at, *_comments_of(comments, gap, outer)))
             comments, open_, start, is_unparsable, before = ([] if start >= 0 else comments), [], -1, False, match.end()
             continue
         if start < 0:
@@ -147,7 +147,7 @@ def _divided(text: str, problems: Problems) -> tuple[list[Part], tuple[str, ...]
         elif sign in _CLOSES:
             if not open_ or text[open_[-1]] != _CLOSES[sign]:
                 if not is_unparsable:
-                    problems.add(at, f"{sign!r} closes no bracket" if not open_ else _other(text, open_[-1], sign))
+                    problems.add(at, f"{sign!r} closes no bracket" if not open_ else _mismatch(text, open_[-1], sign))
                 is_unparsable = True
             if open_:
                 open_.pop()
@@ -156,14 +156,14 @@ def _divided(text: str, problems: Problems) -> tuple[list[Part], tuple[str, ...]
             problems.add(open_[0], f"{text[open_[0]]!r} is not closed")
         elif not is_unparsable:
             problems.add(last, "';' is missing at the end")
-            parts.append(Part(start, last, *_above(comments, gap, outer)))
+            parts.append(Part(start, last, *_comments_of(comments, gap, outer)))
             comments = []
         if open_ or is_unparsable:
             unread.append(start)
     return parts, tuple(comments), unread
 
 
-def _other(text: str, at: int, sign: str) -> str:
+def _mismatch(text: str, at: int, sign: str) -> str:
     return f"{sign!r} does not close {text[at]!r}, did you mean {'])'['[('.index(text[at])]!r}?"
 
 
@@ -171,7 +171,7 @@ def _gap(text: str, start: int, end: int) -> bool:
     return text.count("\n", start, end) > 1 and start > 0
 
 
-def _above(comments: list[str], gap: bool, outer: bool) -> tuple[tuple[str, ...], str, bool]:
+def _comments_of(comments: list[str], gap: bool, outer: bool) -> tuple[tuple[str, ...], str, bool]:
     """Return the comments above and inside a statement, an empty comment beside it, and whether an empty line precedes
     it.
     """

@@ -441,7 +441,9 @@ def held_out(data: Any, every: int) -> tuple[Any, Any]:
 # -- arrays of a program ---------------------------------------------------------------------------------------------------
 
 
-def by_names(data: Any, names: Mapping[str, Any], kind: str, file: str, texts: Collection[str] = ()) -> dict[str, Any]:
+def arrays_by_name(
+    data: Any, names: Mapping[str, Any], kind: str, file: str, texts: Collection[str] = ()
+) -> dict[str, Any]:
     """Return arrays by the names of inputs or outputs.
 
     Args:

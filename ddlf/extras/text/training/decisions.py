@@ -485,7 +485,7 @@ def mismatch(output: OutputStatistics, loss: str) -> str:
 # -- facts -----------------------------------------------------------------------------------------------------------------
 
 
-def by_name(data: Any, names: list[str]) -> dict[str, Any]:
+def values_by_name(data: Any, names: list[str]) -> dict[str, Any]:
     """Return arrays by block name, from one array, a dict, or a list in the order of the model text."""
     if isinstance(data, Mapping):
         return dict(data)
@@ -517,7 +517,7 @@ def learning_task(
     """
     graph = model.graph
     nodes = inputs_of(graph)
-    inputs_by_name = by_name(x, [node.name for node in nodes])
+    inputs_by_name = values_by_name(x, [node.name for node in nodes])
     first = next(iter(inputs_by_name.values()), None)
     layers = tuple(node.operator for node in graph.nodes if node.operator != "input")
     return LearningTask(
@@ -537,7 +537,7 @@ def learning_task(
 def outputs_of(model: Model, y: Any, losses: Mapping[str, str], ignore: float | None) -> tuple[OutputStatistics, ...]:
     """Return the facts of each output and its labels; see ``learning_task``."""
     graph = model.graph
-    labels = by_name(y, [head.name for head in graph.heads])
+    labels = values_by_name(y, [head.name for head in graph.heads])
     return tuple(_output(graph, head, labels.get(head.name), losses.get(head.name, ""), ignore) for head in graph.heads)
 
 

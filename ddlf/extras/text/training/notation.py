@@ -33,17 +33,17 @@ from ddlf.extras.text.training.block import (
     is_none,
     read_key,
 )
-from ddlf.extras.text.training.data import by_names, check_rows, check_shapes, held_out
+from ddlf.extras.text.training.data import arrays_by_name, check_rows, check_shapes, held_out
 from ddlf.extras.text.training.decisions import (
     OF_RUNS,
     Decision,
     OutputStatistics,
-    by_name,
     decide,
     last_activation,
     learning_task,
     mismatch,
     outputs_of,
+    values_by_name,
 )
 from ddlf.extras.text.training.text_bytes import WEIGHTS, place_of, text_of
 from ddlf.training.context import App
@@ -268,7 +268,7 @@ class Notation:
                 f"{self.position_of('patience')} has no effect without validation data",
                 hint="write train:validation 0.2, or give x_val and y_val; else leave patience out",
             )
-        check_shapes(by_name({} if x is None else x, list(self.inputs)), self.inputs, self.file)
+        check_shapes(values_by_name({} if x is None else x, list(self.inputs)), self.inputs, self.file)
         if self.tensors is not None:
             _ = self.keras
         task = learning_task(
@@ -531,8 +531,8 @@ class Notation:
     def _checked_arrays(self, inputs: Any, *outputs: Any) -> tuple[Any, Any]:
         """Return the user's inputs, and outputs if given, in the structure that Keras accepts, after checking them."""
         texts = [node.name for node in inputs_of(self.parsed.graph) if node.dtype == "string"]
-        x = by_names(inputs, self.inputs, "input", self.file, texts)
-        y = by_names(outputs[0], self.outputs, "output", self.file) if outputs else {}
+        x = arrays_by_name(inputs, self.inputs, "input", self.file, texts)
+        y = arrays_by_name(outputs[0], self.outputs, "output", self.file) if outputs else {}
         check_shapes(x, self.inputs, self.file)
         check_rows(x, y)
         if y and self._by_text:
@@ -562,18 +562,18 @@ def take_notation(app: App) -> None:
             f"notation must be the file of a text, or what ddlf.load_notation gives, got {type(notation).__name__}"
         )
     for name, value in notation.train_block.settings.items():
-        if not _says(app, name):
+        if not _sets(app, name):
             setattr(app, name, value)
 
 
-def _says(app: App, name: str) -> bool:
+def _sets(app: App, name: str) -> bool:
     """Return whether an app sets a setting itself, so that the text does not override it."""
     return name in vars(app) or any(name in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app")
 
 
 def not_open(app: App) -> list[str]:
     """Return the settings that rules must not decide for an app: those it sets, and those in conflict with them."""
-    names = [name for name in OF_RUNS if _says(app, name)]
+    names = [name for name in OF_RUNS if _sets(app, name)]
     check = SETTINGS["rate_decay"].check
     if check("rate_decay", app.rate_decay) != check("rate_decay", "never"):
         names.append("schedule")
