@@ -128,7 +128,7 @@ def drawn(seed: int) -> list[Situation]:
 
 def label(setting: Setting) -> str:
     """Return a name of a choice."""
-    return f"{setting.slots} {setting.how}, {setting.way.codec}"
+    return f"{setting.slots} {setting.description}, {setting.way.codec}"
 
 
 def grid(app: Any, length: Length, *, is_slow: bool) -> list[Setting]:
@@ -148,7 +148,7 @@ def grid(app: Any, length: Length, *, is_slow: bool) -> list[Setting]:
             if slots == 1 and replace(way, codec=own_way.codec) != own_way:
                 continue
             batch = app.batch_size
-            settings.append(Setting(way=way, slots=slots, batch=batch, steps=length.of(way, slots, batch)))
+            settings.append(Setting(way=way, slots=slots, batch=batch, steps=length.steps_of(way, slots, batch)))
             if is_slow and can_balance(way, slots):
                 settings.append(replace(settings[-1], balanced=True))
     return settings

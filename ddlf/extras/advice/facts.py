@@ -293,7 +293,7 @@ class AppFacts:
     observations: Mapping[str, Any] = field(default_factory=dict)
     records: Sequence[RoundRecord] = ()
 
-    def of(self, letter: str, part: str | None = None) -> Iterator[ArrayFacts]:
+    def arrays_of(self, letter: str, part: str | None = None) -> Iterator[ArrayFacts]:
         """Yield the arrays with a letter (``"x"``, ``"y"`` or ``"w"``), of one part or of all parts."""
         yield from (array for array in self.arrays if array.letter == letter and part in (None, array.part))
 

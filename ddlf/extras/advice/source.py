@@ -106,7 +106,7 @@ class UserSources:
                 continue
         self.app, self.text = app, text
 
-    def _with(self, *words: str) -> list[PythonFile]:
+    def _files_with(self, *words: str) -> list[PythonFile]:
         """Return the files that contain one of some words. Only these need to be parsed to find the words in code."""
         return [file for file in self.files if any(word in file.text for word in words)]
 
@@ -118,7 +118,7 @@ class UserSources:
     def calls(self, of: Iterable[str]) -> bool:
         """Return whether the user's files call any of these functions, such as ``adapt``."""
         names = set(of)
-        return any(_name(call.func) in names for file in self._with(*names) for call in file.calls)
+        return any(_name(call.func) in names for file in self._files_with(*names) for call in file.calls)
 
     def position(self, subject: tuple[str, str], facts: AppFacts) -> Position | None:
         """Return the position of a finding's subject, such as a layer, in the user's code. If it is not found, return
@@ -136,7 +136,7 @@ class UserSources:
         elif kind in ("loss", "metric", "optimizer"):
             location = self._compiled("metrics" if kind == "metric" else kind) or self.method("create_model")
         elif kind == "data":
-            location = self._set(name.partition("[")[0]) or self.method("load_dataset")
+            location = self._assignment_of(name.partition("[")[0]) or self.method("load_dataset")
         elif kind == "setting":
             location = self.setting(name)
         elif kind == "method":
@@ -146,7 +146,7 @@ class UserSources:
 
     def class_(self) -> tuple[PythonFile, ast.ClassDef] | None:
         """Return the definition of the app's class and its file; None if no file defines it."""
-        return self._first(self.app, ast.ClassDef)
+        return self._first_definition(self.app, ast.ClassDef)
 
     def method(self, name: str) -> tuple[PythonFile, Any] | None:
         """Return a method of the app's class. If the class lacks it, look in other classes."""
@@ -154,7 +154,7 @@ class UserSources:
             for node in app_class[1].body:
                 if isinstance(node, FUNCTIONS) and node.name == name:
                     return app_class[0], node
-        return self._first(name, *FUNCTIONS)
+        return self._first_definition(name, *FUNCTIONS)
 
     def setting(self, name: str) -> tuple[PythonFile, Any] | None:
         """Return the statement of the app's class that assigns a setting."""
@@ -168,7 +168,7 @@ class UserSources:
         """Return the expression that the user's code assigns to a name, if it assigns the name only once."""
         assignments = [
             (file, value)
-            for file in self._with(name)
+            for file in self._files_with(name)
             for node in ast.walk(file.tree)
             if isinstance(node, ast.Assign | ast.AnnAssign)
             for target, value in _assigned(node)
@@ -180,7 +180,7 @@ class UserSources:
         """Return the call of the model's ``compile`` in the user's code."""
         compile_calls = [
             (file, call)
-            for file in self._with("compile")
+            for file in self._files_with("compile")
             for call in file.calls
             if isinstance(call.func, ast.Attribute)
             and call.func.attr == "compile"
@@ -200,10 +200,10 @@ class UserSources:
     def _compiled(self, name: str) -> tuple[PythonFile, Any] | None:
         return self.compiled(name) or self.compile_call()
 
-    def _set(self, name: str) -> tuple[PythonFile, Any] | None:
+    def _assignment_of(self, name: str) -> tuple[PythonFile, Any] | None:
         assignments = [
             (file, node)
-            for file in self._with(name)
+            for file in self._files_with(name)
             for node in ast.walk(file.tree)
             if isinstance(node, ast.Assign)
             for target in node.targets
@@ -212,9 +212,9 @@ class UserSources:
         ]
         return assignments[-1] if assignments else None
 
-    def _first(self, name: str, *kinds: type[ast.AST]) -> tuple[PythonFile, Any] | None:
+    def _first_definition(self, name: str, *kinds: type[ast.AST]) -> tuple[PythonFile, Any] | None:
         """Return the first definition of a name."""
-        nodes = ((file, node) for file in self._with(name) for node in ast.walk(file.tree))
+        nodes = ((file, node) for file in self._files_with(name) for node in ast.walk(file.tree))
         return next(
             (
                 definition
@@ -229,7 +229,10 @@ class UserSources:
         its order among equal layers.
         """
         calls = [
-            (file, call) for file in self._with(layer.kind) for call in file.calls if _name(call.func) == layer.kind
+            (file, call)
+            for file in self._files_with(layer.kind)
+            for call in file.calls
+            if _name(call.func) == layer.kind
         ]
         calls_by_name = [
             candidate for candidate in calls if _constant(argument(candidate[1], (), "name")) == layer.name
@@ -351,28 +354,28 @@ class ModelText:
             name: The name of the subject.
         """
         if kind == "layer":
-            return self._at(self._layers.get(name))
+            return self._position_at(self._layers.get(name))
         if kind == "loss":
             block = self._blocks.get(name) or next(iter(self._blocks.values()))
-            return self._first((block, "loss"), ("train", "loss"), (block, "output"))
+            return self._first_position((block, "loss"), ("train", "loss"), (block, "output"))
         if kind in OF_TRAIN:
-            return self._first(*(("train", key) for key in OF_TRAIN[kind]))
+            return self._first_position(*(("train", key) for key in OF_TRAIN[kind]))
         return None
 
     def app(self, kind: str, name: str) -> Position:
         """Return the position of a finding's subject, or of the most related line, if the model text is the whole app."""
         position = self.model(kind, name)
         if position is None and kind == "setting":
-            position = self._first(("train", name))
+            position = self._first_position(("train", name))
         if position is None and (kind == "data" or (kind, name) == ("method", "load_dataset")):
             array, _, block = name.partition("[")
             block = block.strip("]'\"") or (
                 next(iter(self._blocks.values())) if array.startswith("y") else self._inputs[0]
             )
             block = self._blocks.get(block, block)
-            position = self._first(("train", "data"), (block, "output" if array.startswith("y") else "input"))
+            position = self._first_position(("train", "data"), (block, "output" if array.startswith("y") else "input"))
         if position is None and kind == "layer":  # an input, or a layer that scales an input
-            position = self._first((name, "input"), ("train", "scaling"), (self._inputs[0], "input"))
+            position = self._first_position((name, "input"), ("train", "scaling"), (self._inputs[0], "input"))
         return position or Position(self.path, self._line(min(self._statements.values(), default=0)))
 
     def ignores(self) -> Iterator[Ignore]:
@@ -385,10 +388,10 @@ class ModelText:
                 lines = frozenset({number, number + 1} if is_alone else {number})
                 yield Ignore(Position(self.path, number), id.strip(), match[2].strip(), lines)
 
-    def _first(self, *keys: tuple[str, str]) -> Position | None:
-        return next((self._at(self._statements[key]) for key in keys if key in self._statements), None)
+    def _first_position(self, *keys: tuple[str, str]) -> Position | None:
+        return next((self._position_at(self._statements[key]) for key in keys if key in self._statements), None)
 
-    def _at(self, at: int | None) -> Position | None:
+    def _position_at(self, at: int | None) -> Position | None:
         return None if at is None else Position(self.path, self._line(at))
 
     def _line(self, at: int) -> int:

@@ -49,7 +49,7 @@ def export(options: argparse.Namespace) -> int:
             batches = (options.batch,) if options.batch is not None else BATCHES
             comparison = BackendComparison(model, steps, backends[0], inputs=options.inputs, batches=batches)
             if options.inputs is not None:
-                comparison.first  # noqa: B018  # refuse wrong inputs before writing a file
+                comparison.reference_row  # noqa: B018  # refuse wrong inputs before writing a file
             written = write(model, targets, source.stem, steps, lambda exported: say(_wrote(exported)), options.batch)
             if options.debug:
                 _show_logs(steps)
@@ -86,7 +86,7 @@ def _compared(
     say = _silent if options.json else _say
     say(_line("what", "run by", "difference", [f"batch {batch}" for batch in comparison.batches], "size"))
     rows = compare(comparison, backends, written, lambda row: say(_row_line(row, tolerance)))
-    layers = comparison.by_layer(tolerance)
+    layers = comparison.compare_layers(tolerance)
     for entry in layers:
         say(_first_difference(entry, backends[0], tolerance))
     if options.debug:

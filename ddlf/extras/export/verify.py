@@ -106,7 +106,7 @@ class BackendComparison:
         self._layer_names: dict[str, list[str]] = {}
 
     @cached_property
-    def first(self) -> Row:
+    def reference_row(self) -> Row:
         """Run the model in Keras on the reference backend, only once, and return the result.
 
         Raises:
@@ -183,7 +183,7 @@ class BackendComparison:
         refused = Refused(row.by, problem) if problem else None
         return Row(row.label, row.by, None if problem else worst, worst_batch, row.seconds, row.bytes, refused)
 
-    def by_layer(self, tolerance: float) -> list[LayerComparison]:
+    def compare_layers(self, tolerance: float) -> list[LayerComparison]:
         """Compare the layers of each backend that ran with those of the reference, even if output shapes differ.
 
         Args:
@@ -261,7 +261,7 @@ def compare(
         tell(row)
         return row.refused is None
 
-    if add(comparison.first):
+    if add(comparison.reference_row):
         for backend in backends[1:]:
             add(comparison.keras(backend))
         for exported in written:

@@ -64,7 +64,7 @@ class Length:
     steps: int | None = None
     most: int | None = None
 
-    def of(self, way: Way, slots: int, batch: int) -> float:
+    def steps_of(self, way: Way, slots: int, batch: int) -> float:
         """Return K, the batches of a slot in a round."""
         if way.is_one_step:
             return 1.0
@@ -228,7 +228,7 @@ def choice(
         way=way,
         slots=slots,
         batch=batch,
-        steps=length.of(way, slots, batch),
+        steps=length.steps_of(way, slots, batch),
         balanced=balanced and can_balance(way, slots),
     )
     seconds = epoch(model, setting, length.samples)

@@ -72,12 +72,12 @@ class Setting:
         """The samples of all slots in a round."""
         return self.slots * self.steps * self.batch
 
-    def unlike(self, other: Setting) -> tuple[bool, float]:
+    def difference(self, other: Setting) -> tuple[bool, float]:
         """Return how different the rounds of another setting are, to compare such differences."""
         return self.slots != other.slots, abs(math.log(self.steps * self.batch / (other.steps * other.batch)))
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         """The way, and whether parts follow the speed of workers."""
         return f"{self.way}, by speed" if self.balanced else str(self.way)
 

@@ -191,7 +191,7 @@ async def _measured(
     if workers > 1 and all(rounds.setting.slots > 1 for rounds in measured):
         raise ConfigError(
             f"no training with one slot could be measured in {budget.most:g} s",
-            hint=budget.more,
+            hint=budget.advice,
         )
     _check_knows_step(TimeModel(measured), batches[0], budget.most)
     measurements = Measurements(
@@ -281,7 +281,7 @@ async def _memory(
     if memory.peaks is None and wish.needs_memory:
         raise ConfigError(
             f"the memory of a worker could not be measured in {seconds:g} s: {memory.problem}",
-            hint=f"{budget.more}; or plan without --max-memory and --goal memory",
+            hint=f"{budget.advice}; or plan without --max-memory and --goal memory",
         )
     say(_memory_line(memory, batches[0]))
     return memory

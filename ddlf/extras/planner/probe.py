@@ -294,7 +294,7 @@ class Budget:
         return max(self.seconds - self.spent, 0.0)
 
     @property
-    def more(self) -> str:
+    def advice(self) -> str:
         """What to do if the time was not enough."""
         return f"plan with more time: --budget {2 * self.most:g}s, in a program plan({2 * self.most:g})"
 
@@ -388,7 +388,7 @@ async def explore(
 
     async def measure_all(settings: Sequence[Setting]) -> None:
         for setting in settings:
-            seconds = took[min(took, key=setting.unlike)] if took else 0.0
+            seconds = took[min(took, key=setting.difference)] if took else 0.0
             if budget.has_room(seconds) or (setting in necessary and budget.may_exceed(seconds)):
                 await measure(setting)
 
@@ -404,7 +404,7 @@ async def explore(
         raise ConfigError(
             f"the workers {when} for {FIRST_ROUNDS + 1} rounds in {budget.most:g} s, in which they also import Keras and "
             "load the data",
-            hint=budget.more,
+            hint=budget.advice,
         )
     if first not in measured_settings:
         raise ConfigError(
@@ -497,7 +497,7 @@ def _settings(
 
     own_way, batch, timed = ways[0], batches[0], _many_steps(ways)
     long = max(4.0 * SHORT_STEPS, LONG_ROUND_S / step)
-    app_steps = min(length.of(timed, max_slots, batch), long)
+    app_steps = min(length.steps_of(timed, max_slots, batch), long)
     # With another number of slots, workers on one machine may need other threads, and then restart. So all rounds of one
     # slot come together, and before rounds of all workers: nothing can be compared without the time of a step.
     if long > LONGER * SECOND_STEPS:

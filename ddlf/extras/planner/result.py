@@ -149,7 +149,7 @@ def lines(plan: Plan, run: str = "", longer: str = "", width: int | None = None)
             [
                 label,
                 str(setting.slots),
-                setting.how,
+                setting.description,
                 str(setting.batch),
                 setting.way.codec,
                 number(choice.epoch.seconds),

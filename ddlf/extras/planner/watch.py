@@ -153,6 +153,6 @@ def setting_of(event: TrainingBegan) -> Setting:
         way=way,
         slots=event.slots,
         batch=batch,
-        steps=length.of(way, event.slots, batch),
+        steps=length.steps_of(way, event.slots, batch),
         balanced=facts.get("balance") == "speed" and can_balance(way, event.slots),
     )

@@ -83,7 +83,7 @@ def compare(setting: Setting, curve: Curve, rate: float, rung: Rung, batch: int,
         batch: The batch size of the app.
         seeds: The seed of each start.
     """
-    point = curve.at(rate)
+    point = curve.point_of(rate)
     assert point is not None
     starts = range(len(point.losses))
     first = math.fsum(curve.first[: len(starts)]) / len(starts)

@@ -32,7 +32,7 @@ def comparable(curve: Curve, best: float) -> dict[float, float]:
         curve: The losses of all rates.
         best: The best rate, which has trials from all starts.
     """
-    reference = curve.at(best)
+    reference = curve.point_of(best)
     assert reference is not None
     return {point.rate: _loss_of_all_starts(point, reference, curve.first) for point in curve.points}
 

@@ -88,11 +88,11 @@ class Curve:
     first: tuple[float, ...]
     points: tuple[Point, ...]
 
-    def at(self, rate: float) -> Point | None:
+    def point_of(self, rate: float) -> Point | None:
         """Return the point of a rate; None without trials."""
         return next((point for point in self.points if point.rate == rate), None)
 
-    def within(self, low: float, high: float) -> Curve:
+    def between(self, low: float, high: float) -> Curve:
         """Return the curve of the rates between two bounds."""
         return replace(self, points=tuple(point for point in self.points if low <= point.rate <= high))
 

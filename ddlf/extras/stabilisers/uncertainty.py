@@ -84,7 +84,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
             raise ConfigError(
                 "loss_weights has no effect: uncertainty weighs the losses", hint="leave loss_weights out"
             )
-        losses = self._in_order(loss) if keras.tree.is_nested(loss) else [loss] * len(self.output_names)
+        losses = self._ordered_by_output(loss) if keras.tree.is_nested(loss) else [loss] * len(self.output_names)
         self.losses_of = [keras.losses.get(output_loss) for output_loss in losses]
         if len(losses) != len(self.output_names) or None in self.losses_of:
             raise ConfigError(
@@ -107,9 +107,11 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
         """Return the weighed sum of the losses. Overrides Keras's ``compute_loss``."""
-        labels, outputs = self._in_order(y), self._in_order(y_pred)
+        labels, outputs = self._ordered_by_output(y), self._ordered_by_output(y_pred)
         weights = (
-            self._in_order(sample_weight) if keras.tree.is_nested(sample_weight) else [sample_weight] * len(labels)
+            self._ordered_by_output(sample_weight)
+            if keras.tree.is_nested(sample_weight)
+            else [sample_weight] * len(labels)
         )
         losses = []
         for loss, label, output, weight, part in zip(self.losses_of, labels, outputs, weights, self.parts, strict=True):
@@ -120,7 +122,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
             self.losses
         )
 
-    def _in_order(self, values: Any) -> list[Any]:
+    def _ordered_by_output(self, values: Any) -> list[Any]:
         """Return values that are given for each output, such as labels, in the order of the output names."""
         return [values[name] for name in self.output_names] if isinstance(values, Mapping) else list(values)
 

@@ -61,7 +61,7 @@ class TextApp(IApp):
         values = {key: value for key in KEYS if key != "data" and (value := vars(self).get(key)) is not None}
         for key, value in values.items():
             read_key(key, _spelled(value), f"-p {key}")
-        notation = notation.having({("train", key): _spelled(value) for key, value in values.items()})
+        notation = notation.with_values({("train", key): _spelled(value) for key, value in values.items()})
         self.source = _source(self.data, notation)
         share = getattr(notation.key_value("validation"), "value", 0.0)
         arrays, self._notes = dataset(self.source.arrays(), self.source.name, notation.parsed, notation.loss, share)

@@ -123,7 +123,7 @@ def test_comparison_names_the_first_different_layer(jax_layers, first, far, befo
     }
     comparison = BackendComparison(Path("model.keras"), Played(results), "tensorflow", batches=(1,), layers=True)
     compare(comparison, ("tensorflow", "jax"), (), lambda row: None)
-    (layer,) = comparison.by_layer(0.01)
+    (layer,) = comparison.compare_layers(0.01)
     assert (layer.first, layer.difference) == (first, far)
     assert layer.before == pytest.approx(before)
 
@@ -135,7 +135,7 @@ def test_comparison_names_a_layer_despite_other_output_shapes():
     comparison = BackendComparison(Path("model.keras"), steps, "tensorflow", batches=(1,), layers=True)
     _, jax, torch = compare(comparison, ("tensorflow", "jax", "torch"), (), lambda row: None)
     assert (jax.refused.reason, torch.refused.reason) == ("at batch 1 it gives [2], and Keras [1]", "no")
-    assert [(layer.backend, layer.first) for layer in comparison.by_layer(0.01)] == [("jax", "b")]
+    assert [(layer.backend, layer.first) for layer in comparison.compare_layers(0.01)] == [("jax", "b")]
 
 
 def test_all_agree_needs_a_run_of_each_format():

@@ -138,7 +138,7 @@ def test_the_verdict_follows_from_the_interval(noise, other, verdict):
     ],
 )
 def test_batches_of_a_round_follow_from_the_settings(way, length, steps):
-    assert length.of(way, slots=2, batch=20) == steps
+    assert length.steps_of(way, slots=2, batch=20) == steps
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_batches_of_a_round_follow_from_the_settings(way, length, steps):
 )
 def test_updates_of_an_epoch(way, length, expected):
     """There are two slots with batches of 20. Without common rounds, each slot updates the weights by itself."""
-    setting = Setting(way=way, slots=2, batch=20, steps=length.of(way, 2, 20))
+    setting = Setting(way=way, slots=2, batch=20, steps=length.steps_of(way, 2, 20))
     assert updates(setting, 1000) == pytest.approx(expected)
 
 

@@ -106,7 +106,7 @@ def test_a_rate_that_diverges_from_one_start_never_wins():
 
     curve, _ = run(search(RATES, None, LADDER), loss)
     assert judged(curve, None).best == 0.01
-    assert math.isinf(curve.at(0.032).loss)
+    assert math.isinf(curve.point_of(0.032).loss)
 
 
 def test_a_search_ends_if_only_a_rate_outside_the_bounds_learns():
@@ -114,7 +114,7 @@ def test_a_search_ends_if_only_a_rate_outside_the_bounds_learns():
     high = grid(20.0, 30.0)
     curve, trials_by_rung = run(search(high, 0.03, LADDER, 20.0, 30.0))
     assert [len(trials) for trials in trials_by_rung] == [3, 1 + len(high)]
-    assert math.isfinite(curve.at(0.03).loss)
+    assert math.isfinite(curve.point_of(0.03).loss)
     assert len(run(search(high, 0.03, LADDER))[1]) == 4  # without bounds, it can
 
 
@@ -128,7 +128,9 @@ def test_half_and_double_are_measured_as_long_as_the_winner():
     curve, _ = run(search(RATES, None, LADDER))
     more, trials_by_rung = run(measure_neighbours(curve, 0.032, LADDER[-1]))
     assert [trial.rate for trial in trials_by_rung[0]] == [0.016] * 3 + [0.064] * 3
-    assert more.at(0.064) == Point(rate=0.064, steps=40, losses=more.at(0.064).losses, least=more.at(0.016).loss)
+    assert more.point_of(0.064) == Point(
+        rate=0.064, steps=40, losses=more.point_of(0.064).losses, least=more.point_of(0.016).loss
+    )
     assert run(measure_neighbours(more, 0.032, LADDER[-1])) == (more, [])
 
 

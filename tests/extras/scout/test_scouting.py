@@ -169,7 +169,7 @@ async def test_a_search_needs_no_test_data_and_accepts_losses_below_zero(two_wor
     assert scouted.judged_by == "41 training samples, held out"
     least = min(point.loss for point in scouted.curve.longest)
     assert least < max(scouted.curve.first) < 0
-    assert scouted.curve.at(scouted.verdict.best).loss == least
+    assert scouted.curve.point_of(scouted.verdict.best).loss == least
 
 
 class Validated(Blobs):

@@ -124,13 +124,13 @@ def _unscaled(facts: AppFacts) -> Iterator[Finding]:
     layers.Normalization.
     Source: UMLAUT, doi:10.1145/3411764.3445538; LeCun et al., Efficient BackProp, 1998
     """
-    for array in facts.of("x", "train"):
+    for array in facts.arrays_of("x", "train"):
         if not _goes_into_products(facts, array) or array.loudest <= UNSCALED or _has_unequal_scales(array):
             continue
         are_bytes = array.low >= 0 and array.is_whole and array.high <= 255
         changes = _standardizing(facts, array)
         if are_bytes and changes:
-            names = [x_array.name for x_array in facts.of("x") if "[" not in x_array.name]
+            names = [x_array.name for x_array in facts.arrays_of("x") if "[" not in x_array.name]
             lines = tuple(f'self.{name} = self.{name}.astype("float32") / 255' for name in names)
             changes = (Change("data", lines),)
         yield Finding(
@@ -149,7 +149,7 @@ def _nearly_nothing(facts: AppFacts) -> Iterator[Finding]:
     Fix: Check whether the data is scaled twice, or divide by the standard deviation.
     Source: LeCun et al., Efficient BackProp, 1998
     """
-    for array in facts.of("x", "train"):
+    for array in facts.arrays_of("x", "train"):
         if _goes_into_products(facts, array) and 0 < array.loudest < NOTHING and not _has_unequal_scales(array):
             yield Finding(
                 _unusual_scale(array),
@@ -165,7 +165,7 @@ def _other_scale(facts: AppFacts) -> Iterator[Finding]:
     Fix: Scale every part with the mean and deviation of the training part.
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
-    for array in facts.of("x", "train"):
+    for array in facts.arrays_of("x", "train"):
         if not array.has_numbers or array.non_finite or array.shape[0] < ENOUGH_SAMPLES or _are_tokens(facts, array):
             continue
         for part in ("val", "test"):
@@ -193,7 +193,7 @@ def _all_the_same(facts: AppFacts) -> Iterator[Finding]:
     Fix: Check load_dataset: scale floats, not integers.
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
-    for array in facts.of("x", "train"):
+    for array in facts.arrays_of("x", "train"):
         if array.has_numbers and array.shape[0] > 1 and not array.non_finite and array.low == array.high:
             yield Finding(f"all values of {array.name} are {array.low:g}", ("data", array.name))
 
@@ -206,7 +206,7 @@ def _standardizing(facts: AppFacts, array: ArrayFacts) -> tuple[Change, ...]:
     if "[" in array.name:
         return ()
     axis = 0 if len(array.sample) < 2 else tuple(range(len(array.sample)))
-    names = [x_array.name for x_array in facts.of("x") if "[" not in x_array.name]
+    names = [x_array.name for x_array in facts.arrays_of("x") if "[" not in x_array.name]
     scaled = [f'self.{name} = ((self.{name} - mean) / spread).astype("float32")' for name in names]
     return (
         Change(
@@ -227,7 +227,7 @@ def _unequal_scales(facts: AppFacts) -> Iterator[Finding]:
     layers.Normalization.
     Source: UMLAUT, doi:10.1145/3411764.3445538
     """
-    for array in facts.of("x", "train"):
+    for array in facts.arrays_of("x", "train"):
         if _goes_into_products(facts, array) and _has_unequal_scales(array) and array.loudest > 1:
             low, high = array.scales
             yield Finding(
@@ -245,9 +245,9 @@ def _majority(facts: AppFacts) -> Iterator[Finding]:
     Fix: Set class_weight, use a focal loss, and measure AUC or recall instead of accuracy.
     Source: WebNNM, 2026; Lin et al., Focal Loss, arXiv:1708.02002
     """
-    if facts.settings.get("class_weight") is not None or any(facts.of("w", "train")):
+    if facts.settings.get("class_weight") is not None or any(facts.arrays_of("w", "train")):
         return
-    for array in facts.of("y", "train"):
+    for array in facts.arrays_of("y", "train"):
         if not is_of_classes(facts, array) or len(classes(array)) < 2 or facts.samples < 50:
             continue
         counts = array.labels.counts if array.labels is not None else {}
@@ -271,7 +271,7 @@ def _one_class(facts: AppFacts) -> Iterator[Finding]:
     Fix: Check how load_dataset reads the labels. The first part of a sorted file has only one class.
     Source: UMLAUT, doi:10.1145/3411764.3445538
     """
-    for array in facts.of("y", "train"):
+    for array in facts.arrays_of("y", "train"):
         if is_of_classes(facts, array) and len(classes(array)) == 1 and array.shape[0] > 1:
             yield Finding(
                 f"all {array.shape[0]:,} labels of {array.name} are {min(classes(array))}", ("data", array.name)
@@ -336,11 +336,11 @@ def _channels_first(facts: AppFacts) -> Iterator[Finding]:
     )
     if first is None or first.config.get("data_format") not in (None, "channels_last"):
         return
-    for array in facts.of("x", "train"):
+    for array in facts.arrays_of("x", "train"):
         if len(array.sample) == 3 and array.sample == first.input_shape:
             channels, height, width = array.sample
             if channels in (1, 3, 4) and height > 4 and width > 4 and height == width:
-                names = [x_array.name for x_array in facts.of("x") if "[" not in x_array.name]
+                names = [x_array.name for x_array in facts.arrays_of("x") if "[" not in x_array.name]
                 yield Finding(
                     f"samples of {array.name} have the shape {array.sample}: channels first, which the convolution {first.name!r} reads as "
                     f"{plural(channels, 'row')} of pixels with {width} channels",
@@ -363,7 +363,7 @@ def _constant(facts: AppFacts) -> Iterator[Finding]:
     Fix: Remove these features: x[:, x.std(axis=0) > 0].
     Source: measured: scikit-learn's digits have 3, MNIST has 67
     """
-    for array in facts.of("x", "train"):
+    for array in facts.arrays_of("x", "train"):
         if array.constant and len(array.constant) < array.sample[0] and not _are_tokens(facts, array):
             yield Finding(
                 f"{plural(len(array.constant), 'feature')} of {array.sample[0]:,} in {array.name} "
@@ -381,7 +381,7 @@ def _many_features(facts: AppFacts) -> Iterator[Finding]:
     """
     if any(layer.penalty for layer in facts.layers):
         return
-    for array in facts.of("x", "train"):
+    for array in facts.arrays_of("x", "train"):
         reads = [layer for layer in facts.layers if layer.kind == "Dense" and layer.input_shape == array.sample]
         if len(array.sample) == 1 and array.sample[0] > MANY_FEATURES and reads:
             yield Finding(
@@ -397,7 +397,7 @@ def _is_trivial(facts: AppFacts) -> bool:
 def _is_counted(facts: AppFacts) -> bool:
     """Return whether the inputs are whole numbers with few combinations, such as tokens and categories. Equal samples
     are then no mistake."""
-    return all(array.is_whole and len(array.sample) == 1 for array in facts.of("x", "train"))
+    return all(array.is_whole and len(array.sample) == 1 for array in facts.arrays_of("x", "train"))
 
 
 @rule("D05", "W", "training samples in the test")
@@ -473,7 +473,7 @@ def _contradicting(facts: AppFacts) -> Iterator[Finding]:
     Source: UMLAUT, doi:10.1145/3411764.3445538; Northcutt et al., arXiv:1911.00068
     """
     rows = facts.rows
-    labels = next((array.labels for array in facts.of("y", "train")), None)
+    labels = next((array.labels for array in facts.arrays_of("y", "train")), None)
     if labels is None or labels.kind not in ("numbers", "one_hot") or _is_trivial(facts):
         return
     if rows.contradicting > max(1.0, CONTRADICTING * rows.examined):
@@ -511,7 +511,7 @@ def _sorted(facts: AppFacts) -> Iterator[Finding]:
     Fix: Shuffle the samples once, with a fixed seed, before you split them.
     Source: measured: iris and wine are sorted by class
     """
-    for array in facts.of("y", "train"):
+    for array in facts.arrays_of("y", "train"):
         if array.labels is not None and array.labels.is_sorted:
             kinds = len(classes(array))
             is_unshuffled = facts.settings.get("shuffle") == "none" and (
@@ -557,7 +557,9 @@ def _unrelated(facts: AppFacts) -> Iterator[Finding]:
     test, test_count = result.get("test", (math.inf, 0))
     sentence = "neighbours, frequencies and linear models predict {0} of {1} samples no better than permuted labels"
     if train < RELATED:
-        are_tokens = all(array.is_whole and array.dtype.startswith(("int", "uint")) for array in facts.of("x", "train"))
+        are_tokens = all(
+            array.is_whole and array.dtype.startswith(("int", "uint")) for array in facts.arrays_of("x", "train")
+        )
         yield Finding(
             sentence.format(train_labels, f"{train_count:,}"),
             ("data", train_labels),
@@ -592,7 +594,7 @@ def _missing(facts: AppFacts) -> Iterator[Finding]:
     Fix: Shuffle before the data is split, or split each class by itself (train_test_split(..., stratify=y)).
     Source: UMLAUT, doi:10.1145/3411764.3445538
     """
-    for array in facts.of("y", "train"):
+    for array in facts.arrays_of("y", "train"):
         if not is_of_classes(facts, array):
             continue
         train_classes = classes(array)
@@ -625,7 +627,7 @@ def _few_samples(facts: AppFacts) -> Iterator[Finding]:
     Fix: Check whether load_dataset drops most of the data. Otherwise use more data, augmentation or a pretrained model.
     Source: Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: training data removed
     """
-    for array in facts.of("y", "train"):
+    for array in facts.arrays_of("y", "train"):
         class_count = len(classes(array))
         if is_of_classes(facts, array) and class_count > 1 and FEW < facts.samples < EACH * class_count:
             yield Finding(

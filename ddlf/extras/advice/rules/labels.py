@@ -262,7 +262,7 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
                 from_one = array.low == 1 and array.high == head.units
                 lines = tuple(
                     f"self.{y_array.name} = self.{y_array.name} - 1"
-                    for y_array in facts.of("y")
+                    for y_array in facts.arrays_of("y")
                     if "[" not in y_array.name
                 )
                 yield Finding(
@@ -275,7 +275,7 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
         elif head.loss in ("bce", "cce") and (array.low < 0 or array.high > 1):
             if head.loss == "cce" and labels.kind == "numbers":
                 continue  # L05 reports this
-            names = [y_array.name for y_array in facts.of("y") if "[" not in y_array.name]
+            names = [y_array.name for y_array in facts.arrays_of("y") if "[" not in y_array.name]
             pair = sorted(labels.counts) if labels.kind == "numbers" else []
             lines = ()
             if len(pair) == 2 and "[" not in array.name:

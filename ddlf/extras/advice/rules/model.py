@@ -209,7 +209,7 @@ def _unknown_tokens(facts: AppFacts) -> Iterator[Finding]:
         size = layer.config.get("input_dim")
         token_arrays = [
             array
-            for array in facts.of("x")
+            for array in facts.arrays_of("x")
             if not facts.inputs or len(facts.inputs) == 1 or f"'{layer.reads[0] if layer.reads else ''}'" in array.name
         ]
         for array in token_arrays:
@@ -234,7 +234,7 @@ def _unmasked(facts: AppFacts) -> Iterator[Finding]:
     for layer in facts.layers:
         if layer.kind == "Embedding" and not layer.config.get("mask_zero"):
             readers = facts.readers(layer.name)
-            array = next((array for array in facts.of("x", "train") if array.sample == layer.input_shape), None)
+            array = next((array for array in facts.arrays_of("x", "train") if array.sample == layer.input_shape), None)
             reads = any(reader.kind in ("LSTM", "GRU", "SimpleRNN", "Bidirectional") for reader in readers)
             if array is not None and array.padded > PADDED and reads:
                 yield Finding(
@@ -253,7 +253,7 @@ def _masked_words(facts: AppFacts) -> Iterator[Finding]:
     """
     for layer in facts.layers:
         if layer.kind == "Embedding" and layer.config.get("mask_zero"):
-            array = next((array for array in facts.of("x", "train") if array.sample == layer.input_shape), None)
+            array = next((array for array in facts.arrays_of("x", "train") if array.sample == layer.input_shape), None)
             if array is not None and array.pierced > PIERCED:
                 yield Finding(
                     f"{array.pierced:.0%} of the rows of {array.name} have zeros between other tokens, and {layer.name!r} treats 0 as padding",
@@ -316,7 +316,7 @@ def _unknown_words(facts: AppFacts) -> Iterator[Finding]:
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
     embedded = {layer.input_shape for layer in facts.layers if layer.kind == "Embedding"}
-    for array in facts.of("x", "train"):
+    for array in facts.arrays_of("x", "train"):
         if array.commonest is not None and array.sample in embedded and array.high > 2:
             token, share = array.commonest
             if share > ONE_TOKEN:
@@ -371,7 +371,7 @@ def _words_as_numbers(facts: AppFacts) -> Iterator[Finding]:
     Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
     """
     layer_names = {layer.name for layer in facts.layers}
-    for array in facts.of("x", "train"):
+    for array in facts.arrays_of("x", "train"):
         if (
             len(array.sample) != 1
             or not array.dtype.startswith(("int", "uint"))
@@ -439,7 +439,7 @@ def _other_shape(facts: AppFacts) -> Iterator[Finding]:
     Fix: Give keras.Input the shape of a sample.
     Source: Humbatova et al., arXiv:1910.11015
     """
-    arrays = list(facts.of("x", "train"))
+    arrays = list(facts.arrays_of("x", "train"))
     # the shapes of these inputs may differ
     if len(arrays) != 1 or len(facts.inputs) != 1 or facts.custom & {"step", "train"}:
         return
@@ -771,7 +771,7 @@ def _fails(facts: AppFacts) -> Iterator[Finding]:
 def _has_a_floor(facts: AppFacts) -> bool:
     """Return whether the loss of a right model stays above 0: the cross-entropy of targets between 0 and 1 does, and a
     frozen backbone may prevent memorizing."""
-    kinds = {array.labels.kind for array in facts.of("y", "train") if array.labels is not None}
+    kinds = {array.labels.kind for array in facts.arrays_of("y", "train") if array.labels is not None}
     soft = any(head.loss in ("bce", "cce") for head in facts.heads) and bool(kinds & {"real", "shares"})
     trained, all_of_them = (sum(getattr(layer, name) for layer in facts.layers) for name in ("trained", "parameters"))
     return soft or trained < 0.5 * all_of_them
@@ -935,7 +935,7 @@ def _first_loss(facts: AppFacts) -> Iterator[Finding]:
     doi:10.1145/3411764.3445538
     """
     loss = facts.observations.get("loss", math.nan)
-    if len(facts.heads) != 1 or facts.heads[0].loss not in ("cce", "sce", "bce") or any(facts.of("w", "train")):
+    if len(facts.heads) != 1 or facts.heads[0].loss not in ("cce", "sce", "bce") or any(facts.arrays_of("w", "train")):
         return
     head = facts.heads[0]
     usual = math.log(2) if head.loss == "bce" else math.log(max(2, head.units))

@@ -316,7 +316,7 @@ def _class_weights(facts: AppFacts) -> tuple[Mapping[int, float], dict[int, int]
     """Return the class weights that the user set, and the number of samples of each class. Both are empty if the user
     set no weights, or the labels are not classes."""
     weights = facts.settings.get("class_weight")
-    labels = next((array.labels for array in facts.of("y", "train")), None)
+    labels = next((array.labels for array in facts.arrays_of("y", "train")), None)
     if not weights or labels is None or labels.kind not in ("numbers", "one_hot"):
         return {}, {}
     return weights, {number: count for number, count in labels.counts.items() if count}

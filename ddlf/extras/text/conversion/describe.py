@@ -56,14 +56,14 @@ def describe(model: Any) -> str:
     with as_installed(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns about a lambda here; DDLF refuses it later
         entry = _serialized(model)
-        ways = [_Style(), _Style(short=False)]
+        styles = [_Style(), _Style(short=False)]
         if OPERATOR_LAYER in str(entry):
             initial = initial_of_all(layers_within(entry["config"]))
-            ways = [_Style(operators=True), _Style(operators=True, initial=initial), *ways]
-        for way in ways[:-1]:
+            styles = [_Style(operators=True), _Style(operators=True, initial=initial), *styles]
+        for style in styles[:-1]:
             with contextlib.suppress(CannotComeBack):
-                return _written(entry, model, way)
-        return _written(entry, model, ways[-1])
+                return _written(entry, model, style)
+        return _written(entry, model, styles[-1])
 
 
 class CannotComeBack(CannotBeWritten):
@@ -89,9 +89,9 @@ class _Style:
     initial: str = ""
 
 
-def _written(entry: Config, model: Any, way: _Style) -> str:
+def _written(entry: Config, model: Any, style: _Style) -> str:
     """Return the text of a model, after checking that it gives an equal model."""
-    text = _Text(Counter(names_within(entry["config"])), way)
+    text = _Text(Counter(names_within(entry["config"])), style)
     text.model(entry, model)
     try:
         written = format("".join(f"{line}\n" for line in text.lines()))
@@ -124,8 +124,8 @@ def _serialized(model: Any) -> Config:
 class _Text:
     """Writes a Keras model and its nested models as one model text. The described model comes first."""
 
-    def __init__(self, names: Counter[str], way: _Style) -> None:
-        self.names, self.way = names, way
+    def __init__(self, names: Counter[str], style: _Style) -> None:
+        self.names, self.style = names, style
         self.block_by_id: dict[int, str] = {}
         self.statements: list[list[str]] = []
         self.block_names = set(RESERVED)
@@ -137,8 +137,8 @@ class _Text:
         for number, lines in enumerate(self.statements):
             yield from [""] * bool(number)
             yield from lines
-        if self.way.initial:
-            yield from ("", f"{TRAIN}:initial {self.way.initial};")
+        if self.style.initial:
+            yield from ("", f"{TRAIN}:initial {self.style.initial};")
 
     def model(self, entry: Config, model: Any) -> str:
         """Write a model, unless it is written already, and return the name of its block in the text."""
@@ -204,11 +204,11 @@ class _Text:
 
     def kind(self, entry: Config) -> str:
         """Return the base of Keras's automatic names for a layer, such as ``dense``."""
-        return kind_of(entry, operators=self.way.operators)
+        return kind_of(entry, operators=self.style.operators)
 
     def is_operator(self, entry: Config) -> bool:
         """Return whether a layer is written as an operator of the notation, rather than as a Keras layer."""
-        return self.way.operators and is_operator(entry)
+        return self.style.operators and is_operator(entry)
 
     def layer(self, entry: Config, name: str, shape: Any, to: Sequence[str] = ()) -> Call:
         """Return a layer with its arguments as the model text shows it. Its name is included only if Keras would choose
@@ -331,7 +331,7 @@ class _Functional:
     def _call_arguments(self, unit: Unit) -> list[Arg]:
         """Return the arguments of a layer's call, except for the layer before it."""
         args, kwargs = unit.args, unit.kwargs
-        if self.text.way.short:  # Keras adds a mask itself
+        if self.text.style.short:  # Keras adds a mask itself
             kwargs = {key: value for key, value in kwargs.items() if value is not None}
         if isinstance(self.layers[unit.layer], keras.layers.RNN) and kwargs == {"training": False, "mask": None}:
             kwargs = {}  # Keras records these for a call without arguments
@@ -339,14 +339,14 @@ class _Functional:
         if not kwargs and len(args) == 1 and isinstance(args[0], list) and len(args[0]) > 1:
             keys_of_list = [key_of(item) for item in args[0]]
             if None not in keys_of_list and takes_a_list(self.layers[unit.layer], len(keys_of_list)):
-                return [self._to(keys_of_list[1:])]
+                return [self._to_argument(keys_of_list[1:])]
         elif not kwargs and None not in keys and not takes_a_list(self.layers[unit.layer], len(keys)):
-            return [self._to(keys[1:])] if len(keys) > 1 else []
+            return [self._to_argument(keys[1:])] if len(keys) > 1 else []
         call_args = [Arg("", self._value(arg, unit), 0) for arg in args]
         call_args += [Arg(key, self._value(item, unit), 0) for key, item in kwargs.items()]
         return [Arg("call", Call("with", tuple(call_args), 0), 0)]
 
-    def _to(self, keys: list[Key | None]) -> Arg:
+    def _to_argument(self, keys: list[Key | None]) -> Arg:
         words = [Word(self.blocks[key], 0) for key in keys if key is not None]
         return Arg("to", words[0] if len(words) == 1 else Items(tuple(words), 0), 0)
 

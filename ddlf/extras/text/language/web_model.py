@@ -107,8 +107,8 @@ class _Reader:
             self._at = 4
         value = self._value(0)
         if self._peek() == ";":
-            self._next()
-        kind, text, at = self._next()
+            self._next_token()
+        kind, text, at = self._next_token()
         if kind != "end":
             raise self._error(f"{text!r} follows the literal", at)
         if not isinstance(value, dict):
@@ -118,13 +118,13 @@ class _Reader:
     def _peek(self) -> str:
         return self._tokens[self._at][1]
 
-    def _next(self) -> tuple[str, str, int]:
+    def _next_token(self) -> tuple[str, str, int]:
         token = self._tokens[self._at]
         self._at += token[0] != "end"
         return token
 
     def _value(self, depth: int) -> Any:
-        kind, text, at = self._next()
+        kind, text, at = self._next_token()
         if depth > MOST_DEPTH:
             raise self._error(f"the literal is nested more than {MOST_DEPTH} deep", at)
         if kind == "number":
@@ -149,10 +149,10 @@ class _Reader:
         )
 
     def _pair(self, depth: int) -> tuple[str, Any]:
-        kind, text, at = self._next()
+        kind, text, at = self._next_token()
         if kind not in ("word", "text"):
             raise self._error(f"a key is missing before {text!r}", at)
-        _, colon, colon_at = self._next()
+        _, colon, colon_at = self._next_token()
         if colon != ":":
             raise self._error(f"a colon is missing after the key {text}", colon_at)
         return text.strip("'\""), self._value(depth)
@@ -162,11 +162,11 @@ class _Reader:
         while self._peek() != end:
             result.append(item())
             if self._peek() == ",":
-                self._next()
+                self._next_token()
             elif self._peek() != end:
                 _, text, at = self._tokens[self._at]
                 raise self._error(f"{end} or a comma is missing before {text!r}", at)
-        self._next()
+        self._next_token()
         return result
 
     def _error(self, sentence: str, at: int) -> NotationError:

@@ -157,7 +157,7 @@ class Notation:
             f"{blocks}\n{sorted((key, spelled(value)) for key, value in key_values.items())!r}".encode()
         ).hexdigest()[:16]
 
-    def having(self, values: Mapping[tuple[str, str], str]) -> Notation:
+    def with_values(self, values: Mapping[tuple[str, str], str]) -> Notation:
         """Return a copy of the model text in which these values, by block and key, replace or add to its own.
 
         Raises:

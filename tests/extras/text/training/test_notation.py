@@ -403,23 +403,25 @@ def test_error_of_keras_names_the_place_in_the_text(key, sentence):
 
 
 def test_optimizer_keeps_its_place_without_a_new_value():
-    notation = Notation("\n" + DIGITS + "train:optimizer SGD(momentum=9);", "model.nnm").having(
+    notation = Notation("\n" + DIGITS + "train:optimizer SGD(momentum=9);", "model.nnm").with_values(
         {("train", "patience"): "3"}
     )
     assert notation.position_of("optimizer").startswith(f"model.nnm:{DIGITS.count(chr(10)) + 2}:")
 
 
 def test_command_values_override_the_text():
-    notation = Notation(DIGITS + "train:optimizer adam;").having({("train", "optimizer"): "SGD(learning_rate=0.25)"})
+    notation = Notation(DIGITS + "train:optimizer adam;").with_values(
+        {("train", "optimizer"): "SGD(learning_rate=0.25)"}
+    )
     assert float(notation.settled(X, Y, validation=False).compiled().optimizer.learning_rate) == 0.25
     assert "train:optimizer SGD(learning_rate=0.25);" in notation.text
-    rate = Notation(DIGITS + "train:optimizer SGD(learning_rate=0.1, momentum=0.9);").having(
+    rate = Notation(DIGITS + "train:optimizer SGD(learning_rate=0.1, momentum=0.9);").with_values(
         {("train", "learning_rate"): "0.5"}
     )
     optimizer = Notation(rate.settled(X, Y, validation=False).text).settled(X, Y, validation=False).compiled().optimizer
     assert (float(optimizer.learning_rate), optimizer.momentum) == (0.5, 0.9)
     with pytest.raises(ConfigError, match="-p optimizer: optimizer must be"):
-        notation.having({("train", "optimizer"): "fast"})
+        notation.with_values({("train", "optimizer"): "fast"})
 
 
 def test_saved_weights_load_with_their_text_to_the_same_bits(tmp_path):
