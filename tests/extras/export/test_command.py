@@ -119,10 +119,10 @@ def test_row_names_the_runtime_or_the_refusing_package():
 def test_compare_prints_the_first_different_layer():
     same, other = LayerComparison("jax", 12, before=2e-7), LayerComparison("jax", 12, "lstm", 0.003, 2e-7)
     assert (
-        export._first(same, "tensorflow", 1e-5)
+        export._first_difference(same, "tensorflow", 1e-5)
         == "layers    TensorFlow and JAX agree in all 12 common layers, within 2.0e-07"
     )
-    assert export._first(other, "tensorflow", 1e-5) == (
+    assert export._first_difference(other, "tensorflow", 1e-5) == (
         "layers    TensorFlow and JAX first differ in 'lstm', by 3.0e-03 (more than 1e-05); earlier layers agree within 2.0e-07"
     )
 
