@@ -346,9 +346,8 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
 BROWSER_HEAD = """\
 # Models that browsers train
 
-`python docs/reference` writes this page from `ddlf/peers/browser/supported.py`. The same
-table refuses other
-models.
+`python docs/reference` writes this page from `ddlf/peers/browser/supported.py`. The same table
+refuses other models.
 
 A browser trains a compiled Sequential or functional Keras model in float32, also with nested models, shared layers, and
 several inputs and outputs. Tests compare each row with Keras on TensorFlow: results, losses and weights after a step
