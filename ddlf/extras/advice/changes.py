@@ -130,10 +130,10 @@ def span(file: PythonFile, node: ast.AST) -> tuple[int, int]:
     for line in lines:
         starts.append(starts[-1] + len(line))
 
-    def at(line: int, column: int) -> int:
+    def character_of(line: int, column: int) -> int:
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
-    return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+    return character_of(node.lineno, node.col_offset), character_of(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
 
 def _indent(file: PythonFile, node: ast.stmt) -> str:

@@ -173,7 +173,7 @@ def own_rate_line(result: Scouted) -> list[str]:
 
 def bound_warning(result: Scouted) -> list[str]:
     """Return a line if the best rate is the first or last one between the user's bounds, which then decide the answer."""
-    rates = [point.rate for point in result.curve.between(*result.bounds).points]
+    rates = [point.rate for point in result.curve.restricted_to(*result.bounds).points]
     best, (low, high) = result.verdict.best, result.bounds
     if result.doubt or len(rates) < 2:
         return []

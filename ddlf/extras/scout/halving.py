@@ -92,7 +92,7 @@ class Curve:
         """Return the point of a rate; None without trials."""
         return next((point for point in self.points if point.rate == rate), None)
 
-    def between(self, low: float, high: float) -> Curve:
+    def restricted_to(self, low: float, high: float) -> Curve:
         """Return the curve of the rates between two bounds."""
         return replace(self, points=tuple(point for point in self.points if low <= point.rate <= high))
 

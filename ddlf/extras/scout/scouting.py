@@ -320,10 +320,10 @@ class Trials:
         if any(math.isinf(point.loss) for point in curve.points):
             check_data(self._app)
         check_learns(curve, bounds, source_of(self._app))
-        verdict = judged(curve.between(*bounds), own_rate)
+        verdict = judged(curve.restricted_to(*bounds), own_rate)
         for _ in range(MOST_HALVINGS):
             curve = await self._driven(measure_neighbours(curve, verdict.rate, ladder[-1], *bounds))
-            before, verdict = verdict, judged(curve.between(*bounds), own_rate)
+            before, verdict = verdict, judged(curve.restricted_to(*bounds), own_rate)
             if verdict.rate == before.rate:
                 break
         answers = [
@@ -345,7 +345,7 @@ class Trials:
             also=tuple(answers),
             bounds=bounds,
             doubt=doubt(
-                curve.between(*bounds),
+                curve.restricted_to(*bounds),
                 samples_of(self._app, "val") if self._has_val else self._held_out_count,
                 self.run_steps,
             ),
@@ -477,7 +477,7 @@ def check_learns(curve: Curve, bounds: tuple[float, float] = (0.0, math.inf), fi
     Raises:
         ConfigError: Each trial diverged, or none has a smaller loss than the untrained model.
     """
-    first, points = max(curve.first), curve.between(*bounds).points
+    first, points = max(curve.first), curve.restricted_to(*bounds).points
     if any(point.loss < first for point in points):
         return
     low, high, diverged = points[0].rate, points[-1].rate, sum(math.isinf(point.loss) for point in points)

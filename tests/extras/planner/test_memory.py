@@ -275,7 +275,7 @@ async def test_a_plan_with_kept_rounds_keeps_the_memory_of_the_master_because_it
         return Memory(peaks=peaks(64, 128), largest=None)
 
     monkeypatch.setattr(planning, "memory_of", measure)
-    monkeypatch.setattr(planning, "copied", lambda app: app)
+    monkeypatch.setattr(planning, "copy_of_app", lambda app: app)
     monkeypatch.setattr(planning, "write", lambda app, content: True)
     memory = dataclasses.replace(peaks(64), master=before) if before else None
     stored = Measurements(measured=(), samples=100, budget_s=60.0, memory=memory)
@@ -288,7 +288,7 @@ async def test_a_choice_by_memory_is_refused_if_the_time_is_too_short_to_measure
         return Memory(problem="it needs too much time")
 
     monkeypatch.setattr(planning, "memory_of", none)
-    monkeypatch.setattr(planning, "copied", lambda app: app)
+    monkeypatch.setattr(planning, "copy_of_app", lambda app: app)
     stored, wish = Measurements(measured=(), samples=100, budget_s=8.0), Wish(max_memory=MB)
     with pytest.raises(ConfigError, match=r"could not be measured in .* s: it needs too much time.*--budget 16s"):
         await planning._with_memory(None, stored, [64], "star", wish, Budget(8.0), [].append)

@@ -72,7 +72,7 @@ def test_a_rate_that_is_as_good_is_kept():
 
 
 def test_a_rate_outside_the_bounds_is_compared_and_named():
-    scouted = dataclasses.replace(FOUND, bounds=(0.1, 0.2), verdict=judged(CURVE.between(0.1, 0.2), 0.05))
+    scouted = dataclasses.replace(FOUND, bounds=(0.1, 0.2), verdict=judged(CURVE.restricted_to(0.1, 0.2), 0.05))
     assert lines(scouted)[-3:] == [
         "bounds    yours, 0.05, is outside of your bounds, and was only tried for comparison: it gives a loss of 1.3, 0.1 "
         "gives a loss of 0.4",
@@ -93,7 +93,7 @@ def test_a_rate_outside_the_bounds_is_compared_and_named():
     ],
 )
 def test_a_best_rate_at_a_bound_of_the_user_is_named(bounds, sentence):
-    scouted = dataclasses.replace(FOUND, bounds=bounds, verdict=judged(CURVE.between(*bounds), 0.05))
+    scouted = dataclasses.replace(FOUND, bounds=bounds, verdict=judged(CURVE.restricted_to(*bounds), 0.05))
     assert bound_warning(scouted) == ([f"bounds    the best rate, {sentence}"] if sentence else [])
     assert [*bound_warning(scouted)] == [line for line in lines(scouted) if line.startswith("bounds    the best rate")]
     assert not bound_warning(dataclasses.replace(scouted, doubt="1 sample"))

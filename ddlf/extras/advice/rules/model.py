@@ -454,7 +454,7 @@ def _other_shape(facts: AppFacts) -> Iterator[Finding]:
     )
 
 
-def _before(facts: AppFacts, layer: LayerFacts, through: frozenset[str] = frozenset()) -> LayerFacts | None:
+def _layer_before(facts: AppFacts, layer: LayerFacts, through: frozenset[str] = frozenset()) -> LayerFacts | None:
     """Return the layer before a layer, if it is the only input and no other layer reads it."""
     while len(layer.reads) == 1 and (previous := facts.layer(layer.reads[0])) is not None:
         if len(facts.readers(previous.name)) != 1:
@@ -491,7 +491,7 @@ def _pairs(facts: AppFacts) -> Iterator[Finding]:
     for layer in facts.layers:
         if layer.kind not in ("Dense", "Conv1D", "Conv2D") or not layer.trained:
             continue
-        before = _before(facts, layer, KEEPS_LINES)
+        before = _layer_before(facts, layer, KEEPS_LINES)
         if before is None or before.kind != layer.kind or before.activation != "linear" or not before.trained:
             continue
         if (
@@ -589,7 +589,7 @@ def _dropout_before_norm(facts: AppFacts) -> Iterator[Finding]:
     """
     for layer in facts.layers:
         if layer.kind == "BatchNormalization":
-            before = _before(
+            before = _layer_before(
                 facts,
                 layer,
                 frozenset({"Activation", "ReLU", "MaxPooling2D", "AveragePooling2D"}),
@@ -660,7 +660,7 @@ def _activation_before_softmax(facts: AppFacts) -> Iterator[Finding]:
     """
     for layer in facts.layers:
         if layer.kind in ("Softmax", "Activation") and layer.activation in ("softmax", "sigmoid"):
-            before = _before(facts, layer, frozenset({"Dropout"}))
+            before = _layer_before(facts, layer, frozenset({"Dropout"}))
             if before is not None and before.activation in ("relu", "sigmoid", "tanh", "softmax"):
                 is_changeable = before.kind in ("Dense", "Conv2D")
                 yield Finding(
@@ -681,7 +681,7 @@ def _bias_before_norm(facts: AppFacts) -> Iterator[Finding]:
     names = []
     for layer in facts.layers:
         if layer.kind == "BatchNormalization" and layer.config.get("center", True):
-            before = _before(facts, layer)
+            before = _layer_before(facts, layer)
             if (
                 before is not None
                 and before.kind in WEIGHTED
