@@ -18,7 +18,9 @@ UPDATES = [0.1 * CHANCE.normal(size=4) for _ in ORDER]
 WHOLE = np.asarray(7)
 
 
-def ran(text, staleness="constant", outer=None, updates=UPDATES, order=ORDER, trainable=True, accuracies=None):
+def apply_updates(
+    text, staleness="constant", outer=None, updates=UPDATES, order=ORDER, trainable=True, accuracies=None
+):
     """Return the weights after each update, and the start, the staleness and the factor of each update.
 
     Each slot reads the weights after the master has handled its last update. Half of a model is a counter, which is not merged.
@@ -63,7 +65,7 @@ def close(actual, expected):
 
 
 def test_published_subtracts_a_share_of_a_round():
-    weights_after, _ = ran("published")
+    weights_after, _ = apply_updates("published")
     w, expected = W, []
     for g in UPDATES:
         w = w - g / 3
@@ -80,7 +82,7 @@ def test_published_weighs_each_update_by_its_staleness(staleness):
         "hinge": lambda tau: 1 if tau <= 4 else 1 / (10 * (tau - 4) + 1),
     }[staleness]
     taus = [0, 1, 0, 3, 3, 0, 2, 4, 2, 2]
-    weights_after, facts_of_updates = ran("published", staleness)
+    weights_after, facts_of_updates = apply_updates("published", staleness)
     assert [tau for _, tau, _ in facts_of_updates] == taus
     w, expected = W, []
     for g, tau in zip(UPDATES, taus, strict=True):
@@ -90,7 +92,7 @@ def test_published_weighs_each_update_by_its_staleness(staleness):
 
 
 def test_published_gives_its_share_to_the_outer_optimizer():
-    weights_after, _ = ran("published", "inverse", outer=Nesterov(learning_rate=0.7, momentum=0.9))
+    weights_after, _ = apply_updates("published", "inverse", outer=Nesterov(learning_rate=0.7, momentum=0.9))
     w, v, expected = W, 0, []
     for g, tau in zip(UPDATES, [0, 1, 0, 3, 3, 0, 2, 4, 2, 2], strict=True):
         share = g / max(1, tau) / 3
@@ -103,7 +105,7 @@ def test_published_gives_its_share_to_the_outer_optimizer():
 @pytest.mark.parametrize("staleness", ["constant", "polynomial:0.5"])
 def test_fedasync_mixes_the_weights_with_a_rate_that_never_decays(staleness):
     """One public implementation multiplies its rate by the factor permanently."""
-    weights_after, facts_of_updates = ran("fedasync:rate=0.6", staleness)
+    weights_after, facts_of_updates = apply_updates("fedasync:rate=0.6", staleness)
     w, expected = W, []
     for g, (start, tau, _) in zip(UPDATES, facts_of_updates, strict=True):
         a = 0.6 * (1 if staleness == "constant" else (1 + tau) ** -0.5)
@@ -131,7 +133,7 @@ def test_fedasync_keeps_a_variance_positive():
 
 @pytest.mark.parametrize("outer", [Subtract(), Subtract(learning_rate=0.5), Nesterov()])
 def test_fedbuff_merges_full_buffers_and_the_rest_at_the_end(outer):
-    weights_after, facts_of_updates = ran("fedbuff:size=4", "polynomial:0.5", outer=outer)
+    weights_after, facts_of_updates = apply_updates("fedbuff:size=4", "polynomial:0.5", outer=outer)
     merges = [0, 0, 0, 1, 1, 1, 1, 2, 2, 3]  # after each update
     read = [0] * K
     w, state, buffer, expected = [W], outer.init([W]), [], []
@@ -148,19 +150,19 @@ def test_fedbuff_merges_full_buffers_and_the_rest_at_the_end(outer):
 
 @pytest.mark.parametrize("outer", [Subtract(), Nesterov()])
 def test_dcasgd_corrects_each_update_for_changes_by_other_slots(outer):
-    weights_after, facts_of_updates = ran("dcasgd:strength=5", "inverse", outer=outer)
+    weights_after, facts_of_updates = apply_updates("dcasgd:strength=5", "inverse", outer=outer)
     w, state, expected = [W], outer.init([W]), []
     for g, (start, tau, _) in zip(UPDATES, facts_of_updates, strict=True):
         corrected = g + 5 * g * g * (w[0] - start)
         state, w = outer.update(state, w, [corrected / max(1, tau) / 3], [True])
         expected.append(w[0])
     close(weights_after, expected)
-    assert np.abs(np.array(expected) - ran("published", "inverse", outer=outer)[0]).max() > 1e-4
+    assert np.abs(np.array(expected) - apply_updates("published", "inverse", outer=outer)[0]).max() > 1e-4
 
 
 @pytest.mark.parametrize("c", [0.0, 0.3])
 def test_delayed_nesterov_moves_its_velocity_once_for_all_slots(c):
-    weights_after, _ = ran(f"delayed:rate=0.7,momentum=0.9,c={c}")
+    weights_after, _ = apply_updates(f"delayed:rate=0.7,momentum=0.9,c={c}")
     w, m, buffer, expected = W, 0, 0, []
     for t, g in enumerate(UPDATES):
         buffer = buffer + g
@@ -175,7 +177,7 @@ def test_delayed_nesterov_moves_its_velocity_once_for_all_slots(c):
 
 
 def test_elastic_averaging_pulls_both_sides():
-    weights_after, facts_of_updates = ran("elastic:alpha=0.2")
+    weights_after, facts_of_updates = apply_updates("elastic:alpha=0.2")
     centre, local_weights, expected = W, [W, W, W], []
     for slot, g, (start, _, _) in zip(ORDER, UPDATES, facts_of_updates, strict=True):
         close(start, local_weights[slot])
@@ -216,12 +218,12 @@ def peers(name):
 
 @pytest.mark.parametrize("name", ["average", "weighted", "mimic", "copy"])
 def test_a_meeting_of_peers_follows_the_table_of_its_source(name):
-    weights_after, facts_of_updates = ran(name, accuracies=ACCURACIES)
+    weights_after, facts_of_updates = apply_updates(name, accuracies=ACCURACIES)
     close(weights_after, peers(name))
     if name == "copy":  # a refused update does not count as a merge, so other updates do not age
         assert [np.array_equal(a, b) for a, b in pairwise(weights_after)].count(True) == 5
         assert max(tau for _, tau, _ in facts_of_updates) < max(
-            tau for _, tau, _ in ran("average", accuracies=ACCURACIES)[1]
+            tau for _, tau, _ in apply_updates("average", accuracies=ACCURACIES)[1]
         )
 
 
@@ -239,7 +241,7 @@ def test_two_peers_meet_without_a_master():
 
 def test_copy_needs_an_accuracy():
     with pytest.raises(ConfigError, match="'copy' compares accuracies, but the model reports none; compile it"):
-        ran("copy")
+        apply_updates("copy")
 
 
 @pytest.mark.parametrize(
@@ -266,5 +268,5 @@ def test_a_rule_with_parameters_out_of_range_is_refused(text, message):
 @pytest.mark.parametrize("rule", ARRIVAL.names)
 def test_zero_updates_change_no_weight(rule):
     """Every slot returns its weights unchanged, like with a learning rate of 0."""
-    weights_after, _ = ran(rule, updates=[np.zeros(4)] * len(ORDER), accuracies=[0.5] * len(ORDER))
+    weights_after, _ = apply_updates(rule, updates=[np.zeros(4)] * len(ORDER), accuracies=[0.5] * len(ORDER))
     close(weights_after, [W] * len(ORDER))

@@ -15,7 +15,7 @@ STALE = [1.0, 1 / 2, 1.0, 1 / 7, 1 / 3, 1.0, 1.0, 1 / 24, 1.0, 1 / 2]
 """Factors of ten pushes."""
 
 
-def applied(rule, weights, gradients, factors=STALE):
+def apply_pushes(rule, weights, gradients, factors=STALE):
     """Return the weights after each push, in float64 like the formulas."""
     weights, state = weights.copy(), [array.astype(weights.dtype) for array in rule.start(weights.size)]
     history = []
@@ -68,7 +68,7 @@ def test_over_ten_stale_pushes_each_rule_is_the_formula_of_its_source(name, para
     w = chance.normal(size=4)
     rule = PUSHED.read(name + "".join(f":{key}={value}" for key, value in parameters.items()))
     formula = FORMULAS[name](w, list(zip(gradients, STALE, strict=True)), **parameters)
-    for actual, expected in zip(applied(rule, w, gradients), formula, strict=True):
+    for actual, expected in zip(apply_pushes(rule, w, gradients), formula, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -78,10 +78,10 @@ def test_shards_of_any_cut_have_the_bits_of_one(name):
     chance = np.random.default_rng(7)
     w = chance.normal(size=size).astype(np.float32)
     gradients = chance.normal(size=(4, size)).astype(np.float32)
-    uncut = applied(rule, w, gradients)[-1]
+    uncut = apply_pushes(rule, w, gradients)[-1]
     assert uncut.dtype == np.float32
     for shards in (2, 3, 7):
-        parts = [applied(rule, w[low:high], gradients[:, low:high])[-1] for low, high in cut(size, shards)]
+        parts = [apply_pushes(rule, w[low:high], gradients[:, low:high])[-1] for low, high in cut(size, shards)]
         assert np.concatenate(parts).tobytes() == uncut.tobytes()
 
 
@@ -99,7 +99,7 @@ def test_staleness_scales_the_step_and_not_the_state(name):
 
 def test_adagrad_from_zero_steps_by_rate_then_rate_over_root_2():
     gradients = np.array([[1e-3, -5.0, 0.0]] * 2)
-    first, second = applied(Adagrad(rate=0.1, first=0), np.zeros(3), gradients, [1.0, 1.0])
+    first, second = apply_pushes(Adagrad(rate=0.1, first=0), np.zeros(3), gradients, [1.0, 1.0])
     np.testing.assert_allclose(first, [-0.1, 0.1, 0.0], rtol=1e-12)
     np.testing.assert_allclose(second - first, [-0.1 / math.sqrt(2), 0.1 / math.sqrt(2), 0.0], rtol=1e-12)
 
@@ -177,10 +177,10 @@ def test_22_steps_are_5_fetches_and_6_pushes_that_have_every_gradient():
     actions = list(Cadence(n_fetch=5, n_push=4).actions(22))
     assert actions.count("fetch") == 1
     assert actions.count("take") == actions.count("begin fetch") == 4
-    assert in_pushes(actions) == [4, 4, 4, 4, 4, 2]
+    assert gradients_in_pushes(actions) == [4, 4, 4, 4, 4, 2]
 
 
-def in_pushes(actions):
+def gradients_in_pushes(actions):
     """Return the number of gradients in each push."""
     counts, unpushed = [], 0
     for action in actions:
@@ -197,7 +197,7 @@ def test_every_fetch_is_taken_and_every_gradient_pushed_once(n_fetch, n_push, st
     fetches = [action for action in actions if action not in ("step", "push")]
     assert fetches[0] == "fetch"
     assert fetches[1:] == ["begin fetch", "take"] * (math.ceil(steps / n_fetch) - 1)
-    sums = in_pushes(actions)
+    sums = gradients_in_pushes(actions)
     assert len(sums) == math.ceil(steps / n_push)
     assert (sum(sums), set(sums[:-1]) | {n_push}, 0 < sums[-1] <= n_push) == (steps, {n_push}, True)
 

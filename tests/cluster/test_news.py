@@ -20,7 +20,7 @@ from ddlf.testing import in_process_cluster
 from tests.patience import PATIENCE_S
 
 
-def of(kind, events):
+def events_of(kind, events):
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -30,7 +30,7 @@ async def test_a_cluster_emits_events_about_connected_and_disconnected_workers()
     cluster.options(workers=[2]).subscribe(of_second.append)
     async with cluster:
         # all workers are dialled at the same time
-        connected = sorted(of(WorkerConnected, events), key=lambda event: event.worker)
+        connected = sorted(events_of(WorkerConnected, events), key=lambda event: event.worker)
         assert [(event.worker, event.name, event.again) for event in connected] == [
             (1, "worker 1", False),
             (2, "worker 2", False),
@@ -41,24 +41,26 @@ async def test_a_cluster_emits_events_about_connected_and_disconnected_workers()
         before = list(events)
         await cluster.connect()
         assert events == before
-    assert sorted((event.worker, event.why) for event in of(WorkerDisconnected, events)) == [(1, ""), (2, "")]
+    assert sorted((event.worker, event.why) for event in events_of(WorkerDisconnected, events)) == [(1, ""), (2, "")]
     assert {event.worker for event in of_second} == {0, 2}  # worker 0 stands for all of them, in the phase of the start
     await cluster.connect()
-    assert [event.again for event in of(WorkerConnected, events)[2:]] == [True, True]
+    assert [event.again for event in events_of(WorkerConnected, events)[2:]] == [True, True]
     take_off()
     events.clear()
     await cluster.close()
     assert events == []
-    assert len(of(WorkerDisconnected, of_second)) == 2
+    assert len(events_of(WorkerDisconnected, of_second)) == 2
 
 
 async def test_a_cluster_emits_phases_while_workers_start_and_connect():
     cluster, events = in_process_cluster(2), []
     cluster.subscribe(events.append)
     async with cluster:
-        phases = of(PhaseEvent, events)
+        phases = events_of(PhaseEvent, events)
     assert {(event.what, event.worker) for event in phases} == {("starting", 0), ("connecting", 1), ("connecting", 2)}
-    assert {event.phase for event in of(PhaseBegan, phases)} == {event.phase for event in of(PhaseEnded, phases)}
+    assert {event.phase for event in events_of(PhaseBegan, phases)} == {
+        event.phase for event in events_of(PhaseEnded, phases)
+    }
 
 
 async def test_a_cluster_emits_events_about_ended_executors_and_lost_and_returned_workers():
@@ -75,16 +77,16 @@ async def test_a_cluster_emits_events_about_ended_executors_and_lost_and_returne
         cluster.machine(1).kill()
         (outcome,) = await asyncio.gather(waiting, return_exceptions=True)
         assert isinstance(outcome, ExecutorCrashed)
-        (ended,) = of(ExecutorEnded, events)
+        (ended,) = events_of(ExecutorEnded, events)
         assert "SIGKILL" in ended.why
         lost = asyncio.Event()
         cluster.subscribe(lambda event: isinstance(event, WorkerDisconnected) and lost.set())
         cluster.machine(1).proxy.reset()
         async with asyncio.timeout(PATIENCE_S):
             await lost.wait()
-        assert "the connection was lost" in of(WorkerDisconnected, events)[0].why
+        assert "the connection was lost" in events_of(WorkerDisconnected, events)[0].why
         await worker.reconnect(60)
-        assert [event.again for event in of(WorkerConnected, events)] == [False, True]
+        assert [event.again for event in events_of(WorkerConnected, events)] == [False, True]
 
 
 async def test_an_unreachable_worker_is_reported_with_its_address_and_the_reason(monkeypatch):
@@ -108,7 +110,7 @@ async def test_an_unreachable_worker_is_reported_with_its_address_and_the_reason
             await twice.wait()
         trying.cancel()
         await asyncio.gather(trying, return_exceptions=True)
-    first = of(WorkerNotReached, events)[0]
+    first = events_of(WorkerNotReached, events)[0]
     assert (first.worker, first.name, first.tries) == (1, "worker 1", 1)
     assert first.why == f"127.0.0.1:{worker.port}: connection refused"
 
@@ -151,11 +153,11 @@ async def test_worker_that_is_lost_while_idle_has_the_reason_of_its_launcher():
         cluster.machine(1).proxy.reset()
         async with asyncio.timeout(PATIENCE_S):
             await lost.wait()
-        assert [event.why for event in of(WorkerDisconnected, events)] == ["node n1 is down"]
+        assert [event.why for event in events_of(WorkerDisconnected, events)] == ["node n1 is down"]
         for _ in range(2):
             with pytest.raises(WorkerLost) as refused:
                 await worker.run_code("1")
             assert (refused.value.cause, refused.value.message) == (Cause.NODE, "node n1 is down")
         await worker.reconnect(60)
         assert await worker.run_code("1") == 1
-    assert [event.why for event in of(WorkerDisconnected, events)] == ["node n1 is down", ""]
+    assert [event.why for event in events_of(WorkerDisconnected, events)] == ["node n1 is down", ""]

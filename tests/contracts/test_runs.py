@@ -229,7 +229,7 @@ class TestEach:
         run = run_of(settings, workers=K + 1, checkpoint=tmp_path if owed else None)
         lost = []
         for worker in run.cluster.workers:
-            worker.train = losing(worker, lost)
+            worker.train = train_that_loses(worker, lost)
         await run.train_model()
         assert len(lost) == 2
         assert bits(run) == bits(await undisturbed(settings))
@@ -277,7 +277,7 @@ def trained_by_hand(run):
     weights, slot_state = list(START.values()), {}
     outer = OUTER.read(getattr(run, "outer", None) or "subtract")
     if isinstance(outer, Streaming):
-        return alone_in_fragments(run, outer)
+        return fragments_by_hand(run, outer)
     arrival = ARRIVAL.read(getattr(run, "arrival", None) or "published")
     state = {"outer": outer.init(weights), **arrival.init(weights)}
     trains = [name not in FROZEN for name in START]
@@ -312,7 +312,7 @@ def trained_by_hand(run):
     return weights
 
 
-def alone_in_fragments(run, rule):
+def fragments_by_hand(run, rule):
     """Like ``alone``, but the slot keeps its values of fragments that a round does not exchange."""
     weights, local, velocity = list(START.values()), list(START.values()), Nesterov().init(list(START.values()))
     trains = [name not in FROZEN for name in START]
@@ -337,7 +337,7 @@ def alone_in_fragments(run, rule):
     return weights
 
 
-def losing(worker, lost):
+def train_that_loses(worker, lost):
     """Return a ``train`` that loses two replies, each after it has computed the second round of a slot."""
 
     def train(task):

@@ -12,7 +12,7 @@ def npy(array):
     return file.getvalue()
 
 
-def packed(path, members):
+def write_tar(path, members):
     """Write a tar file. Each member has a name or a whole header, and its bytes."""
     with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
         for name, data in members:

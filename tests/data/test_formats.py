@@ -17,7 +17,7 @@ from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
 from ddlf.errors import ConfigError, DatasetError
-from tests.data.archives import npy, packed
+from tests.data.archives import npy, write_tar
 
 
 def all_of(source, at_once=3):
@@ -60,7 +60,7 @@ def example(**features):
     return field(1, entries)
 
 
-def recorded(path, records):
+def write_records(path, records):
     """Write a TFRecord file in the format of TensorFlow's documentation."""
 
     def masked(data):
@@ -80,7 +80,7 @@ def test_tar_source_has_sample_per_stem(tmp_path):
         (f"a/{n:03}.{ending}", data) for n in range(5) for ending, data in (("png", png(n)), ("cls", b"%d\n" % n))
     ]
     for name in ("train.tar", "train.tar.gz"):
-        source = open_source(packed(tmp_path / name, members))
+        source = open_source(write_tar(tmp_path / name, members))
         assert {name: (column.dtype, column.shape) for name, column in source.columns.items()} == {
             "x": ("uint8", (3, 4, 1)),
             "y": ("int64", ()),
@@ -90,15 +90,15 @@ def test_tar_source_has_sample_per_stem(tmp_path):
     members = [
         (f"{n}.{ending}", npy(np.full(2, n, np.float32))) for n in range(3) for ending in ("left.npy", "right.npy")
     ]
-    source = open_source(packed(tmp_path / "two.tar", members), columns="x['left']=left.npy,x['right']=right.npy")
+    source = open_source(write_tar(tmp_path / "two.tar", members), columns="x['left']=left.npy,x['right']=right.npy")
     assert all_of(source)["x['right']"].tolist() == [[0, 0], [1, 1], [2, 2]]
     members = [(f"{n}.npy", npy(np.full(2, n, np.float32))) for n in range(3)]
-    assert all_of(open_source(packed(tmp_path / "one.tar", members)))["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert all_of(open_source(write_tar(tmp_path / "one.tar", members)))["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_folder_of_files_is_one_source(tmp_path):
     for shard in range(2):
-        packed(tmp_path / f"{shard}.tar", [(f"{n}.cls", b"%d" % (10 * shard + n)) for n in range(3)])
+        write_tar(tmp_path / f"{shard}.tar", [(f"{n}.cls", b"%d" % (10 * shard + n)) for n in range(3)])
     source = open_source(tmp_path)
     assert source.samples == 6
     assert all_of(source, 4)["y"].tolist() == [0, 1, 2, 10, 11, 12]
@@ -106,16 +106,16 @@ def test_folder_of_files_is_one_source(tmp_path):
 
 def test_tfrecord_source_has_features_of_examples(tmp_path):
     records = [example(image=png(n), label=n - 1, at=[n, 0.5], w=float(n)) for n in range(4)]
-    path = recorded(tmp_path / "train.tfrecord-00000-of-00001", records)
+    path = write_records(tmp_path / "train.tfrecord-00000-of-00001", records)
     rows = all_of(open_source(path, columns="x=image,y=label,at,w"))
     assert (rows["x"].shape, rows["x"][2, 0, 0, 0], rows["y"].tolist()) == ((4, 3, 4, 1), 2, [-1, 0, 1, 2])
     assert (rows["at"][3].tolist(), rows["w"].tolist(), rows["w"].dtype) == ([3, 0.5], [0, 1, 2, 3], np.float32)
     unpacked = field(1, field(1, field(1, b"n") + field(2, field(3, varint(1 << 3) + varint(7)))))
-    assert all_of(open_source(recorded(tmp_path / "one.tfrecord", [unpacked])))["n"].tolist() == [7]
+    assert all_of(open_source(write_records(tmp_path / "one.tfrecord", [unpacked])))["n"].tolist() == [7]
 
 
 def test_tfrecord_source_notices_every_flipped_byte(tmp_path):
-    content = recorded(tmp_path / "a.tfrecord", [example(label=1), example(label=2)]).read_bytes()
+    content = write_records(tmp_path / "a.tfrecord", [example(label=1), example(label=2)]).read_bytes()
     for at in range(len(content)):
         (tmp_path / "a.tfrecord").write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
         with pytest.raises(DatasetError, match=r"record [01] of .*a.tfrecord is damaged"):
@@ -221,12 +221,12 @@ def link(kind):
 )
 def test_unusable_tar_file_is_refused_in_one_sentence(tmp_path, members, message):
     with pytest.raises(DatasetError, match=message):
-        all_of(open_source(packed(tmp_path / "a.tar", members)))
+        all_of(open_source(write_tar(tmp_path / "a.tar", members)))
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
 
 
 def test_damaged_source_file_is_named(tmp_path):
-    content = packed(tmp_path / "a.tar", [("0.npy", npy(np.ones(1000)))]).read_bytes()
+    content = write_tar(tmp_path / "a.tar", [("0.npy", npy(np.ones(1000)))]).read_bytes()
     (tmp_path / "a.tar").write_bytes(content[:1500])
     with pytest.raises(
         DatasetError, match=r"a\.tar (is not a readable tar file|ends too early)|0\.npy of .* ends too early"
@@ -238,10 +238,10 @@ def test_damaged_source_file_is_named(tmp_path):
     (tmp_path / "c.parquet").write_bytes(b"PAR1 nothing of that kind PAR1")
     with pytest.raises(DatasetError, match=r"the Parquet file .*c\.parquet cannot be read"):
         open_source(tmp_path / "c.parquet")
-    recorded(tmp_path / "d.tfrecord", [b"\xff\xff\xff"])
+    write_records(tmp_path / "d.tfrecord", [b"\xff\xff\xff"])
     with pytest.raises(DatasetError, match=r"record 0 of .*d\.tfrecord is not a tf\.train\.Example"):
         all_of(open_source(tmp_path / "d.tfrecord"))
-    recorded(tmp_path / "e.tfrecord", [])
+    write_records(tmp_path / "e.tfrecord", [])
     with pytest.raises(DatasetError, match="has no samples"):
         open_source(tmp_path / "e.tfrecord")
 

@@ -16,7 +16,7 @@ from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, split
 from ddlf.data.stream import SampleStream
 from ddlf.errors import ConfigError, DatasetError
-from tests.data.archives import npy, packed
+from tests.data.archives import npy, write_tar
 
 CHANCE = np.random.default_rng(1)
 TEXTS = [CHANCE.integers(1, 99, length).astype(np.int64) for length in (3, 1, 0, 7, 2, 5, 4)]
@@ -49,7 +49,7 @@ def test_ragged_rows_are_stored_as_is_and_padded_on_reading(texts, tmp_path):
     for number, row in zip(ids, read["x"], strict=True):
         assert row.tolist() == [*TEXTS[number], *[0] * (7 - len(TEXTS[number]))]
     assert np.array_equal(data["x"][ids], read["x"])
-    tar = packed(tmp_path / "a.tar", [(f"{n}.npy", npy(row)) for n, row in enumerate(TEXTS)])
+    tar = write_tar(tmp_path / "a.tar", [(f"{n}.npy", npy(row)) for n, row in enumerate(TEXTS)])
     split(open_source(tar, ragged="x"), Folder(tmp_path / "of tar"), [7], shuffle=False)
     assert np.array_equal(ddlf.data.open(tmp_path / "of tar")["x"], data["x"])
 
@@ -80,7 +80,7 @@ def test_encoded_images_are_decoded_on_reading(tmp_path, kind):
             (source / str(number)).mkdir(parents=True)
             (source / str(number) / "a.png").write_bytes(data)
     elif kind == "tar":
-        packed(source, [m for n, data in enumerate(files) for m in ((f"{n}.png", data), (f"{n}.cls", b"%d" % n))])
+        write_tar(source, [m for n, data in enumerate(files) for m in ((f"{n}.png", data), (f"{n}.cls", b"%d" % n))])
     else:
         pq.write_table(pa.table({"x": files, "y": range(6)}), source)
     split(open_source(source, ragged="x", **more), Folder(tmp_path / "place"), [3, 3])
@@ -125,7 +125,7 @@ def huge():
 )
 @pytest.mark.parametrize("ragged", ["", "x"])
 def test_unusable_images_are_named_before_writing(tmp_path, image, message, ragged):
-    tar = packed(tmp_path / "a.tar", [("0.png", encoded(PICTURES[0])), ("1.png", image)])
+    tar = write_tar(tmp_path / "a.tar", [("0.png", encoded(PICTURES[0])), ("1.png", image)])
     with pytest.raises(DatasetError, match=rf"1\.png of .*({message})"):
         split(open_source(tar, ragged=ragged), Folder(tmp_path / "place"), [2])
     assert not (tmp_path / "place").exists()

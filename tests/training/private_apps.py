@@ -39,7 +39,7 @@ class Private(ddlf.IApp):
         self.model = small_model(self.learning_rate)
 
 
-def killing(cluster, app, worker, round):
+def kill_in_round(cluster, app, worker, round):
     """Kill a worker when its slot begins a round. Return the events."""
     received = []
 

@@ -55,7 +55,7 @@ def row(weights):
     return np.concatenate([np.ravel(w) for w, path in zip(weights, START, strict=True) if path not in FROZEN])
 
 
-def summed(run):
+def sum_gradients(run):
     """Make the workers of a run add up all their gradients. Return the sum."""
     total = np.zeros(row(START.values()).size)
 
@@ -69,7 +69,7 @@ def summed(run):
     return total
 
 
-def delayed(run, seed):
+def delay_messages(run, seed):
     """Delay messages between workers by a random number of turns."""
     chance = np.random.default_rng(seed)
     for worker in run.cluster.workers:
@@ -88,7 +88,7 @@ def delayed(run, seed):
 @pytest.mark.parametrize("workers", [1, 2, 3])
 async def test_22_steps_are_5_fetches_and_6_pushes_of_all_gradients(workers):
     run = run_of(workers, slots=1, samples=22 * 16, n_fetch=5, n_push=4, master_epochs=1, **PLAIN)
-    total = summed(run)
+    total = sum_gradients(run)
     await run.train_model()
     (record,) = run.history
     assert (len(record.fetches), len(record.pushes)) == (5, 6)
@@ -99,8 +99,8 @@ async def test_22_steps_are_5_fetches_and_6_pushes_of_all_gradients(workers):
 
 async def test_each_push_of_several_replicas_counts_once_at_each_shard():
     run = run_of(replicas=7, n_fetch=3, n_push=2, **PLAIN)
-    total = summed(run)
-    delayed(run, 1)
+    total = sum_gradients(run)
+    delay_messages(run, 1)
     await run.train_model()
     assert run.ledger.is_exact(2)
     for shard in range(3):
@@ -119,7 +119,7 @@ async def test_a_replica_alone_steps_as_the_formula_says():
         return weights.copy()
 
     run.cluster.workers[0].gradient = linear
-    delayed(run, 2)
+    delay_messages(run, 2)
     await run.train_model()
     shard = [np.ones(3)]
     for number, weights in enumerate(read_weights):
@@ -164,7 +164,7 @@ FILES = {"files": (31, 17, 40, 29, 28, 29, 29), "shuffle": "window:2"}
 @pytest.mark.parametrize("settings", [{}, {"replicas": 7, "n_push": 2}, {"round_samples": 70}], ids=str)
 async def test_partition_files_travel_as_ranges(settings):
     run = run_of(**FILES, **settings)
-    delayed(run, 3)
+    delay_messages(run, 3)
     await run.train_model()
     assert (run.ledger.is_exact(2), set(run.ledger.counts)) == (True, {2})
     tasks = [request[1] for worker in run.cluster.workers for request in worker.asked if request[0] == "train"]
@@ -202,7 +202,7 @@ async def test_data_that_a_program_generates_allows_one_replica_for_each_slot():
 
 async def test_resumed_after_any_commit_each_push_counts_once(tmp_path):
     uninterrupted = run_of(checkpoint=tmp_path, checkpoint_keep=99, n_push=2, **PLAIN)
-    delayed(uninterrupted, 4)
+    delay_messages(uninterrupted, 4)
     await uninterrupted.train_model()
     for number in range(1, 6):
         run = run_of(resume=tmp_path / f"round-{number:06d}", checkpoint=tmp_path / str(number), n_push=2, **PLAIN)
@@ -247,7 +247,7 @@ async def test_run_continues_if_a_worker_is_lost_while_shards_are_assigned(worke
         return await usual_rpc(request, *more)
 
     worker.rpc = rpc
-    total = summed(run)
+    total = sum_gradients(run)
     await run.train_model()
     assert run.ledger.is_exact(2)
     assert np.allclose(row(run.model.get_weights()), row(START.values()) - 0.01 * total, rtol=0, atol=1e-5)

@@ -211,7 +211,7 @@ def test_a_backend_that_is_not_installed_is_refused_with_one_that_is(
         check_backend()
 
 
-def used(**settings):
+def spec_with(**settings):
     return spec_of(ddlf.IApp(), settings.pop("mode", None), settings)
 
 
@@ -237,7 +237,7 @@ LARGE, SMALL, DOUBLE = np.zeros((300, 2), "f4"), np.zeros(3, "f4"), np.zeros((30
     ],
 )
 def test_run_warns_of_a_codec_without_effect_in_its_model(settings, weights, trainable, beginning):
-    warning = check_effect(used(**settings), weights, trainable)
+    warning = check_effect(spec_with(**settings), weights, trainable)
     assert warning.startswith(beginning)
     assert bool(warning) == bool(beginning)
 
@@ -247,4 +247,4 @@ def test_local_rule_of_an_untrained_model_is_refused(rule):
     with pytest.raises(
         ConfigError, match=r"^local_rule='.*' changes gradients, but no weight of this model is trained"
     ):
-        check_effect(used(local_rule=rule), [LARGE], [False])
+        check_effect(spec_with(local_rule=rule), [LARGE], [False])

@@ -22,7 +22,7 @@ class Counted(Private):
     noise_multiplier = 1.0
 
 
-def after(releases):
+def epsilon_after(releases):
     """Return epsilon after a number of releases with a noise multiplier of 1."""
     return pytest.approx(epsilon({Noise(multiplier=1.0): releases}, 1e-5), abs=1e-3)
 
@@ -32,8 +32,8 @@ async def test_budget_ends_a_run_with_the_last_release_that_fits(tmp_path):
         app = Counted(cluster)
         app.checkpoint, app.privacy_budget = tmp_path / "kept", 7.5
         history = await app.train_sync()
-        assert [record.epsilons for record in history] == [dict.fromkeys("123", after(n)) for n in (1, 2)]
-        assert [record.metrics for record in history] == [{"epsilon": after(n)} for n in (1, 2)]
+        assert [record.epsilons for record in history] == [dict.fromkeys("123", epsilon_after(n)) for n in (1, 2)]
+        assert [record.metrics for record in history] == [{"epsilon": epsilon_after(n)} for n in (1, 2)]
         assert "above the privacy budget of 7.5" in history.ended
 
         app = Counted(cluster)
@@ -42,11 +42,11 @@ async def test_budget_ends_a_run_with_the_last_release_that_fits(tmp_path):
             await app.train_sync()
         app = Counted(cluster)
         app.resume, app.privacy_budget, app.checkpoint = tmp_path / "kept", 9.0, tmp_path / "further"
-        assert [record.epsilons["1"] for record in await app.train_sync()] == [after(3)]
+        assert [record.epsilons["1"] for record in await app.train_sync()] == [epsilon_after(3)]
         app = Counted(cluster)
         app.resume, app.master_epochs = tmp_path / "kept", 4
         history = await app.train_sync()
-        assert [record.epsilons["1"] for record in history] == [after(3), after(4)]
+        assert [record.epsilons["1"] for record in history] == [epsilon_after(3), epsilon_after(4)]
 
         shutil.copytree(tmp_path / "kept", tmp_path / "copy")
         (tmp_path / "copy" / RELEASES).unlink()

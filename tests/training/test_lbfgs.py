@@ -235,7 +235,7 @@ async def test_lbfgs_continues_synchronous_training(checkpoint, tmp_path):
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def losing(run, verb, times, between=False):
+def lose_on_verb(run, verb, times, between=False):
     """Lose the worker that receives a verb, each time the count of its calls is in ``times``. Return the lost workers."""
     count, lost = [0], []
 
@@ -273,7 +273,7 @@ ONCE = ["prepare", "send", "copy"]
 @pytest.mark.parametrize("time", [1, 2, pytest.param(11, marks=pytest.mark.slow)])
 async def test_a_lost_worker_changes_no_bit(verb, time, undisturbed):
     run = run_of()
-    lost = losing(run, verb, [time])
+    lost = lose_on_verb(run, verb, [time])
     await run.train_model()
     assert lost or (time > 1 and verb in ONCE), "the others are asked for at the beginning or after a loss"
     assert run.ledger.is_exact(12)
@@ -284,7 +284,7 @@ async def test_a_lost_worker_changes_no_bit(verb, time, undisturbed):
 async def test_many_losses_change_no_bit(seed, undisturbed):
     chance = np.random.default_rng(seed)
     run = run_of(4)
-    lost = losing(run, chance.choice(OFTEN), {int(n) for n in chance.integers(2, 12, 3)})
+    lost = lose_on_verb(run, chance.choice(OFTEN), {int(n) for n in chance.integers(2, 12, 3)})
     await run.train_model()
     assert lost
     assert bits(run) == undisturbed
@@ -331,7 +331,7 @@ async def test_workers_that_leave_hand_back_their_vectors(leaving, undisturbed):
 
 async def test_lost_shard_continues_with_its_copy(undisturbed):
     run = run_of()
-    lost = losing(run, "sums", [4])
+    lost = lose_on_verb(run, "sums", [4])
     await run.train_model()
     messages = [event.why for event in events_of(run, Warned)]
     assert f"shard 1 of 1 was on worker {lost[0]}, which is lost: worker 2 continues with its copy" in messages

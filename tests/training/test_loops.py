@@ -133,7 +133,7 @@ async def test_numbered_names_in_older_checkpoints_make_no_difference():
         check_settings(older, now, "in the checkpoint", "")
 
 
-def masked(trainable_mask=False, kind="bool"):
+def mask_layer(trainable_mask=False, kind="bool"):
     """Return a layer that multiplies by a mask. The mask is a weight with another type than float."""
     import keras
 
@@ -154,7 +154,7 @@ def with_mask(**options):
     def build(app):
         import keras
 
-        layers = [keras.Input((8,)), masked(**options), keras.layers.Dense(4, "softmax")]
+        layers = [keras.Input((8,)), mask_layer(**options), keras.layers.Dense(4, "softmax")]
         return compiled(keras.Sequential(layers), optimizer=keras.optimizers.SGD(0.05))
 
     return with_model(build)
@@ -191,7 +191,7 @@ async def test_run_warns_of_a_model_with_its_own_optimizers_by_name():
 async def test_run_does_not_warn_of_counters_that_keras_changes_before_training():
     import keras
 
-    inner = keras.Sequential([keras.Input((8,)), keras.layers.Normalization(), masked(kind="int32")])
+    inner = keras.Sequential([keras.Input((8,)), keras.layers.Normalization(), mask_layer(kind="int32")])
     model = keras.Sequential([keras.Input((8,)), inner, keras.layers.Dense(4)])
     assert [weight.name for weight in model.non_trainable_weights if "int" in weight.dtype] == ["count", "mask"]
     assert [weight.name for weight in may_count(model)] == ["mask"]

@@ -12,7 +12,7 @@ from ddlf.testing import in_process_cluster, local_cluster, network
 from ddlf.training.exchanges.carrier import Carrier
 from tests.later import Later
 from tests.training.models import Quick, blobs, small_model
-from tests.training.private_apps import Private, killing, private_samples
+from tests.training.private_apps import Private, kill_in_round, private_samples
 from tests.training.test_private import ByHand, federated_averaging
 from tests.training.test_private_noise import clipped_averaging
 
@@ -144,7 +144,7 @@ async def test_the_wire_and_the_files_of_the_master_have_no_plain_update(masks, 
     assert are_plain == [not masks] * 8  # without masks, this search finds each update
 
 
-def killing_at(monkeypatch, cluster, verb, *, worker, slot):
+def kill_at_step(monkeypatch, cluster, verb, *, worker, slot):
     """Kill a worker when the master first asks the worker of a slot for a step of a sum."""
     ask, killed = Carrier.ask, []
 
@@ -163,7 +163,7 @@ async def test_round_continues_without_a_worker_that_is_lost_before_the_sum_is_u
     async with in_process_cluster(4) as cluster:
         app, received = Four(cluster), []
         app.subscribe(received.append)
-        killed = killing_at(monkeypatch, cluster, verb, worker=2, slot=2)
+        killed = kill_at_step(monkeypatch, cluster, verb, worker=2, slot=2)
         await app.train_sync()
     assert killed
     first, *later = app.history
@@ -184,13 +184,13 @@ async def test_sum_without_a_lost_worker_is_the_mean_of_the_others(lost, monkeyp
         app = Four(cluster)
         app.master_epochs = 1
         await app.prepare()
-        killing_at(monkeypatch, cluster, "mask", worker=lost, slot=lost)
+        kill_at_step(monkeypatch, cluster, "mask", worker=lost, slot=lost)
         await app.train_sync()
         after = weights_of(app)
     async with in_process_cluster(4) as cluster:
         app = Plain(cluster)
         app.wait_for_workers_s, app.master_epochs = 0.0, 1
-        killing(cluster, app, worker=lost, round=1)
+        kill_in_round(cluster, app, worker=lost, round=1)
         await app.train_sync()
     assert app.history[0].without == ((lost, lost, 30 + 10 * lost),)
     np.testing.assert_allclose(after, weights_of(app), atol=1e-6)
@@ -203,7 +203,7 @@ async def test_round_is_void_if_a_worker_is_lost_while_the_sum_is_unmasked(monke
         await app.prepare()
         first = weights_of(app)
         app.on_round = lambda record: weights.append(weights_of(app))
-        killed = killing_at(monkeypatch, cluster, "unmask", worker=2, slot=2)
+        killed = kill_at_step(monkeypatch, cluster, "unmask", worker=2, slot=2)
         await app.train_sync()
     assert killed
     void, *later = app.history
@@ -222,7 +222,7 @@ async def test_round_is_void_if_a_worker_is_lost_while_the_sum_is_unmasked(monke
 async def test_round_is_void_below_three_workers_and_the_next_one_waits_for_the_lost_worker(monkeypatch):
     async with in_process_cluster(3) as cluster:
         app = Four(cluster)
-        killing_at(monkeypatch, cluster, "mask", worker=2, slot=2)
+        kill_at_step(monkeypatch, cluster, "mask", worker=2, slot=2)
         await app.train_sync()
     assert [len(record.without) for record in app.history] == [3, 0, 0]
 
@@ -231,7 +231,7 @@ async def test_run_ends_if_fewer_than_three_workers_are_left():
     async with in_process_cluster(3) as cluster:
         app = Four(cluster)
         app.wait_for_workers_s = 0.0
-        killing(cluster, app, worker=2, round=2)
+        kill_in_round(cluster, app, worker=2, round=2)
         with pytest.raises(
             ClusterTooSmall, match="a secure sum needs 3 workers, and 2 of 3 are here; start the others"
         ):
@@ -416,7 +416,7 @@ async def test_sum_of_clipped_updates_has_at_least_the_stated_noise(monkeypatch)
         app = Loud(cluster)
         await app.prepare()
         first = weights_of(app)
-        killing_at(monkeypatch, cluster, "mask", worker=2, slot=2)
+        kill_at_step(monkeypatch, cluster, "mask", worker=2, slot=2)
         await app.train_sync()
         noise = 4 * (weights_of(app) - first).astype(float)  # the divisor is the number of all slots
     assert app.history[0].without == ((2, 2, 50),)

@@ -33,7 +33,7 @@ class Story(Quick):
             file.write(f"{'worker' if hasattr(self, 'worker') else 'master'} {line}\n")
 
 
-def noted(folder: Path) -> list[str]:
+def lines_of_log(folder: Path) -> list[str]:
     return (folder / "log").read_text().splitlines()
 
 
@@ -89,14 +89,14 @@ async def test_attributes_of_init_travel_and_those_of_load_dataset_do_not(small,
     await app.train_sync(1)
     await app.train_sync(1)
     assert app.result == "something"
-    assert noted(tmp_path) == ["worker _private result result=None"] * 2
+    assert lines_of_log(tmp_path) == ["worker _private result result=None"] * 2
     app.result = "mine"
     app.extra = 1
     await app.load_dataset()
     del app.generator
     app.result = "mine"
     await app.train_sync(1)
-    assert noted(tmp_path)[2:] == ["worker _private extra result result=mine"]
+    assert lines_of_log(tmp_path)[2:] == ["worker _private extra result result=mine"]
 
 
 async def test_state_of_a_training_run_does_not_travel_in_the_next_run(small):
@@ -114,7 +114,7 @@ async def test_the_workers_load_and_build_while_the_master_loads(small, tmp_path
             self.note("loads")
             await super().load_dataset()
             end = time.monotonic() + PATIENCE_S
-            while not hasattr(self, "worker") and "worker builds" not in noted(Path(self.log).parent):
+            while not hasattr(self, "worker") and "worker builds" not in lines_of_log(Path(self.log).parent):
                 assert time.monotonic() < end, "the worker waits for the master"
                 time.sleep(0.01)  # noqa: ASYNC251  a user's method that blocks the event loop
 
@@ -126,7 +126,7 @@ async def test_the_workers_load_and_build_while_the_master_loads(small, tmp_path
     app = Blocking(small)
     app.log = str(tmp_path / "log")
     await app.prepare()
-    assert sorted(noted(tmp_path)) == ["master builds", "master loads", "worker builds", "worker loads"]
+    assert sorted(lines_of_log(tmp_path)) == ["master builds", "master loads", "worker builds", "worker loads"]
 
 
 async def test_an_app_that_cannot_be_sent_is_refused_before_anything_starts():

@@ -13,7 +13,7 @@ GROWTH = 5
 """After so many steps without an overflow the scale doubles, so it changes in each round."""
 
 
-def scaled(scale=2.0**5):
+def app_with_scale(scale=2.0**5):
     def build(self):
         import keras
 
@@ -35,7 +35,7 @@ def scales(trained):
 def run_of(cluster, epochs=4, app_class=None, **settings):
     return app(
         cluster,
-        app_class or scaled(),
+        app_class or app_with_scale(),
         precision="mixed_float16",
         batch_size=16,
         slots=2,
@@ -118,7 +118,7 @@ async def test_float16_is_refused_where_no_scale_can_follow(mode, settings, sent
 
 async def test_overflow_in_all_steps_of_a_round_is_an_event():
     async with in_process_cluster(1) as cluster:
-        trained, received = app(cluster, scaled(2.0**60), precision="mixed_float16", master_epochs=2), []
+        trained, received = app(cluster, app_with_scale(2.0**60), precision="mixed_float16", master_epochs=2), []
         trained.subscribe(received.append)
         await trained.train_sync()
         overflows = [event for event in received if isinstance(event, GradientsOverflowed)]

@@ -22,7 +22,7 @@ from ddlf.training.samples.policy import PrivateData
 from ddlf.training.samples.shares import ShareLedger
 from ddlf.training.slot.task import Reply, Task
 from tests.training.models import Quick, blobs, small_model
-from tests.training.private_apps import SIZES, Private, killing, private_samples
+from tests.training.private_apps import SIZES, Private, kill_in_round, private_samples
 
 
 def federated_averaging(model, weights, rounds, seed=0, batch_size=16):
@@ -154,7 +154,7 @@ async def test_round_waits_for_a_lost_worker_and_no_other_trains_its_slot(tmp_pa
     async with in_process_cluster(3) as cluster:
         app = Watched(cluster)
         app.log, app.master_epochs = str(tmp_path / "log"), 3
-        received = killing(cluster, app, worker=2, round=2)
+        received = kill_in_round(cluster, app, worker=2, round=2)
         await app.train_sync()
     assert [record.without for record in app.history] == [(), (), ()]
     assert app.history[1].recomputed == 1
@@ -215,7 +215,7 @@ async def test_round_continues_without_a_worker_that_stays_away_and_takes_it_bac
     async with in_process_cluster(3) as cluster:
         app = ByHand(cluster)
         app.wait_for_workers_s, app.master_epochs = 0.0, 1000
-        received = killing(cluster, app, worker=2, round=2)
+        received = kill_in_round(cluster, app, worker=2, round=2)
         app.is_convergent = lambda record: record.round > 2 and 2 in record.workers
         await app.train_sync()
     missed = [record.round for record in app.history if record.without]
@@ -255,7 +255,7 @@ async def test_worker_that_comes_back_with_other_data_is_excluded(mode, tmp_path
     async with in_process_cluster(3) as cluster:
         app = Changing(cluster)
         app.log, app.mode, app.master_epochs = str(tmp_path / "log"), mode, 4
-        received = killing(cluster, app, worker=2, round=3)
+        received = kill_in_round(cluster, app, worker=2, round=3)
         await app.train_model()
     (exclusion,) = [event for event in received if isinstance(event, events.WorkerGone)]
     assert "worker 2 has other private data than before, when it had 100 samples" in exclusion.why
@@ -270,7 +270,7 @@ async def test_asynchronous_slot_waits_for_its_worker_while_other_slots_continue
     async with in_process_cluster(3) as cluster:
         app = ByHand(cluster)
         app.mode, app.wait_for_workers_s, app.max_staleness = "async", 0.0, 1
-        received = killing(cluster, app, worker=2, round=2)
+        received = kill_in_round(cluster, app, worker=2, round=2)
         await app.train_model()
     assert [event.round for event in received if isinstance(event, events.SlotMissed)] == [2]
     assert any(record.without == ((2, 2, 100),) for record in app.history)
@@ -433,7 +433,7 @@ async def test_master_evaluates_its_own_test_data_and_rejects_nothing_of_present
         app = Private(cluster)
         app.wait_for_workers_s, app.master_epochs, app.update_policy = 0.0, 3, "clip"
         app.load_test_dataset = lambda: vars(app).update(zip(("x_test", "y_test"), blobs(50, seed=5), strict=True))
-        killing(cluster, app, worker=2, round=2)
+        kill_in_round(cluster, app, worker=2, round=2)
         history = await app.train_sync()
         assert history[1].without == ((2, 2, 100),)
         assert history[1].workers == (1, 3)

@@ -12,7 +12,7 @@ from ddlf.privacy.accountant import Noise, epsilon
 from ddlf.testing import in_process_cluster
 from ddlf.training.checkpoints.releases import RELEASES
 from tests.later import Later
-from tests.training.private_apps import Private, killing
+from tests.training.private_apps import Private, kill_in_round
 
 keras = Later("keras")
 
@@ -96,7 +96,7 @@ class Own(Private):
             self.model.compile("sgd", "categorical_crossentropy")
 
 
-def after(steps):
+def epsilon_after(steps):
     """Return epsilon after some steps on all samples, because the batch size is larger than the number of samples."""
     return pytest.approx(epsilon({Noise(multiplier=1.0): steps}, 1e-5), abs=1e-9)
 
@@ -106,7 +106,7 @@ async def test_budget_ends_a_run_before_it_is_exceeded_and_a_resumed_run_keeps_t
         app = Own(cluster)
         app.checkpoint, app.privacy_budget, app.master_epochs, app.batch_size = tmp_path / "kept", 7.5, 3, 128
         history = await app.train_sync()
-        assert [record.epsilons for record in history] == [dict.fromkeys("123", after(n)) for n in (1, 2)]
+        assert [record.epsilons for record in history] == [dict.fromkeys("123", epsilon_after(n)) for n in (1, 2)]
         assert "above the privacy budget of 7.5" in history.ended
         assert len((tmp_path / "kept" / RELEASES).read_bytes().splitlines()) == 1 + 2 * 3
 
@@ -125,7 +125,7 @@ async def test_budget_ends_a_run_before_it_is_exceeded_and_a_resumed_run_keeps_t
         app = Own(cluster)
         app.resume, app.master_epochs, app.batch_size = tmp_path / "kept", 4, 128
         history = await app.train_sync()
-        assert [record.epsilons for record in history] == [dict.fromkeys("123", after(n)) for n in (3, 4)]
+        assert [record.epsilons for record in history] == [dict.fromkeys("123", epsilon_after(n)) for n in (3, 4)]
         app = Own(cluster)
         app.resume, app.master_epochs, app.batch_size, app.privacy_unit = tmp_path / "kept", 5, 128, "worker"
         with pytest.raises(CheckpointMismatch, match="privacy_unit: 'sample' in the checkpoint, 'worker' now"):
@@ -137,10 +137,10 @@ async def test_a_round_that_a_worker_begins_again_counts_twice_for_it():
     async with in_process_cluster(3) as cluster:
         app = Own(cluster)
         app.master_epochs, app.batch_size = 2, 128
-        killing(cluster, app, worker=2, round=2)
+        kill_in_round(cluster, app, worker=2, round=2)
         history = await app.train_sync()
     assert history[1].recomputed == 1
-    assert history[1].epsilons == {"1": after(2), "2": after(3), "3": after(2)}
+    assert history[1].epsilons == {"1": epsilon_after(2), "2": epsilon_after(3), "3": epsilon_after(2)}
 
 
 class OwnTrain(Own):

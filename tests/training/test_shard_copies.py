@@ -61,7 +61,7 @@ def check_each_push_counts_once(run, pushes):
     assert run.ledger.is_exact(run.master_epochs)
 
 
-def killed(run, chance, kills, every):
+def kill_workers(run, chance, kills, every):
     """Lose one worker after another, each between two random messages."""
     pending = [kills]
     count = [chance.randrange(5, every)]
@@ -110,7 +110,7 @@ async def test_each_push_counts_once_if_workers_are_lost_between_messages(seed):
     }
     run = run_of(workers, replicas=workers + chance.randrange(3), master_epochs=4, **settings, **EXACT)
     run.calm = lambda: have_copies(run)
-    pending = killed(run, chance, 4, 60)
+    pending = kill_workers(run, chance, 4, 60)
     await run.train_model()
     assert pending[0] < 4
     undisturbed = run_of(workers, replicas=run.replicas, master_epochs=4, **settings, **EXACT)

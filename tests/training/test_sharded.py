@@ -57,7 +57,7 @@ async def trained(*arguments, **settings):
     return run
 
 
-def of(run, kind):
+def events_of(run, kind):
     return [event for event in run.events if isinstance(event, kind)]
 
 
@@ -463,7 +463,7 @@ async def test_worker_lost_while_shared_states_are_made_changes_no_bit(name, ver
     run = run_of(workers=4, **LATELY[name])
     when_opened(run, 2, lambda worker: lose_at(worker, verb, number, copies=verb == "left"))
     await run.train_model()
-    assert not of(run, ResidualDropped)
+    assert not events_of(run, ResidualDropped)
     assert vars(run.cluster.workers[1]).get("was_lost") or number > 3
     assert bits(run) == bits(await trained("star", **LATELY[name]))
 

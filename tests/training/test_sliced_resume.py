@@ -42,7 +42,7 @@ def read_by_master(monkeypatch):
     return slice_numbers
 
 
-def blind(run, *workers):
+def hide_folder(run, *workers):
     """Hide the folder from some workers."""
     for number in workers:
         worker = run.cluster.workers[number - 1]
@@ -118,7 +118,7 @@ async def test_shard_owners_read_the_bits_that_were_written(read_by_master, tmp_
 async def test_master_sends_slices_to_workers_that_see_no_folder_and_warns_once(settings, read_by_master, tmp_path):
     uninterrupted = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
-    blind(run, 1, 2, 3)
+    hide_folder(run, 1, 2, 3)
     opened_by_master, take = [], Slices._of_one
 
     def one_at_a_time(slices, number, do):
@@ -188,12 +188,12 @@ async def test_unusable_slice_is_named_and_the_previous_checkpoint_used(harm, se
         shutil.rmtree(folder)
     harm(tmp_path / "round-000002")
     run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
-    blind(run, *([] if sees_folder else [1, 2, 3]))
+    hide_folder(run, *([] if sees_folder else [1, 2, 3]))
     with pytest.raises(CheckpointCorrupt, match=WRONG[harm]) as caught:
         await run.train_model()
     assert caught.value.file == str(tmp_path / "round-000002" / "slice_0002.safetensors")
     resumed = run_of(settings, resume="auto", checkpoint=tmp_path)
-    blind(resumed, *([] if sees_folder else [1, 2, 3]))
+    hide_folder(resumed, *([] if sees_folder else [1, 2, 3]))
     await resumed.train_model()
     assert resumed.ledger.is_exact(resumed.master_epochs)
     (damaged,) = events_of(resumed, CheckpointDamaged)

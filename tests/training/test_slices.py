@@ -19,7 +19,7 @@ BRINGS = {"values", "kept", "snapshot", "give"}
 """Calls that bring data of the model's size to the master."""
 
 
-def answering(worker, verb, answer):
+def replace_answer(worker, verb, answer):
     """Replace a worker's answer to a verb of the master."""
 
     async def rpc(request, timeout_s=None):
@@ -57,7 +57,7 @@ async def test_any_number_of_workers_resumes_slices_with_the_same_bits(workers, 
 @pytest.mark.parametrize("sees_folder", [False, True], ids=["sees no folder", "cannot write"])
 async def test_slices_of_a_worker_that_cannot_write_pass_the_master(settings, sees_folder, tmp_path):
     run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
-    answering(run.cluster.workers[1], "write", lambda: {"by": 2, "why": "no such folder", "seen": sees_folder})
+    replace_answer(run.cluster.workers[1], "write", lambda: {"by": 2, "why": "no such folder", "seen": sees_folder})
     await run.train_model()
     assert [event.through for event in events_of(run, CheckpointWritten)] == [(2,)] * (len(run.history) - 1) + [()]
     (warned,) = [event for event in events_of(run, Warned) if event.about == "checkpoint"]
@@ -84,7 +84,7 @@ async def test_other_workers_write_the_slices_of_a_worker_lost_while_it_writes(s
             worker.lost = True
             raise WorkerLost("it was lost", worker=worker.name)
 
-    answering(worker, "write", lost)
+    replace_answer(worker, "write", lost)
     await run.train_model()
     assert run.ledger.is_exact(run.master_epochs)
     assert len(events_of(run, CheckpointWritten)) == len(run.history)

@@ -104,7 +104,7 @@ async def test_a_slot_that_moves_between_living_workers_keeps_its_state(options)
     assert kinds(among) == []
 
 
-def losing(app, worker, round):
+def lose_before_slot(app, worker, round):
     """Lose a worker with its states before it carries a slot in this round."""
     lost_worker = app.cluster.workers[worker - 1]
     usual = lost_worker.rpc
@@ -121,7 +121,7 @@ def losing(app, worker, round):
 
 
 async def test_one_event_reports_a_state_that_is_lost_with_its_worker():
-    app = losing(FakeRun(codec="int8"), worker=2, round=3)
+    app = lose_before_slot(FakeRun(codec="int8"), worker=2, round=3)
     await app.train_model()
     events = [event for event in app.events if event.kind == "dropped"]
     assert [(event.slot, event.worker, event.round) for event in events] == [(2, 2, 2)]
@@ -130,7 +130,7 @@ async def test_one_event_reports_a_state_that_is_lost_with_its_worker():
 
 async def test_checkpoint_saves_residuals_of_a_lost_worker(tmp_path):
     plain = await trained(codec="int8")
-    app = losing(FakeRun(codec="int8", master_epochs=6, checkpoint=tmp_path), worker=2, round=3)
+    app = lose_before_slot(FakeRun(codec="int8", master_epochs=6, checkpoint=tmp_path), worker=2, round=3)
     await app.train_model()
     assert kinds(app) == ["lost", "back"]
     assert equal(app.model.get_weights(), plain.model.get_weights())

@@ -20,7 +20,7 @@ def no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
-def planned(samples, slots, *, done=0, **more):
+def progress_of(samples, slots, *, done=0, **more):
     progress = Progress(
         weights=[], ledger=SampleLedger(samples), states=[{} for _ in range(slots)], speeds=[None] * slots
     )
@@ -51,7 +51,7 @@ async def trained(workers=3, **settings):
 
 def test_rounds_cut_epochs_into_disjoint_and_complete_parts():
     for samples, slots, portion in itertools.product((12, 13, 203), (1, 3, 4), (1, 16, 48, 500)):
-        progress = planned(samples, slots, portion=portion)
+        progress = progress_of(samples, slots, portion=portion)
         size = slots * portion
         assert progress.epochs == [1] * (2 * math.ceil(samples / size))
         spans = [progress.span(number) for number in range(len(progress.epochs))]
@@ -64,12 +64,12 @@ def test_rounds_cut_epochs_into_disjoint_and_complete_parts():
 
 
 def test_rounds_of_whole_epochs_have_all_samples():
-    progress = planned(203, 3, epochs=3)
+    progress = progress_of(203, 3, epochs=3)
     assert [progress.span(number) for number in range(3)] == [Span(number, 0, 203) for number in range(3)]
 
 
 def test_begun_epoch_ends_before_others_begin():
-    begun = planned(100, 2, portion=10, done=3)
+    begun = progress_of(100, 2, portion=10, done=3)
     begun.plan(2, 1, more=False, portion=10)
     assert len(begun.epochs) == 10
     begun.plan(2, 1, more=False, portion=25)  # the first epoch has 40 remaining samples
@@ -81,13 +81,13 @@ def test_begun_epoch_ends_before_others_begin():
     assert (begun.epochs[3:], begun.planned_epochs) == ([1, 1], 2)
     begun.plan(1, 1, more=False)
     assert begun.epochs[3:] == [1]
-    complete = planned(100, 2, portion=10, done=5)
+    complete = progress_of(100, 2, portion=10, done=5)
     complete.plan(1, 1, more=False, portion=10)
     assert complete.is_complete
 
 
 def test_added_slots_change_the_cut_of_later_epochs():
-    progress = planned(100, 2, epochs=3, portion=10)
+    progress = progress_of(100, 2, epochs=3, portion=10)
     progress.add_slots(5, 5)
     spans = [progress.span(number) for number in range(len(progress.epochs))]
     assert [span.end - span.begin for span in spans] == [20] * 5 + [50] * 4
@@ -95,7 +95,7 @@ def test_added_slots_change_the_cut_of_later_epochs():
 
 
 def test_a_checkpoint_within_an_epoch_has_its_position():
-    progress = planned(100, 2, portion=10, done=3)
+    progress = progress_of(100, 2, portion=10, done=3)
     progress.weights = [np.zeros(2)]
     stored = progress.to_checkpoint(["a"])
     assert stored.facts["epochs"] == [[3, 1, 20]]

@@ -23,7 +23,7 @@ from ddlf.monitor.terminal.lines import line
 from ddlf.testing import FakeRun
 
 
-def followed(**attributes):
+def app_and_events(**attributes):
     """Return an app, and a list of its events."""
     app, received = FakeRun(**attributes), []
     app.subscribe(received.append)
@@ -36,7 +36,7 @@ def events_of(kind, received):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 async def test_a_run_sends_all_events_in_order_and_as_facts(mode, tmp_path):
-    app, received = followed(mode=mode, checkpoint=tmp_path, slots=2)
+    app, received = app_and_events(mode=mode, checkpoint=tmp_path, slots=2)
     records = await app.train_model()
     names = [type(event).__name__ for event in received]
     assert [name for name in names if name != "WorkerReady"][:3] == ["RunBegan", "TrainingBegan", "SlotStarted"]
@@ -59,7 +59,7 @@ async def test_a_run_sends_all_events_in_order_and_as_facts(mode, tmp_path):
 
 @pytest.mark.parametrize(("round_", "converged"), [(2, [(2, 4)]), (4, [])])
 async def test_only_a_run_that_ends_before_its_last_epoch_reports_convergence(round_, converged):
-    app, received = followed(slots=2)
+    app, received = app_and_events(slots=2)
     app.is_convergent = lambda record: record.round == round_
     history = await app.train_model()
     assert history.ended == app.history.ended != ""
@@ -70,7 +70,7 @@ async def test_only_a_run_that_ends_before_its_last_epoch_reports_convergence(ro
 
 
 async def test_events_have_the_cost_of_each_update_and_the_record_has_the_slowest():
-    app, received = followed(slots=3)
+    app, received = app_and_events(slots=3)
     records = await app.train_model()
     for record in records:
         arrived = [event for event in events_of(UpdateArrived, received) if event.round == record.round]
@@ -84,7 +84,7 @@ async def test_events_have_the_cost_of_each_update_and_the_record_has_the_slowes
 
 @pytest.mark.parametrize("how", ["converged", "stopped", "failed", "cancelled"])
 async def test_the_last_event_tells_how_the_run_ended(how):
-    app, received = followed()
+    app, received = app_and_events()
     app.is_convergent = lambda record: how == "converged"
 
     def on_round(record):
@@ -105,7 +105,7 @@ async def test_the_last_event_tells_how_the_run_ended(how):
 
 
 async def test_refused_second_training_sends_no_event():
-    app, received = followed()
+    app, received = app_and_events()
     outcomes = await asyncio.gather(app.train_model(), app.train_model(), return_exceptions=True)
     assert len(outcomes[0]) == 4
     assert "this app is in another training run of this program; wait until" in str(outcomes[1])
@@ -117,7 +117,7 @@ async def test_refused_second_training_sends_no_event():
 
 
 async def test_run_that_fails_before_training_has_version_0(tmp_path):
-    app, received = followed()
+    app, received = app_and_events()
     await app.train_model()
     app.slots = 3
     with pytest.raises(CheckpointMismatch):
@@ -126,7 +126,7 @@ async def test_run_that_fails_before_training_has_version_0(tmp_path):
 
 
 async def test_a_sink_sees_the_weights_of_the_committed_round():
-    app, received = followed()
+    app, received = app_and_events()
     sums = []
     app.subscribe(lambda event: isinstance(event, Committed) and sums.append(app.model.get_weights()[0].sum()))
     await app.train_model()

@@ -30,7 +30,7 @@ def run_of(workers=3, **settings):
     return FakeRun(FakeCluster(workers), **{"slots": 3, "files": FILES[3], "master_epochs": 6, **settings})
 
 
-def repartitioned(run, rounds=ROUNDS):
+def repartition_during(run, rounds=ROUNDS):
     """Repartition the data after some rounds. Return the rounds of the events, and the versions read in each round."""
     changes, versions_read = [], {}
     run.subscribe(lambda event: isinstance(event, FilesChanged) and changes.append((event.round, event.files)))
@@ -54,7 +54,7 @@ def repartitioned(run, rounds=ROUNDS):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 async def test_each_epoch_reads_one_version_of_repartitioned_files(mode, length):
     run = run_of(mode=mode, **length)
-    changes, versions_read = repartitioned(run)
+    changes, versions_read = repartition_during(run)
     await run.train_model()
     assert run.ledger.is_exact(6)
     assert (run.ledger.counts == 6).all()
@@ -71,7 +71,7 @@ async def test_each_epoch_reads_one_version_of_repartitioned_files(mode, length)
 @pytest.mark.parametrize("length", [{}, {"round_samples": 70}], ids=["epochs", "rounds within"])
 async def test_change_of_files_survives_losses_and_resumes(length, tmp_path):
     undisturbed = run_of(checkpoint=tmp_path / "whole", checkpoint_keep=100, **length)
-    changes, _ = repartitioned(undisturbed)
+    changes, _ = repartition_during(undisturbed)
     await undisturbed.train_model()
     chance, lost, run = random.Random(2), [], run_of(workers=2, **length)
     for worker in run.cluster.workers:
@@ -85,7 +85,7 @@ async def test_change_of_files_survives_losses_and_resumes(length, tmp_path):
             return reply
 
         worker.train = train
-    repartitioned(run)
+    repartition_during(run)
     await run.train_model()
     assert lost
     assert run.ledger.is_exact(6)
@@ -102,7 +102,7 @@ async def test_change_of_files_survives_losses_and_resumes(length, tmp_path):
 
 async def test_epoch_ends_with_the_files_it_began_with_after_a_resume(tmp_path):
     first = run_of(round_samples=70, checkpoint=tmp_path / "a", checkpoint_keep=100)
-    _, versions_read = repartitioned(first, {1: 5})
+    _, versions_read = repartition_during(first, {1: 5})
     await first.train_model()
     assert [sorted(version for version, _ in versions_read[number]) for number in range(4)] == [[1], [1], [1], [2]]
     resumed = run_of(
@@ -111,7 +111,7 @@ async def test_epoch_ends_with_the_files_it_began_with_after_a_resume(tmp_path):
         resume=tmp_path / "a" / "round-000002",
         checkpoint=tmp_path / "b",
     )
-    _, versions_read_resumed = repartitioned(resumed, {})
+    _, versions_read_resumed = repartition_during(resumed, {})
     await resumed.train_model()
     assert {number: versions_read_resumed[number] for number in versions_read_resumed} == {
         number: versions_read[number] for number in versions_read if number > 1

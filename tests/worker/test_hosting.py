@@ -55,7 +55,7 @@ async def call(executor, *args, **kwargs):
     return await asyncio.wait_for(ask(executor, Request("call", *args, **kwargs)), PATIENCE_S)
 
 
-def recorded(roles):
+def record_roles(roles):
     def make(*args):
         roles.append(Counter(*args))
         return roles[-1]
@@ -65,7 +65,7 @@ def recorded(roles):
 
 async def test_a_role_is_made_with_its_worker_and_its_verbs_are_called(executor):
     roles = []
-    await call(executor, "run", "counter", "open", recorded(roles), 10)
+    await call(executor, "run", "counter", "open", record_roles(roles), 10)
     assert roles[0].worker is executor.worker
     assert await call(executor, "run", "counter", "add", 2, times=3) == 16
 
@@ -116,7 +116,7 @@ async def test_a_call_that_names_no_role_and_verb_is_an_error(executor, argument
 async def test_a_role_is_freed_when_it_ends(executor, ending, monkeypatch):
     monkeypatch.setattr("ddlf.worker.calls.FREE_AFTER_S", 0)
     roles = []
-    await call(executor, "run", "counter", "open", recorded(roles), 5)
+    await call(executor, "run", "counter", "open", record_roles(roles), 5)
     ended, role = roles[0].ended, weakref.ref(roles.pop())
     gc.collect()
     assert role() is not None

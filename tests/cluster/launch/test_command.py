@@ -16,7 +16,7 @@ from ddlf.errors import ConfigError, ConnectError, WorkerLost
 from tests.patience import PATIENCE_S
 
 
-def commanded(command, workers, folder, **keys):
+def launcher_of(command, workers, folder, **keys):
     return Commanded(CommandKeys(command=command, workers=workers, folder=folder, **keys))
 
 
@@ -30,7 +30,7 @@ def number(self):
     ids=["in the foreground", "once for each place", "in the background"],
 )
 async def test_command_starts_workers_that_end_with_the_run(text, tmp_path, descendants):
-    launcher = commanded(text, 2, tmp_path)
+    launcher = launcher_of(text, 2, tmp_path)
     async with asyncio.timeout(PATIENCE_S):
         async with Cluster(launcher) as cluster:
             assert await cluster.run_method(number) == [1, 2]
@@ -60,14 +60,14 @@ async def test_token_file_is_removed_although_the_master_is_killed(tmp_path):
 
 
 async def test_failed_command_is_an_error_with_its_last_lines(tmp_path):
-    launcher = commanded("echo no such queue >&2; exit 7 # {worker}", 2, tmp_path)
+    launcher = launcher_of("echo no such queue >&2; exit 7 # {worker}", 2, tmp_path)
     with pytest.raises(ConnectError, match="ended with exit code 7:\nno such queue"):
         await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_command_that_starts_nothing_ends_at_the_timeout(tmp_path):
-    launcher = commanded("true # {worker}", 1, tmp_path, start_timeout=0.2)
+    launcher = launcher_of("true # {worker}", 1, tmp_path, start_timeout=0.2)
     with pytest.raises(ConnectError, match=r"no worker joined at port \d+ within 0\.2 s"):
         await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
     assert list(tmp_path.iterdir()) == []
@@ -76,7 +76,7 @@ async def test_command_that_starts_nothing_ends_at_the_timeout(tmp_path):
 @pytest.mark.parametrize("text", ["sleep 1000 # {worker}", "sleep 1000 # {worker} {place}"])
 async def test_command_that_runs_without_a_worker_is_named_as_the_reason_to_wait(text, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.gate.SAY_AFTER_S", 0.1)
-    launcher = commanded(text, 2, tmp_path, start_timeout=0.5)
+    launcher = launcher_of(text, 2, tmp_path, start_timeout=0.5)
     with pytest.raises(ConnectError, match=r"within 0\.5 s: its command runs, and no worker has come yet"):
         await asyncio.wait_for(Cluster(launcher).connect(), PATIENCE_S)
     lines = [line for line in caplog.messages if line.startswith("waiting for workers")]
@@ -87,7 +87,7 @@ async def test_command_gets_the_number_the_place_and_a_worker(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     write = f"{shlex.quote(sys.executable)} -c 'import sys; print(sys.argv[1:])' {{n}} {{place}} {{worker}} > {out}/{{place}}"
-    launcher = commanded(write, 2, tmp_path, start_timeout=PATIENCE_S)
+    launcher = launcher_of(write, 2, tmp_path, start_timeout=PATIENCE_S)
     starting = asyncio.ensure_future(Cluster(launcher).connect())
     async with asyncio.timeout(PATIENCE_S):
         while sum(path.read_text().endswith("]\n") for path in out.iterdir()) < 2:  # noqa: ASYNC110 - nothing tells
@@ -111,7 +111,7 @@ def test_command_is_checked():
 
 
 async def test_killed_worker_of_a_place_is_started_again(tmp_path, descendants):
-    async with asyncio.timeout(PATIENCE_S), Cluster(commanded("exec {worker} # {place}", 2, tmp_path)) as cluster:
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher_of("exec {worker} # {place}", 2, tmp_path)) as cluster:
         assert await cluster.run_method(number) == [1, 2]
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ValueError):  # it has ended, or has no place
@@ -130,7 +130,7 @@ async def test_killed_worker_of_a_place_is_started_again(tmp_path, descendants):
 
 async def test_worker_of_a_killed_command_ends_before_the_next_one_starts(tmp_path, descendants):
     command = "sh -c '{worker}; exit $?' place-{place}"
-    async with asyncio.timeout(PATIENCE_S), Cluster(commanded(command, 1, tmp_path)) as cluster:
+    async with asyncio.timeout(PATIENCE_S), Cluster(launcher_of(command, 1, tmp_path)) as cluster:
         assert await cluster.run_method(number) == [1]
         first = cluster._launcher.gate.incarnation(0)
         (shell,) = [

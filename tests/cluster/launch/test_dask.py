@@ -104,7 +104,7 @@ def engine(monkeypatch):
     return stand_in
 
 
-def dasked(workers=1, **keys):
+def dask_launcher(workers=1, **keys):
     return Dask(DaskKeys(**{"workers": Workers.of(workers), "scheduler": "tcp://s:1", "start_timeout": 0.2, **keys}))
 
 
@@ -143,23 +143,23 @@ def test_keys_come_from_a_text_and_from_a_mapping():
 async def test_without_dask_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConfigError, match="launcher dask: Dask is not installed here") as caught:
-        await Cluster(dasked()).connect()
+        await Cluster(dask_launcher()).connect()
     assert caught.value.hint == "pip install distributed"
 
 
 async def test_scheduler_comes_from_the_key_the_client_or_the_environment(engine):
     with pytest.raises(ConfigError, match="no scheduler is known"):
-        await Cluster(dasked(scheduler=None)).connect()
+        await Cluster(dask_launcher(scheduler=None)).connect()
     engine.configured = "tcp://configured:1"
-    await error_of(dasked(scheduler=None))
+    await error_of(dask_launcher(scheduler=None))
     engine.current = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://current:1"), security="TLS")
-    await error_of(dasked(scheduler=None))
-    await error_of(dasked(scheduler="tcp://key:1"))
+    await error_of(dask_launcher(scheduler=None))
+    await error_of(dask_launcher(scheduler="tcp://key:1"))
     assert engine.dialled == [("tcp://configured:1", None), ("tcp://current:1", "TLS"), ("tcp://key:1", None)]
 
 
 async def test_each_place_is_one_task_which_is_cancelled_at_the_end(engine):
-    launcher = dasked(2, resources={"GPU": 1}, cores=3, env={"A": "b"}, start_timeout=PATIENCE_S)
+    launcher = dask_launcher(2, resources={"GPU": 1}, cores=3, env={"A": "b"}, start_timeout=PATIENCE_S)
     async with starting(engine, launcher):
         pass
     assert [worker.place for worker, _, _ in engine.submitted] == [0, 1]
@@ -174,7 +174,7 @@ async def test_each_place_is_one_task_which_is_cancelled_at_the_end(engine):
 async def test_run_ends_without_its_scheduler(engine, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.dask.ANSWER_S", 0.1)
     engine.is_gone = True
-    async with starting(engine, dasked(2, start_timeout=PATIENCE_S)):
+    async with starting(engine, dask_launcher(2, start_timeout=PATIENCE_S)):
         pass
     assert len(engine.cancelled) == 2
     assert engine.is_closed
@@ -195,7 +195,7 @@ async def test_lost_scheduler_is_reported_once_and_dialled_again(engine, caplog,
                 await asyncio.sleep(0.01)
 
     engine.end = end
-    launcher = dasked(2, start_timeout=PATIENCE_S)
+    launcher = dask_launcher(2, start_timeout=PATIENCE_S)
     connecting = asyncio.create_task(Cluster(launcher).connect())
     await submitted(2)
     launcher.gate.has_begun = True
@@ -230,7 +230,7 @@ async def test_place_whose_worker_outlives_the_scheduler_gets_no_second_worker(e
         raise FutureCancelledError("scheduler-connection-lost")
 
     engine.end = end
-    launcher = dasked(2, start_timeout=PATIENCE_S)
+    launcher = dask_launcher(2, start_timeout=PATIENCE_S)
     connecting = asyncio.create_task(Cluster(launcher).connect())
     async with asyncio.timeout(PATIENCE_S):
         while len(engine.submitted) < 2:  # noqa: ASYNC110
@@ -269,12 +269,12 @@ HAS = {"resources": {"GPU": 1}, "nthreads": 1}
 )
 async def test_error_says_what_the_scheduler_lacks(engine, workers, resources, words):
     engine.workers = workers
-    assert (await error_of(dasked(resources=resources))).endswith(words)
+    assert (await error_of(dask_launcher(resources=resources))).endswith(words)
 
 
 async def test_error_says_where_a_task_waits(engine):
     engine.workers = {"tcp://a:1": HAS}
-    launcher = dasked(start_timeout=PATIENCE_S)
+    launcher = dask_launcher(start_timeout=PATIENCE_S)
     async with starting(engine, launcher):
         engine.processing = {"tcp://a:1": ["another", engine.submitted[0][1]]}
         assert await launcher.waits(0) == "its task is at the Dask worker tcp://a:1, which has 2 tasks and nthreads=1"
@@ -283,7 +283,7 @@ async def test_error_says_where_a_task_waits(engine):
 async def test_task_behind_another_moves_to_a_free_dask_worker(engine, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.dask.LOOK_S", 0.01)
     engine.workers = {"tcp://a:1": HAS}
-    launcher = dasked(start_timeout=PATIENCE_S)
+    launcher = dask_launcher(start_timeout=PATIENCE_S)
     async with starting(engine, launcher):
         engine.processing = {"tcp://a:1": ["another", engine.submitted[0][1]]}
         await asyncio.sleep(0.1)
@@ -319,14 +319,14 @@ async def test_task_that_ends_again_and_again_fails_the_start(engine, outcome, l
         return outcome
 
     engine.end = end
-    launcher = dasked(start_timeout=PATIENCE_S)
+    launcher = dask_launcher(start_timeout=PATIENCE_S)
     assert await error_of(launcher) == f"place 0: {left.words}"
     assert len(engine.submitted) == 3
 
 
 @pytest.mark.slow
 async def test_loss_of_a_dask_worker_is_known(engine, caplog):
-    launcher = dasked(2, start_timeout=PATIENCE_S)
+    launcher = dask_launcher(2, start_timeout=PATIENCE_S)
     async with starting(engine, launcher):
         removal = {"action": "remove-worker", "worker": "tcp://a:1", "expected": False, "processing-tasks": ["x"]}
         engine.hear((0.0, removal))

@@ -97,7 +97,7 @@ def short_pauses(monkeypatch):
 opened = []
 
 
-def joined(n, token, **more):
+def gate_launcher(n, token, **more):
     launcher = Joined(n, "127.0.0.1", 0, token_file=token, **more)
     opened.append(launcher)
     launcher.open()
@@ -115,7 +115,7 @@ def double(x):
 
 
 async def test_number_of_a_worker_is_its_place_plus_one_in_any_order_of_arrival(fleet, token):
-    launcher = joined(3, token)
+    launcher = gate_launcher(3, token)
     fleet.port = launcher.gate.port
     for place in (2, 0, 1):
         fleet.join(place)
@@ -127,7 +127,7 @@ async def test_number_of_a_worker_is_its_place_plus_one_in_any_order_of_arrival(
 
 
 async def test_calls_and_arrays_go_through_connections_that_workers_opened(fleet, token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     fleet.port = launcher.gate.port
     daemon = fleet.join(0)
     async with connected(launcher) as cluster:
@@ -139,7 +139,7 @@ async def test_calls_and_arrays_go_through_connections_that_workers_opened(fleet
 
 
 async def test_killed_executor_is_reached_again(fleet, token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     fleet.port = launcher.gate.port
     daemon = fleet.join(0)
     async with connected(launcher) as cluster:
@@ -151,7 +151,7 @@ async def test_killed_executor_is_reached_again(fleet, token):
 
 
 async def test_worker_that_returns_to_its_place_is_the_same_worker(fleet, token):
-    launcher = joined(2, token)
+    launcher = gate_launcher(2, token)
     fleet.port = launcher.gate.port
     first, _ = fleet.join(0), fleet.join(1)
     async with connected(launcher) as cluster:
@@ -165,7 +165,7 @@ async def test_worker_that_returns_to_its_place_is_the_same_worker(fleet, token)
 
 
 async def test_later_of_two_workers_at_one_place_keeps_the_place(fleet, token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     fleet.port = launcher.gate.port
     early = fleet.join(0, incarnation=1)
     async with connected(launcher) as cluster:
@@ -179,7 +179,7 @@ async def test_later_of_two_workers_at_one_place_keeps_the_place(fleet, token):
 
 
 async def test_worker_keeps_its_place_after_a_cut_of_its_waiting_connection(fleet, token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     gate = launcher.gate
     fleet.port = gate.port
     daemon = fleet.join()
@@ -199,7 +199,7 @@ async def test_worker_keeps_its_place_after_a_cut_of_its_waiting_connection(flee
 
 
 async def test_worker_that_joins_while_the_run_ends_learns_it(token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     gate = launcher.gate
     reader, writer = await asyncio.open_connection("127.0.0.1", gate.port)
 
@@ -226,7 +226,7 @@ async def test_worker_that_joins_while_the_run_ends_learns_it(token):
 
 async def test_workers_without_a_place_take_the_free_ones(fleet, token, monkeypatch):
     monkeypatch.setattr(gate_module, "LEFT_AFTER_S", 0.0)
-    launcher = joined(2, token)
+    launcher = gate_launcher(2, token)
     fleet.port = launcher.gate.port
     first, _ = fleet.join(), fleet.join()
     async with connected(launcher) as cluster:
@@ -242,7 +242,7 @@ async def test_workers_without_a_place_take_the_free_ones(fleet, token, monkeypa
 
 
 async def test_place_beyond_the_last_one_is_refused_by_number(fleet, token):
-    launcher = joined(2, token)
+    launcher = gate_launcher(2, token)
     fleet.port = launcher.gate.port
     reason = await fleet.ended(fleet.join(2, for_s=0.1))
     assert "the master has no place 2; check --place" in str(reason)
@@ -250,7 +250,7 @@ async def test_place_beyond_the_last_one_is_refused_by_number(fleet, token):
 
 
 async def test_many_workers_from_one_address_all_get_in(fleet, token):
-    launcher = joined(64, token)
+    launcher = gate_launcher(64, token)
     fleet.port = launcher.gate.port
     for place in range(64):
         fleet.join(place)
@@ -273,7 +273,7 @@ async def test_worker_tries_all_addresses_and_takes_the_gate_with_its_token(flee
     other_token = tmp_path / "other"
     other_token.write_bytes(b"o" * 43)
     other_token.chmod(0o600)
-    wrong, right = joined(1, other_token), joined(1, token)
+    wrong, right = gate_launcher(1, other_token), gate_launcher(1, token)
     silent = socket.create_server(("127.0.0.1", 0))
     ports = [wrong.gate.port, silent.getsockname()[1], right.gate.port]
     fleet.join(0, addresses=tuple(("127.0.0.1", port) for port in ports))
@@ -314,7 +314,7 @@ async def test_worker_ends_when_no_master_appears(fleet):
 
 
 async def test_workers_of_an_engine_end_with_the_run(fleet, token):
-    launcher = joined(2, token)
+    launcher = gate_launcher(2, token)
     launcher.ends_workers = True
     fleet.port = launcher.gate.port
     daemons = [fleet.join(0), fleet.join(1)]
@@ -324,7 +324,7 @@ async def test_workers_of_an_engine_end_with_the_run(fleet, token):
 
 
 async def test_worker_does_not_end_while_a_master_uses_it(fleet, token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     fleet.port = launcher.gate.port
     daemon = fleet.join(0, for_s=0.05)
     async with connected(launcher) as cluster:
@@ -339,7 +339,7 @@ async def test_worker_does_not_end_while_a_master_uses_it(fleet, token):
 
 
 async def test_stranger_is_not_let_in(fleet, token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     stranger = Fleet(launcher.gate.port, b"x" * 43)
     reason = await stranger.ended(stranger.join(0, for_s=0.1))
     assert isinstance(reason, AuthError)
@@ -350,7 +350,7 @@ async def test_stranger_is_not_let_in(fleet, token):
 
 
 async def test_master_that_dials_a_gate_gets_an_explanation(token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     with pytest.raises(DDLFError):
         await dial("127.0.0.1", launcher.gate.port, Role.CONTROL, TOKEN, max_message_bytes=1000)
     reader, writer = await asyncio.open_connection("127.0.0.1", launcher.gate.port)
@@ -361,7 +361,7 @@ async def test_master_that_dials_a_gate_gets_an_explanation(token):
 
 
 async def test_silent_connections_do_not_keep_workers_out(fleet, token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     fleet.port = launcher.gate.port
     silent = [socket.create_connection(("127.0.0.1", fleet.port)) for _ in range(200)]
     fleet.join(0)
@@ -372,7 +372,7 @@ async def test_silent_connections_do_not_keep_workers_out(fleet, token):
 
 
 async def test_cluster_begins_without_absent_workers_if_enough_have_joined(fleet, token, caplog):
-    launcher = joined(2, token, start_timeout_s=0.2)
+    launcher = gate_launcher(2, token, start_timeout_s=0.2)
     fleet.port = launcher.gate.port
     fleet.join(1)
     async with connected(launcher, min_workers=1, connect_timeout_s=0.2) as cluster:
@@ -392,7 +392,7 @@ async def test_cluster_begins_without_absent_workers_if_enough_have_joined(fleet
 
 async def test_start_names_the_places_that_it_waits_for(fleet, token, caplog, monkeypatch):
     monkeypatch.setattr(gate_module, "SAY_AFTER_S", 0.0)  # long before the timeout, even on a busy machine
-    launcher = joined(3, token, start_timeout_s=0.2)
+    launcher = gate_launcher(3, token, start_timeout_s=0.2)
     port = fleet.port = launcher.gate.port
     fleet.join(1)
     await asyncio.wait_for(launcher.gate.run(launcher.gate.wait(1)), PATIENCE_S)
@@ -402,7 +402,7 @@ async def test_start_names_the_places_that_it_waits_for(fleet, token, caplog, mo
 
 
 async def test_start_without_any_worker_says_how_to_start_one(token):
-    launcher = joined(1, token, start_timeout_s=0.1)
+    launcher = gate_launcher(1, token, start_timeout_s=0.1)
     port = launcher.gate.port
     with pytest.raises(ConnectError, match=f"no worker joined at port {port} within 0.1 s") as caught:
         await Cluster(launcher).connect()
@@ -427,7 +427,7 @@ async def test_start_without_any_worker_ends_with_the_words_of_the_engine(token)
 
 
 async def test_workers_without_a_port_cannot_call_each_other_and_the_error_says_what_to_do(fleet, token):
-    launcher = joined(2, token)
+    launcher = gate_launcher(2, token)
     fleet.port = launcher.gate.port
     fleet.join(0), fleet.join(1)
     async with connected(launcher) as cluster:
@@ -438,7 +438,7 @@ async def test_workers_without_a_port_cannot_call_each_other_and_the_error_says_
 
 
 async def test_workers_of_one_machine_share_its_cores(fleet, token):
-    launcher = joined(2, token)
+    launcher = gate_launcher(2, token)
     fleet.port = launcher.gate.port
     fleet.join(0), fleet.join(1)
     async with connected(launcher) as cluster:
@@ -511,7 +511,7 @@ async def hold(seconds):
 @pytest.mark.slow
 async def test_long_call_ends_well_through_a_proxy_that_forgets_idle_connections(fleet, token, monkeypatch):
     monkeypatch.setattr(link, "KEEP_OPEN_S", 0.1)
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     proxy = ForgetfulProxy(launcher.gate.port, idle_s=1.0)
     async with proxy as fleet.port:
         fleet.join(0)
@@ -549,7 +549,7 @@ def wait(seconds):
 
 @pytest.mark.slow
 async def test_master_with_a_blocked_event_loop_keeps_its_joined_worker(token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     address = f"127.0.0.1:{launcher.gate.port}"
     with worker_process("--join", address, "--place", "0", "--token-file", str(token)):
         async with connected(launcher, dead_after_s=2.0) as cluster:
@@ -563,7 +563,7 @@ async def test_master_with_a_blocked_event_loop_keeps_its_joined_worker(token):
 
 
 async def test_worker_process_prints_its_state_and_ends_with_the_reason(token):
-    launcher = joined(1, token)
+    launcher = gate_launcher(1, token)
     port = launcher.gate.port
     with worker_process("--join", f"127.0.0.1:{port}", "--join-for", "1", "--token-file", str(token)) as process:
         async with connected(launcher) as cluster:

@@ -243,7 +243,7 @@ class Scripted(Kubectl):
         await asyncio.Event().wait()
 
 
-def scripted(*changes, workers=1, keys="start_timeout=60"):
+def launcher_with_changes(*changes, workers=1, keys="start_timeout=60"):
     launcher = installed(f"k8s:image=a,{keys}", Workers(workers, workers))
     launcher._kubectl = Scripted()
     launcher._kubectl.changes = list(changes)
@@ -252,7 +252,7 @@ def scripted(*changes, workers=1, keys="start_timeout=60"):
 
 async def test_job_and_secret_are_created_and_deleted_even_if_the_start_fails():
     bad = pod("Failed", terminated(3, message="ddlf-worker: no master at 10.0.0.1"), index=0)
-    launcher = scripted(("ADDED", bad))
+    launcher = launcher_with_changes(("ADDED", bad))
     with pytest.raises(ConnectError, match=r"place 0: pod job-1-abcde: ddlf-worker: no master at 10\.0\.0\.1"):
         await asyncio.wait_for(launcher.start(), PATIENCE_S)
     assert (await launcher.left(0)).exit_code == 3
@@ -268,7 +268,7 @@ async def test_job_and_secret_are_created_and_deleted_even_if_the_start_fails():
 
 
 async def test_job_has_no_pods_until_its_secret_exists():
-    launcher = scripted(("ADDED", pod("Failed", terminated(3), index=0)))
+    launcher = launcher_with_changes(("ADDED", pod("Failed", terminated(3), index=0)))
     with pytest.raises(ConnectError):
         await asyncio.wait_for(launcher.start(), PATIENCE_S)
     await launcher.stop()
@@ -280,7 +280,7 @@ async def test_job_has_no_pods_until_its_secret_exists():
 
 @pytest.mark.parametrize("step", ["Job", "Secret", "patch"])
 async def test_start_that_is_ended_or_refused_at_any_step_leaves_nothing(step):
-    launcher = scripted()
+    launcher = launcher_with_changes()
     launcher._kubectl.hangs = step
     starting = asyncio.create_task(launcher.start())
     assert await asyncio.to_thread(launcher._kubectl.hanging.wait, PATIENCE_S)
@@ -298,7 +298,7 @@ async def test_start_that_is_ended_or_refused_at_any_step_leaves_nothing(step):
 
 
 async def test_job_that_cannot_be_deleted_is_named_with_the_effect_on_its_pods(caplog):
-    launcher = scripted(("ADDED", pod("Failed", terminated(3), index=0)))
+    launcher = launcher_with_changes(("ADDED", pod("Failed", terminated(3), index=0)))
     for refused, words in (
         ("Secret", "if it exists, it is suspended and has no pods"),
         ("", "its pods end by themselves"),
@@ -312,7 +312,7 @@ async def test_job_that_cannot_be_deleted_is_named_with_the_effect_on_its_pods(c
 
 
 async def test_job_that_kubernetes_never_accepted_is_not_named_after_the_error(caplog):
-    launcher = scripted()
+    launcher = launcher_with_changes()
     launcher._kubectl.fails = "Job"
     with pytest.raises(ConnectError, match="kubectl create"):
         await asyncio.wait_for(launcher.start(), PATIENCE_S)
@@ -322,7 +322,7 @@ async def test_job_that_kubernetes_never_accepted_is_not_named_after_the_error(c
 
 
 async def test_second_connect_does_not_see_the_pods_of_the_first():
-    launcher = scripted(("ADDED", pod("Failed", terminated(3), index=0)))
+    launcher = launcher_with_changes(("ADDED", pod("Failed", terminated(3), index=0)))
     names = []
     for _ in range(2):
         with pytest.raises(ConnectError, match="place 0"):
@@ -347,7 +347,7 @@ async def test_watch_that_kubernetes_ends_with_an_error_starts_again(tmp_path, m
     class Watches(Scripted):
         watch = Kubectl.watch
 
-    launcher = scripted()
+    launcher = launcher_with_changes()
     launcher._kubectl = Watches()
     with pytest.raises(ConnectError, match="place 0: pod job-1-abcde: no master"):
         await asyncio.wait_for(launcher.start(), PATIENCE_S)
@@ -364,7 +364,7 @@ async def test_fault_in_the_watch_is_reported_and_the_watch_starts_again(caplog)
             async for change in super().watch(kind, selector):
                 yield change
 
-    launcher = scripted()
+    launcher = launcher_with_changes()
     launcher._kubectl = Faulty()
     launcher._kubectl.changes = [("ADDED", pod("Failed", terminated(3, message="no master"), index=0))]
     with pytest.raises(ConnectError, match="place 0: pod job-1-abcde: no master"):
@@ -378,7 +378,7 @@ async def test_pod_of_an_unknown_form_is_named_once_and_other_pods_are_read(capl
     odd = pod(index=0)
     del odd["metadata"]["annotations"]
     end = pod("Failed", terminated(3, message="no master"), index=0)
-    launcher = scripted(("ADDED", odd), ("MODIFIED", odd), ("MODIFIED", end))
+    launcher = launcher_with_changes(("ADDED", odd), ("MODIFIED", odd), ("MODIFIED", end))
     with pytest.raises(ConnectError, match="place 0: pod job-1-abcde: no master"):
         await asyncio.wait_for(launcher.start(), PATIENCE_S)
     await launcher.stop()
@@ -387,7 +387,7 @@ async def test_pod_of_an_unknown_form_is_named_once_and_other_pods_are_read(capl
 
 
 async def test_reason_of_an_end_is_forgotten_when_the_next_worker_has_joined():
-    launcher = scripted()
+    launcher = launcher_with_changes()
     incarnations = [1]
     launcher._gate = SimpleNamespace(incarnation=incarnations.__getitem__, is_over=False, has_begun=True)
     launcher._end_queues[0] = asyncio.Queue()
@@ -400,7 +400,7 @@ async def test_reason_of_an_end_is_forgotten_when_the_next_worker_has_joined():
 
 @pytest.mark.parametrize("end", [ConnectError("kubectl get: no answer"), asyncio.CancelledError()])
 async def test_kubernetes_that_does_not_answer_is_not_asked_again_for_each_place(end, monkeypatch):
-    launcher = scripted(workers=2)
+    launcher = launcher_with_changes(workers=2)
     loop = asyncio.get_running_loop()
     now = loop.time
     request_times = []
@@ -419,11 +419,11 @@ async def test_kubernetes_that_does_not_answer_is_not_asked_again_for_each_place
 
 async def test_worker_that_fails_three_times_before_it_joins_fails_the_start():
     ends = [("MODIFIED", pod("Failed", terminated(1), name=f"job-0-{number}", index=0)) for number in "abb"]
-    launcher = scripted(*ends, keys="start_timeout=0.5")
+    launcher = launcher_with_changes(*ends, keys="start_timeout=0.5")
     with pytest.raises(ConnectError, match="no worker joined at port"):
         await launcher.start()
     await launcher.stop()
-    launcher = scripted(*ends, ("DELETED", pod("Running", name="job-0-c", index=0)))
+    launcher = launcher_with_changes(*ends, ("DELETED", pod("Running", name="job-0-c", index=0)))
     with pytest.raises(ConnectError, match="place 0: pod job-0-c: it was deleted"):
         await asyncio.wait_for(launcher.start(), PATIENCE_S)
     await launcher.stop()
@@ -434,14 +434,14 @@ async def test_late_changes_of_an_old_pod_have_no_effect():
         "Pending", {"waiting": {"reason": "ErrImagePull", "message": "new"}}, "job-0-b", 0, "2026-01-01T00:00:09Z"
     )
     old = pod("Failed", terminated(1), "job-0-a", 0)
-    launcher = scripted(("ADDED", new), ("DELETED", old), keys="start_timeout=0.5")
+    launcher = launcher_with_changes(("ADDED", new), ("DELETED", old), keys="start_timeout=0.5")
     with pytest.raises(ConnectError, match="ErrImagePull: new"):
         await launcher.start()
     await launcher.stop()
 
 
 async def test_place_without_a_pod_is_explained_by_the_last_warning_about_the_job():
-    launcher = scripted(keys="start_timeout=0.5")
+    launcher = launcher_with_changes(keys="start_timeout=0.5")
     about = {"reason": "FailedCreate"}
     launcher._kubectl.events = [
         {**about, "message": "new", "lastTimestamp": "2026-01-02T00:00:00Z"},
@@ -454,7 +454,9 @@ async def test_place_without_a_pod_is_explained_by_the_last_warning_about_the_jo
 
 
 async def test_end_after_the_time_of_the_job_is_its_time_limit():
-    launcher = scripted(("MODIFIED", pod("Failed", terminated(3), index=0)), keys="start_timeout=60,time=0.000001")
+    launcher = launcher_with_changes(
+        ("MODIFIED", pod("Failed", terminated(3), index=0)), keys="start_timeout=60,time=0.000001"
+    )
     with pytest.raises(ConnectError, match="the Job's time of 1e-06 s is over"):
         await asyncio.wait_for(launcher.start(), PATIENCE_S)
     assert (await launcher.left(0)).cause is Cause.TIME_LIMIT

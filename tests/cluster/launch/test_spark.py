@@ -106,7 +106,7 @@ def spark(monkeypatch):
     return install
 
 
-def sparked(workers=1, **keys):
+def spark_launcher(workers=1, **keys):
     return Spark(SparkKeys(**{"workers": Workers.of(workers), "start_timeout": 0.2, **keys}))
 
 
@@ -128,10 +128,10 @@ def test_keys_come_from_a_text_and_from_a_mapping():
 async def test_spark_must_be_installed_and_named(monkeypatch, spark):
     spark(None)
     with pytest.raises(ConfigError, match="no Spark session is active, and no master is named"):
-        await Cluster(sparked()).connect()
+        await Cluster(spark_launcher()).connect()
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(ConfigError, match="launcher spark: Spark is not installed here") as caught:
-        await Cluster(sparked()).connect()
+        await Cluster(spark_launcher()).connect()
     assert caught.value.hint == "pip install pyspark"
 
 
@@ -139,8 +139,8 @@ async def test_spark_must_be_installed_and_named(monkeypatch, spark):
 async def test_active_session_is_used_as_it_is(spark, keys):
     context = spark(Context())
     with pytest.raises(ConfigError, match="a Spark session is active, with the master spark://here:7077"):
-        await Cluster(sparked(**keys)).connect()
-    await error_of(sparked(2, master="spark://here:7077"))
+        await Cluster(spark_launcher(**keys)).connect()
+    await error_of(spark_launcher(2, master="spark://here:7077"))
     assert len(set(context.groups)) == 2
     assert not context.is_stopped
     assert context.ended.is_set()
@@ -154,7 +154,7 @@ async def test_own_session_gets_the_settings_and_is_stopped(spark):
         return context
 
     spark(None, create)
-    await error_of(sparked(master="spark://there:7077", conf={"spark.task.cpus": "2"}))
+    await error_of(spark_launcher(master="spark://there:7077", conf={"spark.task.cpus": "2"}))
     assert (session_settings["spark.master"], session_settings["spark.task.cpus"]) == ("spark://there:7077", "2")
     assert context.is_stopped
 
@@ -167,8 +167,8 @@ async def test_name_of_the_application_can_be_set(spark):
         return Context()
 
     spark(None, create)
-    await error_of(sparked(master="spark://there:7077"))
-    await error_of(sparked(master="spark://there:7077", conf={"spark.app.name": "mine"}))
+    await error_of(spark_launcher(master="spark://there:7077"))
+    await error_of(spark_launcher(master="spark://there:7077", conf={"spark.app.name": "mine"}))
     assert names == ["DDLF", "mine"]
 
 
@@ -178,7 +178,7 @@ async def test_run_ends_without_spark(spark, monkeypatch):
     context = Context()
     context.answers.clear()
     spark(None, lambda settings: context)
-    launcher = sparked(master="spark://there:7077", start_timeout=PATIENCE_S)
+    launcher = spark_launcher(master="spark://there:7077", start_timeout=PATIENCE_S)
     connecting = asyncio.create_task(Cluster(launcher).connect())
     try:
         async with asyncio.timeout(PATIENCE_S / 2):
@@ -200,7 +200,7 @@ async def test_spark_that_does_not_start_is_an_error_in_its_words(spark):
 
     spark(None, create)
     words = "place 0: Spark does not start: org.SparkException: All masters are unresponsive"
-    assert await error_of(sparked(master="spark://there:7077", start_timeout=PATIENCE_S)) == words
+    assert await error_of(spark_launcher(master="spark://there:7077", start_timeout=PATIENCE_S)) == words
 
 
 async def test_spark_that_starts_too_late_is_stopped(spark):
@@ -213,7 +213,7 @@ async def test_spark_that_starts_too_late_is_stopped(spark):
     spark(None, create)
     words = r"no worker joined at port \d+ within 0.2 s: Spark does not run yet at spark://there:7077"
     with pytest.raises(ConnectError, match=words):
-        await Cluster(sparked(master="spark://there:7077")).connect()
+        await Cluster(spark_launcher(master="spark://there:7077")).connect()
     is_time.set()
     async with asyncio.timeout(PATIENCE_S):
         while not context.is_stopped:  # noqa: ASYNC110
@@ -242,7 +242,7 @@ LOST = "ExecutorLostFailure (executor 7 exited) Reason: Command exited with code
 )
 async def test_error_has_the_information_of_spark_about_a_place(spark, attempts, words):
     spark(Context(attempts=attempts))
-    assert (await error_of(sparked())).endswith(f"within 0.2 s: {words}")
+    assert (await error_of(spark_launcher())).endswith(f"within 0.2 s: {words}")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ async def test_error_has_the_information_of_spark_about_a_place(spark, attempts,
 )
 async def test_job_that_fails_again_and_again_fails_the_start(spark, words, left):
     context = spark(Context(RuntimeError("job aborted"), [Attempt(0, "FAILED", words)]))
-    launcher = sparked(start_timeout=PATIENCE_S)
+    launcher = spark_launcher(start_timeout=PATIENCE_S)
     assert await error_of(launcher) == f"place 0: {left.words}"
     assert len(context.groups) == 3
 

@@ -29,7 +29,7 @@ from tests.training.checkpoints.test_tensors import arrays, names
 from tests.trials.checkpoints import same, state
 
 
-def of(round, facts=(), **arrays):
+def checkpoint_of(round, facts=(), **arrays):
     return Checkpoint(round=round, arrays={"weights": arrays}, facts=dict(facts))
 
 
@@ -77,10 +77,10 @@ def test_facts_are_read_back_unchanged_with_nan_large_numbers_and_their_order(fo
         "best": float("inf"),
         "deep": {"x": {"y": []}},
     }
-    folder.save(of(1, facts))
+    folder.save(checkpoint_of(1, facts))
     assert folder.newest().facts == facts
     assert list(folder.newest().facts) == list(facts)
-    folder.save(of(2, {"loss": float("nan")}))
+    folder.save(checkpoint_of(2, {"loss": float("nan")}))
     assert folder.newest().facts["loss"] != folder.newest().facts["loss"]
 
 
@@ -95,7 +95,7 @@ def test_facts_are_read_back_unchanged_with_nan_large_numbers_and_their_order(fo
 )
 def test_facts_that_json_would_change_are_refused_by_name(folder, facts, sentence):
     with pytest.raises(CheckpointError, match=sentence):
-        folder.save(of(1, facts))
+        folder.save(checkpoint_of(1, facts))
     assert listed(folder) == []
 
 
@@ -103,7 +103,7 @@ def test_facts_that_contain_themselves_are_refused(folder):
     facts = {}
     facts["again"] = facts
     with pytest.raises(CheckpointError, match="nested more than 100 deep"):
-        folder.save(of(1, facts))
+        folder.save(checkpoint_of(1, facts))
 
 
 @pytest.mark.parametrize("group", ["", "../weights", "Weights", "a/b", "manifest.json", ".hidden", "x" * 65, "a\n"])
@@ -115,7 +115,7 @@ def test_a_group_whose_name_is_not_a_plain_file_name_is_refused(folder, group):
 @pytest.mark.parametrize("number", [-1, 1.0, True, np.int64(3)])
 def test_a_round_is_a_whole_number(folder, number):
     with pytest.raises(CheckpointError, match="cannot be of round"):
-        folder.save(of(number))
+        folder.save(checkpoint_of(number))
 
 
 def test_the_same_state_gives_the_same_bytes(tmp_path):
@@ -186,21 +186,21 @@ def test_files_of_other_programs_are_left_alone(folder):
 
 
 def test_a_round_that_is_saved_again_replaces_the_first_checkpoint(folder):
-    folder.save(of(4, {"attempt": 1}))
-    folder.save(of(4, {"attempt": 2}))
+    folder.save(checkpoint_of(4, {"attempt": 1}))
+    folder.save(checkpoint_of(4, {"attempt": 2}))
     assert listed(folder) == ["round-000004"]
     assert folder.newest().facts == {"attempt": 2}
 
 
 def test_writer_killed_between_two_renames_loses_nothing(folder):
-    folder.save(of(4, {"attempt": 1}))
+    folder.save(checkpoint_of(4, {"attempt": 1}))
     os.rename(folder.path / "round-000004", folder.path / "round-000004.replaced")
     assert folder.newest().facts == {"attempt": 1}
     folder.close()
     folder.open("the next")
     assert listed(folder) == ["round-000004"]
     os.rename(folder.path / "round-000004", folder.path / "round-000004.replaced")
-    folder.save(of(4, {"attempt": 2}))
+    folder.save(checkpoint_of(4, {"attempt": 2}))
     assert listed(folder) == ["round-000004"]
     assert folder.newest().facts == {"attempt": 2}
 
@@ -219,33 +219,33 @@ def test_writing_and_reading_create_no_reference_cycles(folder):
 
 
 def test_saving_an_earlier_round_than_the_newest_is_refused(folder):
-    folder.save(of(9))
+    folder.save(checkpoint_of(9))
     with pytest.raises(CheckpointError, match=r"round-000009 is from a later round than 5"):
-        folder.save(of(5))
+        folder.save(checkpoint_of(5))
     assert listed(folder) == ["round-000009"]
     shutil.rmtree(folder.path / "round-000009")
-    folder.save(of(5))
+    folder.save(checkpoint_of(5))
     assert listed(folder) == ["round-000005"]
 
 
 def test_training_replaces_a_damaged_later_checkpoint(folder):
     for number in (1, 2, 5):
-        saved = folder.save(of(number))
+        saved = folder.save(checkpoint_of(number))
     (saved / "weights.safetensors").write_bytes(b"")
-    folder.save(of(3))
+    folder.save(checkpoint_of(3))
     assert folder.newest(report=[].append).round == 3
-    folder.save(of(5))
+    folder.save(checkpoint_of(5))
     assert folder.newest().round == 5
     assert [entry.complete for entry in folder.entries()] == [True] * 3
 
 
 def test_reader_takes_a_newer_checkpoint_if_its_own_is_removed(folder, monkeypatch):
-    folder.save(of(1))
+    folder.save(checkpoint_of(1))
     load = CheckpointFolder.load
 
     def overtaken(reader, name, **options):
         if name == "round-000001":
-            folder.save(of(2))
+            folder.save(checkpoint_of(2))
             shutil.rmtree(folder.path / name)
         return load(reader, name, **options)
 
@@ -599,7 +599,7 @@ def test_reader_finds_a_checkpoint_while_a_writer_replaces_them(folder):
 
 
 def test_manifest_is_readable_json(folder):
-    saved = folder.save(of(12, {"seed": 7}, kernel=np.ones(3, ml_dtypes.bfloat16)))
+    saved = folder.save(checkpoint_of(12, {"seed": 7}, kernel=np.ones(3, ml_dtypes.bfloat16)))
     content = json.loads((saved / "manifest.json").read_text())
     assert list(content) == ["format", "ddlf", "round", "epoch", "files", "records", "facts", "sha256"]
     assert content["files"][0] | {"sha256": "", "bytes": 0} == {

@@ -18,7 +18,7 @@ TERMS = Terms(unit="peer", clip=1.0)
 ONE = Cost(members=("1", "2"), noise=Noise(multiplier=1.0))
 
 
-def counted(folder, number, *, terms=TERMS, budget=None):
+def account_with(folder, number, *, terms=TERMS, budget=None):
     account = ReleaseAccount.begin(folder, terms, budget)
     for _ in range(number):
         account.count(ONE)
@@ -26,7 +26,7 @@ def counted(folder, number, *, terms=TERMS, budget=None):
 
 
 def test_account_remembers_releases_after_a_resume(tmp_path):
-    account = counted(tmp_path, 3)
+    account = account_with(tmp_path, 3)
     account.count(Cost(members=("2",), noise=Noise(multiplier=2.0, sampled=0.1), steps=7))
     resumed = ReleaseAccount.resume(tmp_path, TERMS, least=4)
     assert resumed.accountant.releases == 4
@@ -36,7 +36,7 @@ def test_account_remembers_releases_after_a_resume(tmp_path):
 
 
 def test_budget_ends_before_the_release_that_would_exceed_it(tmp_path):
-    account = counted(tmp_path, 10, budget=17.9)
+    account = account_with(tmp_path, 10, budget=17.9)
     assert account.accountant.worst() == pytest.approx(17.8566, abs=1e-3)
     before = (tmp_path / RELEASES).read_bytes()
     with pytest.raises(BudgetSpent, match=r"epsilon is 17.86 at delta = 1e-05, .*above the privacy budget of 17.9"):
@@ -49,7 +49,7 @@ def test_budget_ends_before_the_release_that_would_exceed_it(tmp_path):
 
 
 def test_resumed_account_has_the_remaining_budget(tmp_path):
-    counted(tmp_path, 2, budget=7.0)
+    account_with(tmp_path, 2, budget=7.0)
     account = ReleaseAccount.resume(tmp_path, TERMS, 7.0)
     with pytest.raises(BudgetSpent, match="privacy budget of 7"):
         account.check_next()
@@ -57,7 +57,7 @@ def test_resumed_account_has_the_remaining_budget(tmp_path):
 
 
 def test_account_continues_in_another_folder(tmp_path):
-    account = counted(tmp_path, 2)
+    account = account_with(tmp_path, 2)
     other_folder = tmp_path / "other"
     other_folder.mkdir()
     account.copy_to(other_folder)
@@ -81,27 +81,27 @@ def test_resume_refuses_a_missing_account(tmp_path):
 
 
 def test_resume_refuses_an_account_that_is_older_than_the_checkpoint(tmp_path):
-    counted(tmp_path, 3)
+    account_with(tmp_path, 3)
     with pytest.raises(CheckpointMismatch, match="counts 3 releases, and at least 4 have left"):
         ReleaseAccount.resume(tmp_path, TERMS, least=4)
 
 
 @pytest.mark.parametrize("changed", [{"clip": 2.0}, {"delta": 1e-6}, {"unit": "sample"}])
 def test_resume_refuses_other_terms(tmp_path, changed):
-    counted(tmp_path, 1)
+    account_with(tmp_path, 1)
     with pytest.raises(CheckpointMismatch, match=f"this run has {next(iter(changed))} = "):
         ReleaseAccount.resume(tmp_path, replace(TERMS, **changed))
 
 
 def test_begin_refuses_a_folder_with_an_account(tmp_path):
-    counted(tmp_path, 1)
+    account_with(tmp_path, 1)
     with pytest.raises(CheckpointError, match="cannot begin the account of releases"):
         ReleaseAccount.begin(tmp_path, TERMS)
 
 
 @pytest.mark.parametrize("cut", [1, 10, 60])
 def test_resume_removes_an_incomplete_last_line(tmp_path, cut):
-    counted(tmp_path, 2)
+    account_with(tmp_path, 2)
     path = tmp_path / RELEASES
     content = path.read_bytes()
     path.write_bytes(content[:-cut])
@@ -112,7 +112,7 @@ def test_resume_removes_an_incomplete_last_line(tmp_path, cut):
 
 
 def test_resume_refuses_each_changed_byte(tmp_path):
-    counted(tmp_path, 2)
+    account_with(tmp_path, 2)
     path = tmp_path / RELEASES
     content = path.read_bytes()
     for offset in range(0, len(content) - 1, 7):
@@ -125,7 +125,7 @@ def test_resume_refuses_each_changed_byte(tmp_path):
 
 
 def test_release_is_not_counted_when_the_disk_refuses(tmp_path, monkeypatch):
-    account = counted(tmp_path, 1)
+    account = account_with(tmp_path, 1)
 
     def refuse(file, data, offset):
         os.lseek(file, offset, os.SEEK_SET)
