@@ -207,7 +207,7 @@ class Group:
             run.crew.emit(SlotFinished(**origin))
         idle = sum(result["idle_s"] / max(result["compute_s"], 1e-9) for result in results) / len(results)
         count = self._plan.parts_of_replica
-        replies = [self._reply(task, results[slot * count :][:count], begin) for slot, task in enumerate(tasks)]
+        replies = [self._make_reply(task, results[slot * count :][:count], begin) for slot, task in enumerate(tasks)]
         return replies, idle
 
     async def commit(self, replies: Sequence[Reply], metrics: dict[str, float], *, shown: bool) -> None:
@@ -363,7 +363,7 @@ class Group:
                     self._again(attempt)
                     return None
                 if "peer" in result:
-                    await self._unreached(attempt, worker, result)
+                    await self._wait_for_loss(attempt, worker, result)
                     return None
                 if "other" in result:
                     job.refusal = result["other"]
@@ -392,7 +392,7 @@ class Group:
         copy = self._copy_of(attempt, part)
         order = job.order | {
             **job.entries_of(part),
-            **await self._prepared(attempt, part, worker, job.round),
+            **await self._prepare_worker(attempt, part, worker, job.round),
             "part": part,
             "ends": self._plan.ends,
             "within": self._plan.program.workers,
@@ -423,7 +423,7 @@ class Group:
         holders = [self._members.member(proxy.id) for proxy in (worker, copy) if proxy is not None]
         return result | {"worker": worker.id, "at": [member for member in holders if member is not None]}
 
-    async def _prepared(self, attempt: Attempt, part: int, worker: ProxyWorker, number: int) -> dict[str, Any]:
+    async def _prepare_worker(self, attempt: Attempt, part: int, worker: ProxyWorker, number: int) -> dict[str, Any]:
         """Introduce the workers, and return the entries of a part's order about its state.
 
         Args:
@@ -485,7 +485,7 @@ class Group:
             return
         self._again(attempt)
 
-    async def _unreached(self, attempt: Attempt, worker: ProxyWorker, result: dict[str, Any]) -> None:
+    async def _wait_for_loss(self, attempt: Attempt, worker: ProxyWorker, result: dict[str, Any]) -> None:
         """Wait until the crew notices the loss of a worker that another one has not reached.
 
         Raises:
@@ -521,7 +521,7 @@ class Group:
         if result.get("digest") != task.digest():
             raise ProtocolError("trained on other samples than it was given", worker=worker.name)
 
-    def _reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
+    def _make_reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
         """Return the reply of a replica to its task, from the results of its parts."""
         last, samples = results[-1], len(task.indices)
         metrics = dict(last["metrics"])

@@ -220,23 +220,23 @@ class _Builder:
         graph, begin = self.graph, 0
         for stage, end in enumerate(self.ends):
             for number in range(begin, end):
-                self._call(stage, number)
+                self._add_call(stage, number)
             begin = end
         last = len(self.ends) * self.workers - 1
-        outputs = tuple(self._whole(tensor, last) for tensor in graph.outputs)
+        outputs = tuple(self._bring_whole(tensor, last) for tensor in graph.outputs)
         loss = Op(last, outputs, (), lambda values, training: ())
         needed = self._needed(loss)
-        return self._segmented([op for op in self.ops if op in needed] + [loss], last)
+        return self._cut_segments([op for op in self.ops if op in needed] + [loss], last)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def _call(self, stage: int, number: int) -> None:
+    def _add_call(self, stage: int, number: int) -> None:
         """Add the ops of a call."""
         import keras
 
         call = self.graph.calls[number]
         parts = [stage * self.workers + worker for worker in range(self.workers)]
-        way = self._way(stage, call, parts)
+        way = self._choose_way(stage, call, parts)
         self.ways.append(way)
         for index, weight in zip(call.weights, getattr(call.operation, "weights", []), strict=True):
             if id(weight) in way.pieces:
@@ -246,10 +246,10 @@ class _Builder:
         function = way.activation(call.operation)
         tensor = call.outputs[0]
         if isinstance(way, Exchanged):
-            self._exchange(number, way, call.inputs[0], tensor, call.operation, parts)
+            self._add_exchange(number, way, call.inputs[0], tensor, call.operation, parts)
             return
         if isinstance(way, Alike) or not (way.adds or way.gives is not None):
-            self._simple(number, way, parts)
+            self._add_simple(number, way, parts)
             return
         separate_activation = None if is_elementwise(function, way.gives) else function
         result = tensor + len(self.graph.tensors) if separate_activation else tensor
@@ -267,17 +267,17 @@ class _Builder:
         biased = () if variable is None else (variable,)
         weights = tuple(index for index in call.weights if index != variable)
         if way.adds:
-            self._sum(number, way, parts, result, finish, weights, biased)
+            self._add_sum(number, way, parts, result, finish, weights, biased)
         else:
             self.cut[result] = way.gives
             for worker, part in enumerate(parts):
                 inputs = self._inputs(call, way, part)
-                compute = self._computing(number, way, worker, finish)
+                compute = self._make_compute(number, way, worker, finish)
                 self._add(Op(part, inputs, (Name(OWN, result, part),), compute, (*weights, *biased), number), number)
         if separate_activation:
-            self._activation(number, result, tensor, separate_activation, parts)
+            self._add_activation(number, result, tensor, separate_activation, parts)
 
-    def _way(self, stage: int, call: Any, parts: Sequence[int]) -> Way:
+    def _choose_way(self, stage: int, call: Any, parts: Sequence[int]) -> Way:
         if self.workers == 1:
             return Way()
         earlier = self.way_of.get(id(call.operation))
@@ -308,10 +308,10 @@ class _Builder:
 
     def _inputs(self, call: Any, way: Way, part: int) -> tuple[Name, ...]:
         if way.takes is None:
-            return tuple(self._whole(tensor, part) for tensor in call.inputs)
-        return tuple(self._units_at(tensor, part, way.takes) for tensor in call.inputs)
+            return tuple(self._bring_whole(tensor, part) for tensor in call.inputs)
+        return tuple(self._bring_units(tensor, part, way.takes) for tensor in call.inputs)
 
-    def _computing(self, number: int, way: Way, worker: int, after: Callable[[Any], Any] | None = None) -> Compute:
+    def _make_compute(self, number: int, way: Way, worker: int, after: Callable[[Any], Any] | None = None) -> Compute:
         call, symbols = self.graph.calls[number], self.graph.tensors
 
         def compute(values: Sequence[Any], training: bool) -> Sequence[Any]:
@@ -320,7 +320,7 @@ class _Builder:
 
         return compute
 
-    def _simple(self, number: int, way: Way, parts: Sequence[int]) -> None:
+    def _add_simple(self, number: int, way: Way, parts: Sequence[int]) -> None:
         """Add a call whose results are whole, or follow the units of its inputs."""
         call = self.graph.calls[number]
         kind = WHOLE if way.gives is None else OWN
@@ -330,9 +330,9 @@ class _Builder:
         for worker, part in enumerate(parts):
             gives = tuple(Name(kind, tensor, part) for tensor in call.outputs)
             inputs = self._inputs(call, way, part)
-            self._add(Op(part, inputs, gives, self._computing(number, way, worker), call.weights, number), number)
+            self._add(Op(part, inputs, gives, self._make_compute(number, way, worker), call.weights, number), number)
 
-    def _sum(
+    def _add_sum(
         self,
         number: int,
         way: Way,
@@ -353,7 +353,7 @@ class _Builder:
                 self.pieces.pop(index, None)
         self.cut[result], self.holders[result] = units, [] if units is not None else list(holders)
         for worker, part in enumerate(parts):
-            inputs, compute = self._inputs(call, way, part), self._computing(number, way, worker)
+            inputs, compute = self._inputs(call, way, part), self._make_compute(number, way, worker)
             if units is None:
                 gives: tuple[Name, ...] = (Name(ADDEND, result, part),)
                 self._add(Op(part, inputs, gives, compute, weights, number), number)
@@ -382,30 +382,32 @@ class _Builder:
         used = any(tensor in call.inputs for call in self.graph.calls)
         return tensor in self.graph.outputs and not used and self.stage_of[tensor] == last
 
-    def _activation(
+    def _add_activation(
         self, number: int, before: int, after: int, function: Callable[[Any], Any], parts: Sequence[int]
     ) -> None:
         """Add an activation that does not treat each unit alone."""
         units = self.cut[before]
         if units is not None and is_softmax(function) and not self._only_for_the_loss(after):
             count = len(self.graph.tensors)
-            self._exchange(
+            self._add_exchange(
                 number, softmax_of(units, self.graph.tensors[before % count].shape), before, after, None, parts
             )
             return
         self.cut[after], holders = None, self.holders.get(before) or list(parts)
         self.holders[after] = list(holders)
         for part in holders:
-            inputs = (self._whole(before, part),)
+            inputs = (self._bring_whole(before, part),)
             self._add(
                 Op(part, inputs, (Name(WHOLE, after, part),), lambda values, training: [function(values[0])]), number
             )
 
-    def _exchange(self, number: int, way: Exchanged, before: int, after: int, layer: Any, parts: Sequence[int]) -> None:
+    def _add_exchange(
+        self, number: int, way: Exchanged, before: int, after: int, layer: Any, parts: Sequence[int]
+    ) -> None:
         """Add a call that exchanges numbers of the units of all parts, not the units."""
         assert way.takes is not None
         self.cut[after], self.holders[after], self.statistic_shapes[after] = way.gives, [], way.shape
-        shares, numbers = [self._units_at(before, part, way.takes) for part in parts], tuple[Name, ...]()
+        shares, numbers = [self._bring_units(before, part, way.takes) for part in parts], tuple[Name, ...]()
         for step, kind in enumerate(way.kinds):
             next_shares = [Name(BEFORE, after, part, step) for part in parts]
             statistics = [Name(kind, after, part, step) for part in parts]
@@ -429,7 +431,7 @@ class _Builder:
 
     # -- conversions --------------------------------------------------------------------------------------------------
 
-    def _whole(self, tensor: int, part: int) -> Name:
+    def _bring_whole(self, tensor: int, part: int) -> Name:
         """Return the name of a whole tensor at a part, and add the ops that bring it there."""
         name = Name(WHOLE, tensor, part)
         if name in self.op_of or tensor < len(self.graph.inputs):
@@ -439,16 +441,16 @@ class _Builder:
             holders = self.holders[tensor]
             return Name(WHOLE, tensor, holders[part % len(holders)])
         total = np.arange(sum(units.counts))
-        self._gathered(tensor, part, total, name)
+        self._gather(tensor, part, total, name)
         return name
 
-    def _units_at(self, tensor: int, part: int, units: Units) -> Name:
+    def _bring_units(self, tensor: int, part: int, units: Units) -> Name:
         """Return the name of a part's units of a tensor, and add the ops that bring them there."""
         worker, tensor_units = part % self.workers, self.cut.get(tensor)
         if same(tensor_units, units):
             owner = self.stage_of[tensor] * self.workers + worker
             if owner != part:
-                self._receives(tensor, part, units[worker], Name(OWN, tensor, owner))
+                self._note_received(tensor, part, units[worker], Name(OWN, tensor, owner))
             return Name(OWN, tensor, owner)
         number = next((i for i, slicing in enumerate(self.slicings) if same(slicing, units)), len(self.slicings))
         if number == len(self.slicings):
@@ -457,19 +459,19 @@ class _Builder:
         if name in self.op_of:
             return name
         if tensor_units is not None and tensor_units.axis == units.axis and Name(WHOLE, tensor, part) not in self.op_of:
-            self._gathered(tensor, part, units[worker], name)
+            self._gather(tensor, part, units[worker], name)
             return name
-        whole = self._whole(tensor, part)
+        whole = self._bring_whole(tensor, part)
         self._add(Op(part, (whole,), (name,), lambda values, training: [units.take(values[0], worker)]), -1)
         return name
 
-    def _gathered(self, tensor: int, part: int, needed: Indices, name: Name) -> None:
+    def _gather(self, tensor: int, part: int, needed: Indices, name: Name) -> None:
         """Bring some indices of a tensor that is cut to a part. No value travels to a part twice."""
         units, first = self.cut[tensor], self.stage_of[tensor] * self.workers
         assert units is not None
         axis = units.axis
         if first <= part < first + self.workers:
-            self._receives(tensor, part, units[part - first], Name(OWN, tensor, part))
+            self._note_received(tensor, part, units[part - first], Name(OWN, tensor, part))
         received = self.received.setdefault((tensor, part), [])
         for worker, owned in enumerate(units):
             present = np.concatenate([piece for piece, _ in received]) if received else np.zeros(0, int)
@@ -477,7 +479,7 @@ class _Builder:
             if not len(lacks):
                 continue
             if len(lacks) == len(owned):
-                self._receives(tensor, part, owned, Name(OWN, tensor, first + worker))
+                self._note_received(tensor, part, owned, Name(OWN, tensor, first + worker))
                 continue
             positions = np.flatnonzero(np.isin(owned, lacks))
             border = Name(BORDER, tensor, first + worker, len(self.ops))
@@ -487,7 +489,7 @@ class _Builder:
 
             self.lengths[border] = len(lacks)
             self._add(Op(first + worker, (Name(OWN, tensor, first + worker),), (border,), of_border), -1)
-            self._receives(tensor, part, owned[positions], border)
+            self._note_received(tensor, part, owned[positions], border)
         used = [(piece, source) for piece, source in received if np.isin(piece, needed).any()]
         indices = [piece for piece, _ in used]
         order = np.sort(np.concatenate(indices))
@@ -499,7 +501,7 @@ class _Builder:
 
         self._add(Op(part, tuple(source for _, source in used), (name,), assemble), -1)
 
-    def _receives(self, tensor: int, part: int, indices: Indices, name: Name) -> None:
+    def _note_received(self, tensor: int, part: int, indices: Indices, name: Name) -> None:
         """Note that a part has some indices of a tensor."""
         received = self.received.setdefault((tensor, part), [])
         if name not in [source for _, source in received]:
@@ -540,7 +542,7 @@ class _Builder:
                     pending.append(op)
         return needed
 
-    def _segmented(self, ops: Sequence[Op], last: int) -> Program:
+    def _cut_segments(self, ops: Sequence[Op], last: int) -> Program:
         parts = last + 1
         level: dict[Op, int] = {}
         for op in ops:
@@ -554,7 +556,7 @@ class _Builder:
             )
         if ops:
             level[ops[-1]] = max(level[op] for op in ops if op.part == last)
-        cut = self._lightened(ops, level)
+        cut = self._number_segments(ops, level)
         segment_of = {op: (op.part, cut[op]) for op in ops}
         used: dict[Name, list[Op]] = {}
         for op in ops:
@@ -577,7 +579,7 @@ class _Builder:
             self.workers, self.by_rows, values, segments, tuple(self.ways), self.pieces, inputs, uses, shapes
         )
 
-    def _lightened(self, ops: Sequence[Op], level: dict[Op, int]) -> dict[Op, tuple[int, int]]:
+    def _number_segments(self, ops: Sequence[Op], level: dict[Op, int]) -> dict[Op, tuple[int, int]]:
         """Return the segment of each op: its level, and a number that grows after each ``MOST_VALUES`` of weights.
 
         The gradients of a segment's weights are there at the same time, so a segment has few large weights.

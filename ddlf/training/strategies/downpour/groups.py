@@ -162,7 +162,7 @@ class ReplicaGroup(Group):
         """Return the pairs of workers that exchange arrays in the current attempt."""
         return self._links_of(self._attempt)
 
-    async def _prepared(self, attempt: Attempt, part: int, worker: ProxyWorker, number: int) -> dict[str, Any]:
+    async def _prepare_worker(self, attempt: Attempt, part: int, worker: ProxyWorker, number: int) -> dict[str, Any]:
         """Introduce the group, and return the entries of a part's order about its weights, which are on servers."""
         async with self._reached:
             await self._serving.meet(worker)
@@ -177,10 +177,10 @@ class ReplicaGroup(Group):
     async def _hand_back(self, number: int) -> None:
         """Do nothing if a worker leaves: the servers have the state."""
 
-    def _reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
+    def _make_reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
         pushed = [result["pushed"] for result in results]
         return replace(
-            super()._reply(task, results, begin),
+            super()._make_reply(task, results, begin),
             pushed={
                 "pushes": [
                     joined(of_parts, 2) for of_parts in zip(*(facts["pushes"] for facts in pushed), strict=True)
