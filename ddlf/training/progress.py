@@ -475,8 +475,8 @@ class Progress:
         paced, begun, self.portion = self.parts_from and (portion or self.portion), self.offsets[-1] > 0, portion
         self.together = -(-self.samples // -(-self.samples // together)) if together else 0
         self.parts_from += [(self.reached, ())] if paced else []
-        left = epochs + begun if more else max(0, epochs - self.starts[-1])
-        self._add(left, worker_epochs, begun=begun and left > 0)
+        remaining = epochs + begun if more else max(0, epochs - self.starts[-1])
+        self._add(remaining, worker_epochs, begun=begun and remaining > 0)
         self.planned_epochs = self.starts[-1]
 
     def add_slots(self, number: int, slots: int) -> None:

@@ -370,7 +370,9 @@ def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[b
     coded += [] if outward.delta or str(outward) == "float32" else [f"weights_codec={str(outward)!r}"]
     least = 0 if spec.train.encodes_small else RAW_BELOW_BYTES
     if coded and not any(
-        w.dtype == np.float32 and w.nbytes >= least for w, on in zip(weights, trainable, strict=True) if on
+        w.dtype == np.float32 and w.nbytes >= least
+        for w, is_trained in zip(weights, trainable, strict=True)
+        if is_trained
     ):
         return (
             f"{' and '.join(coded)} {'has' if len(coded) == 1 else 'have'} no effect: only float32 weights of {RAW_BELOW_BYTES} bytes "
@@ -418,7 +420,7 @@ def check_files(spec: RunSpec, data: DataSet) -> None:
         ConfigError: A setting cannot be used. The error names it.
     """
     rule = spec.data.shuffle
-    whole, steps = isinstance(rule, Global), spec.local.steps
+    is_global, steps = isinstance(rule, Global), spec.local.steps
     samples = data.manifest.samples
     rows = [
         Refusal(
@@ -428,14 +430,14 @@ def check_files(spec: RunSpec, data: DataSet) -> None:
         ),
         *spec.train.file_refusals(spec),
         Refusal(
-            whole and samples > MAX_GLOBAL,
+            is_global and samples > MAX_GLOBAL,
             f"{samples:,} samples are too many for shuffle='global', which takes up to {MAX_GLOBAL:,}",
             f"use shuffle={USUAL_SHUFFLE!r}",
         ),
     ]
     instead = ", or use shuffle='global'"
     for name, value, applies, reason, alternative in (
-        ("shuffle", repr(str(rule)), whole and bool(data.manifest.hosts), "each worker has some of the files", ""),
+        ("shuffle", repr(str(rule)), is_global and bool(data.manifest.hosts), "each worker has some of the files", ""),
         (
             "partition",
             repr(str(spec.data.partition)),
@@ -446,14 +448,14 @@ def check_files(spec: RunSpec, data: DataSet) -> None:
         (
             "exchange",
             repr(spec.exchange.name),
-            spec.exchange.one_step and not whole,
+            spec.exchange.one_step and not is_global,
             "a slot has no equal batches of its files",
             instead,
         ),
         (
             "worker_steps",
             str(steps),
-            steps is not None and not whole,
+            steps is not None and not is_global,
             "round_samples already cuts an epoch into rounds",
             instead,
         ),

@@ -504,19 +504,19 @@ class Run:
             await end_all(carrying)
             raise
 
-    def left_without(self, left: SlotLeftOut) -> None:
+    def left_without(self, absence: SlotLeftOut) -> None:
         """Note that the current round of all slots is merged without one, because the worker that has its samples is away."""
-        self.facts.data.leave_out(self.progress.ledger, left.slot, self.progress.round)
-        self.missed(left, self.progress.round)
+        self.facts.data.leave_out(self.progress.ledger, absence.slot, self.progress.round)
+        self.missed(absence, self.progress.round)
 
-    def missed(self, left: SlotLeftOut, number: int) -> None:
+    def missed(self, absence: SlotLeftOut, number: int) -> None:
         """Report that the run continues without a slot in its round, numbered from 0, until its worker is back."""
-        samples = self.progress.ledger.shares[left.slot].samples
-        self.without.append((left.slot + 1, left.worker, samples))
-        at = {"round": number + 1, "slot": left.slot + 1, "worker": left.worker}
-        is_said = self._missed.get(left.slot) == (number - 1, left.reason)
-        self._missed[left.slot] = number, left.reason
-        self.crew.emit(SlotMissed(**at, samples=samples, why="" if is_said else left.reason))
+        samples = self.progress.ledger.shares[absence.slot].samples
+        self.without.append((absence.slot + 1, absence.worker, samples))
+        facts = {"round": number + 1, "slot": absence.slot + 1, "worker": absence.worker}
+        is_said = self._missed.get(absence.slot) == (number - 1, absence.reason)
+        self._missed[absence.slot] = number, absence.reason
+        self.crew.emit(SlotMissed(**facts, samples=samples, why="" if is_said else absence.reason))
 
     def end_without(self, slot: int, rounds: range) -> None:
         """End an asynchronous slot before its last rounds, numbered from 0, because its worker stays away."""
@@ -878,11 +878,11 @@ class Run:
         end = time.perf_counter()
         first = replies[0].task
         slowest = max(reply.elapsed_s for reply in replies)
-        out, back = sum(r.bytes_out for r in replies), sum(r.bytes_back for r in replies)
+        bytes_out, bytes_back = sum(r.bytes_out for r in replies), sum(r.bytes_back for r in replies)
         recomputed = sum(self.tries.get(reply.slot, 1) - 1 for reply in replies)
         if self._before is not None:  # counts all traffic of the round, such as lost attempts and backups
             moved = *self._bytes_moved(), self.crew.losses
-            out, back, recomputed = (now - before for now, before in zip(moved, self._before, strict=True))
+            bytes_out, bytes_back, recomputed = (now - before for now, before in zip(moved, self._before, strict=True))
         metrics = self._merge_metrics([(reply.metrics, reply.samples, reply.counted) for reply in replies])
         epsilons = {} if self.account is None else self.account.accountant.epsilons()
         if epsilons:
@@ -903,8 +903,8 @@ class Run:
             merge_s=end - self.arrived,
             wait_s=sum(slowest - reply.elapsed_s for reply in replies) / len(replies),
             wait_data_s=max(reply.wait_data_s for reply in replies),
-            bytes_out=out,
-            bytes_back=back,
+            bytes_out=bytes_out,
+            bytes_back=bytes_back,
             error=sum(reply.codec_error for reply in replies) / len(replies),
             slots=self.progress.slots_in(first.round),
             workers=tuple(reply.worker for reply in replies),
@@ -992,44 +992,44 @@ async def gather(
         ClusterTooSmall: The workers of all slots are away, and the slots belong to them.
     """
     if run.facts.update_policy == "stop":
-        return await _as_they_come(run, carrying, into)
-    return await _compared(run, tasks, carrying, again, into)
+        return await _gather_on_arrival(run, carrying, into)
+    return await _gather_compared(run, tasks, carrying, again, into)
 
 
-async def _as_they_come(run: Run, carrying: Sequence[asyncio.Task[Reply]], into: Merge | None) -> list[Reply]:
+async def _gather_on_arrival(run: Run, carrying: Sequence[asyncio.Task[Reply]], into: Merge | None) -> list[Reply]:
     positions = {carried: index for index, carried in enumerate(carrying)}
     waiting = set(carrying)
-    fit: dict[int, Reply] = {}
+    accepted: dict[int, Reply] = {}
     while waiting:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         run.arrived = time.perf_counter()
         for carried in sorted(done, key=positions.__getitem__):
             try:
-                fit[positions[carried]] = reply = carried.result()
-            except SlotLeftOut as left:
-                run.left_without(left)
+                accepted[positions[carried]] = reply = carried.result()
+            except SlotLeftOut as absence:
+                run.left_without(absence)
                 if into is not None:
                     into.leave_out(positions[carried])
                 continue
-            check(run, reply)
+            check_update(run, reply)
             if into is not None:
                 into.add(positions[carried], reply.update, reply.weight, checked=True)
-    if not fit and carrying:
-        raise nobody(run)
-    return [fit[index] for index in sorted(fit)]
+    if not accepted and carrying:
+        raise all_workers_away(run)
+    return [accepted[index] for index in sorted(accepted)]
 
 
-async def _compared(
+async def _gather_compared(
     run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], again: Again, into: Merge | None
 ) -> list[Reply]:
     replies: dict[int, Reply] = {}
-    for outcome in await asyncio.gather(*map(_reply_or_reason, carrying)):
+    for outcome in await asyncio.gather(*map(_reply_or_absence, carrying)):
         if isinstance(outcome, SlotLeftOut):
             run.left_without(outcome)
         else:
             replies[outcome.slot] = outcome
     if not replies:
-        raise nobody(run)
+        raise all_workers_away(run)
     answered = [task for task in tasks if task.slot in replies]
     refused: dict[int, frozenset[int]] = {}
     judged: dict[int, tuple[Reply, str]] = {}  # slot -> the reply that was judged last, and the verdict
@@ -1048,7 +1048,7 @@ async def _compared(
                 continue  # judged again only because other updates were recomputed, with the same verdict
             run.verdicts.append(f"{verdict} (worker {reply.worker})")
             if verdict.action == "clip":
-                tell_clipped(run, reply, verdict)
+                report_clipped(run, reply, verdict)
             if verdict.action == "reject":
                 refused[slot] = refused.get(slot, frozenset()) | {reply.worker}
                 run.crew.distrust(slot, reply.worker, str(verdict))
@@ -1059,27 +1059,27 @@ async def _compared(
         computed = await asyncio.gather(*(again(task, refused[task.slot]) for task in retried))
         replies.update({reply.slot: reply for reply in computed})
     run.arrived = time.perf_counter()
-    fit = []
+    accepted = []
     for index, task in enumerate(tasks):
         if task.slot in replies and verdicts[task.slot].action != "reject":
-            fit.append(as_it_counts(replies[task.slot], verdicts[task.slot]))
+            accepted.append(as_merged(replies[task.slot], verdicts[task.slot]))
             if into is not None:
-                into.add(index, fit[-1].update, fit[-1].weight, checked=True)
+                into.add(index, accepted[-1].update, accepted[-1].weight, checked=True)
         elif into is not None:
             into.leave_out(index)
-    if not fit:
+    if not accepted:
         raise BadUpdate("no update of this round can be used: " + "; ".join(run.verdicts))
-    return fit
+    return accepted
 
 
-async def _reply_or_reason(carrying: asyncio.Task[Reply]) -> Reply | SlotLeftOut:
+async def _reply_or_absence(carrying: asyncio.Task[Reply]) -> Reply | SlotLeftOut:
     try:
         return await carrying
-    except SlotLeftOut as left:
-        return left
+    except SlotLeftOut as absence:
+        return absence
 
 
-def nobody(run: Run) -> ClusterTooSmall:
+def all_workers_away(run: Run) -> ClusterTooSmall:
     """Return the error for a run whose slots all belong to workers that are away."""
     slots = ", ".join(str(slot) for slot, *_ in run.without)
     return ClusterTooSmall(
@@ -1088,7 +1088,7 @@ def nobody(run: Run) -> ClusterTooSmall:
     )
 
 
-def check(run: Run, reply: Reply) -> None:
+def check_update(run: Run, reply: Reply) -> None:
     """Raise an error if an update is unusable by itself, whatever the other updates are.
 
     Raises:
@@ -1115,10 +1115,10 @@ def check_weights(run: Run, weights: Weights | WeightsRef, replies: Sequence[Rep
     if isinstance(weights, WeightsRef) or weights is run.progress.weights:  # weights on the workers were checked there
         return
     if (problem := fault(weights, 1, weights, run.facts.names)) is not None:
-        raise unfit(problem, replies[0].task.round)
+        raise unusable_weights(problem, replies[0].task.round)
 
 
-def unfit(fault: Fault, number: int) -> BadUpdate:
+def unusable_weights(fault: Fault, number: int) -> BadUpdate:
     """Return the error for unusable weights after a round, numbered from 0."""
     return BadUpdate(
         f"the weights after round {number + 1} cannot be used: {fault.reason}, and no update was",
@@ -1128,7 +1128,7 @@ def unfit(fault: Fault, number: int) -> BadUpdate:
     )
 
 
-def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | None:
+def judge_arrival(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | None:
     """Judge an update of asynchronous training by comparing it with the last one of each other slot.
 
     Returns:
@@ -1138,7 +1138,7 @@ def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | No
         BadUpdate: The update is unusable, and the policy is ``"stop"``.
     """
     if run.facts.update_policy == "stop" or run.exchange.weights_out.stays:
-        check(run, reply)
+        check_update(run, reply)
         return reply
     verdict = verdicts_on(run, {**latest, reply.slot: reply})[reply.slot]
     if verdict.action == "reject":
@@ -1147,18 +1147,18 @@ def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | No
     run.crew.trust(reply.worker)
     if verdict.action == "clip":
         run.verdicts.append(str(verdict))
-        tell_clipped(run, reply, verdict)
-    return as_it_counts(reply, verdict)
+        report_clipped(run, reply, verdict)
+    return as_merged(reply, verdict)
 
 
-def as_it_counts(reply: Reply, verdict: Verdict) -> Reply:
+def as_merged(reply: Reply, verdict: Verdict) -> Reply:
     """Return a reply in the form that is merged: its update is scaled if it was too long and is on the master."""
     if verdict.factor == 1 or stays(reply):
         return reply
     return dataclasses.replace(reply, update=scaled(reply.update, verdict.factor))
 
 
-def tell_clipped(run: Run, reply: Reply, verdict: Verdict) -> None:
+def report_clipped(run: Run, reply: Reply, verdict: Verdict) -> None:
     """Emit the event that says that an update was too long and was scaled down."""
     facts = {"round": reply.task.round + 1, "slot": reply.slot + 1, "worker": reply.worker}
     run.crew.emit(UpdateClipped(**facts, factor=verdict.factor, why=str(verdict)))

@@ -263,16 +263,16 @@ async def _announced(app: App, spec: RunSpec) -> AsyncIterator[str]:
             seed=spec.seed,
         )
     )
-    how: How = "failed"
+    outcome: How = "failed"
     reason = ""
     try:
         yield run
         ended = app.run_context.progress
         assert ended is not None
-        how = "converged" if ended.converged else "complete" if ended.is_complete else "stopped"
+        outcome = "converged" if ended.converged else "complete" if ended.is_complete else "stopped"
         reason = ended.reason
     except BaseException as error:
-        how = "failed" if isinstance(error, Exception) else "cancelled"
+        outcome = "failed" if isinstance(error, Exception) else "cancelled"
         reason = str(error)
         if isinstance(error, asyncio.CancelledError):
             vars(error)["_render_traceback_"] = lambda: [_interrupted(app)]
@@ -286,7 +286,7 @@ async def _announced(app: App, spec: RunSpec) -> AsyncIterator[str]:
         counts = app.history.staleness if version and not spec.train.in_rounds else {}
         staleness = tuple(counts.get(tau, 0) for tau in range(max(counts, default=-1) + 1))
         app.run_context.emit(
-            RunEnded(run=run, how=how, version=version, why=reason, staleness=staleness, weights=weights)
+            RunEnded(run=run, how=outcome, version=version, why=reason, staleness=staleness, weights=weights)
         )
 
 
@@ -322,7 +322,9 @@ async def _run(
     local_weights = norms.get("local_weights", ())
     trainable = [id(weight) in trained and index not in local_weights for index, weight in enumerate(app.model.weights)]
     if spec.data.noises_updates and not all(trainable):
-        untrained = [weight.path for weight, on in zip(app.model.weights, trainable, strict=True) if not on]
+        untrained = [
+            weight.path for weight, is_trained in zip(app.model.weights, trainable, strict=True) if not is_trained
+        ]
         names = ", ".join(untrained[:3]) + ", .." * (len(untrained) > 3)
         reason = f"{names}: not trained, so left out of the noised sum; they stay as they are"
         app.run_context.emit(Warned(about="noise", why=reason))

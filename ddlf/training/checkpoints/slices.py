@@ -98,7 +98,7 @@ def write_if_seen(destination: Mapping[str, Any], arrays: Mapping[str, tensors.A
         return {"why": error.message, "seen": True}
 
 
-def of_another(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> CheckpointCorrupt | None:
+def of_another(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any]) -> CheckpointCorrupt | None:
     """Return the error for a slice that belongs to another run, round or cut; None if it belongs to this one."""
     try:
         with open(path, "rb") as opened:
@@ -108,18 +108,20 @@ def of_another(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> Ch
         run, number = facts["run"], facts["round"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if (run, number) == (str(of["run"]), str(of["round"])):
+    if (run, number) == (str(identity["run"]), str(identity["round"])):
         if sorted(header) == sorted(file.get("arrays", header)):
             return None
         listed, present = f"{len(file['arrays'])} arrays that the manifest names", f"{len(header)} arrays"
         text = f"{path} has other arrays than the manifest names: it is a slice of another worker or of another cut"
         return damaged(path, listed, present, text=text)
-    actual = f"round {number} of this run" if run == str(of["run"]) else f"round {number} of another run, {run!s:.32}"
+    actual = (
+        f"round {number} of this run" if run == str(identity["run"]) else f"round {number} of another run, {run!s:.32}"
+    )
     return damaged(
         path,
-        f"a slice of run {of['run']} after round {of['round']}",
+        f"a slice of run {identity['run']} after round {identity['round']}",
         f"one of {actual}",
-        text=f"{path} is a slice of {actual}, and not of round {of['round']} of run {of['run']}",
+        text=f"{path} is a slice of {actual}, and not of round {identity['round']} of run {identity['run']}",
     )
 
 
@@ -142,9 +144,9 @@ def assembled(
     """
     complete: Arrays = {group: dict(parts_of_slice) for group, parts_of_slice in arrays.items()}
     for group, listed in sliced.items():
-        beside = complete.get(group, {})
+        unsliced = complete.get(group, {})
         complete[group] = {
-            name: beside[name] if name in beside else np.empty(shape, tensors.dtype_of(kind))
+            name: unsliced[name] if name in unsliced else np.empty(shape, tensors.dtype_of(kind))
             for name, kind, shape in listed
         }
     missing = {
@@ -230,26 +232,26 @@ class Slices:
         """
         destination = self.destination()
         written = await write_on_worker(destination)
-        by = written.get("by", 0)
+        writer = written.get("by", 0)
         if "sha256" not in written:
             if written.get("why"):
-                self.through[by] = written["why"] if written.get("seen") else ""
+                self.through[writer] = written["why"] if written.get("seen") else ""
             arrays, more = await bring_to_master()
             if not arrays:
                 return more
-            destination, by = self.destination(), 0
+            destination, writer = self.destination(), 0
             written = {**more, **await asyncio.to_thread(write, destination, arrays)}
-        await asyncio.to_thread(self.add, number, destination, written, by)
+        await asyncio.to_thread(self.add, number, destination, written, writer)
         return written
 
-    def add(self, number: int, destination: Mapping[str, Any], written: Mapping[str, Any], by: int) -> None:
+    def add(self, number: int, destination: Mapping[str, Any], written: Mapping[str, Any], writer: int) -> None:
         """Add a written slice to the checkpoint, and give it its final name.
 
         Args:
             number: Number of the slice, from 0.
             destination: Where it was written.
             written: Result of ``write``.
-            by: Number of the worker that wrote it; 0 for the master.
+            writer: Number of the worker that wrote it; 0 for the master.
 
         Raises:
             CheckpointError: The file is missing or has another size.
@@ -263,7 +265,7 @@ class Slices:
         except OSError as error:
             raise in_words(error, self.folder, "write a slice of a checkpoint in", unharmed=EARLIER) from error
         facts = {key: written[key] for key in ("bytes", "sha256", "arrays")}
-        self.files = sorted([*self.files, {"name": name, **facts, "by": by}], key=lambda file: file["name"])
+        self.files = sorted([*self.files, {"name": name, **facts, "by": writer}], key=lambda file: file["name"])
 
     def clear(self) -> None:
         """Remove all slices that were written and start again, because workers have other ranges now."""
@@ -313,13 +315,13 @@ class Slices:
         return assembled(contents, self.sliced, self.arrays, folder)
 
 
-def read(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, tensors.Array]:
+def read(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, tensors.Array]:
     """Return the arrays in a slice's file, after checking every byte.
 
     Args:
         path: The file.
         file: Its ``bytes`` and ``sha256``.
-        of: Run and round, as in ``Slices``.
+        identity: Run and round, as in ``Slices``.
 
     Raises:
         CheckpointCorrupt: The slice is missing, damaged, or belongs to another run.
@@ -328,11 +330,11 @@ def read(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str
         data = path.read_bytes()
     except OSError as error:
         raise damaged(path, "a file", "nothing", text=f"{path} is missing") from error
-    _compare(path, file, of, len(data), hashlib.sha256(data).hexdigest())
+    _compare(path, file, identity, len(data), hashlib.sha256(data).hexdigest())
     return tensors.read(data, path)
 
 
-def look_at(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> None:
+def look_at(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """Check every byte of a slice's file, like ``read``, without keeping it in memory."""
     try:
         with open(path, "rb") as opened:
@@ -340,12 +342,12 @@ def look_at(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> None:
         size = path.stat().st_size
     except OSError as error:
         raise damaged(path, "a file", "nothing", text=f"{path} is missing") from error
-    _compare(path, file, of, size, digest)
+    _compare(path, file, identity, size, digest)
 
 
-def _compare(path: Path, file: Mapping[str, Any], of: Mapping[str, Any], size: int, digest: str) -> None:
+def _compare(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any], size: int, digest: str) -> None:
     if digest == file["sha256"]:
         return
     if size != file.get("bytes", size):
-        raise of_another(path, file, of) or damaged(path, f"{file['bytes']:,} bytes", f"{size:,} bytes")
-    raise of_another(path, file, of) or damaged(path, f"SHA-256 {file['sha256']}", f"SHA-256 {digest}")
+        raise of_another(path, file, identity) or damaged(path, f"{file['bytes']:,} bytes", f"{size:,} bytes")
+    raise of_another(path, file, identity) or damaged(path, f"SHA-256 {file['sha256']}", f"SHA-256 {digest}")

@@ -424,9 +424,9 @@ class Crew:
         self._miss(worker.id)
         self.losses += slot is not None
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
-        of = {"round": self._round + 1} if slot is None else self._of(slot)
+        facts = {"round": self._round + 1} if slot is None else self._of(slot)
         reason = first_line(self._crash_behind(worker, error) or error)
-        self.emit(events.WorkerLost(**of, worker=worker.id, why=reason, carries=self.carries))
+        self.emit(events.WorkerLost(**facts, worker=worker.id, why=reason, carries=self.carries))
         self._known_as[worker.id] = "back"
         self._recovery.bring_back(worker, error)
 
@@ -444,8 +444,10 @@ class Crew:
         within_s = max(0.0, notice.until - now)
         carried = self._schedule.slot_of(worker.id)
         slot = carried if self._schedule.apply(Leaving(worker.id, now, within_s, self.finishes)) else None
-        of = {"round": self._round + 1} if slot is None else self._of(slot)
-        event = events.WorkerLeaving(**of, worker=worker.id, why=notice.reason, seconds=within_s, carries=self.carries)
+        facts = {"round": self._round + 1} if slot is None else self._of(slot)
+        event = events.WorkerLeaving(
+            **facts, worker=worker.id, why=notice.reason, seconds=within_s, carries=self.carries
+        )
         self.emit(event)
         self._advance_soon()
 

@@ -199,8 +199,8 @@ class Opening:
             if facts["what"] in TOLD:
                 phases.begin(facts["what"])
 
-        more = [] if self._format is None else [list(self._format)]  # earlier releases know no other argument
-        return await worker.call(self._role, "load", fingerprints, *more, hear=hear)
+        arguments = [] if self._format is None else [list(self._format)]  # earlier releases know no other argument
+        return await worker.call(self._role, "load", fingerprints, *arguments, hear=hear)
 
     async def load_on_master(self, seed: int) -> None:
         """Load the data and build the model on the master, in parallel with the workers."""

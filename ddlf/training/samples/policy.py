@@ -326,15 +326,15 @@ class PrivateData(CommonData):
     def continue_with(self, ledger: Any) -> None:
         if not isinstance(ledger, ShareLedger):
             raise CheckpointMismatch("the training before had no private data", hint="start again in another folder")
-        left, homes = dict(self._opened), dict[int, int]()
+        unmatched, homes = dict(self._opened), dict[int, int]()
         for slot, share in enumerate(ledger.shares):
-            worker = next((worker for worker, opened in left.items() if opened.name == share.name), None)
+            worker = next((worker for worker, opened in unmatched.items() if opened.name == share.name), None)
             if worker is not None:
                 homes[slot] = worker
-                del left[worker]
-        if left:
+                del unmatched[worker]
+        if unmatched:
             raise CheckpointMismatch(
-                f"worker {next(iter(left))} has other private data than each worker of the training before",
+                f"worker {next(iter(unmatched))} has other private data than each worker of the training before",
                 hint="give it the data that it had, or start again in another folder",
             )
         self._take(ledger.shares, homes)

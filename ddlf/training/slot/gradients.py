@@ -192,10 +192,10 @@ def check_mean_losses(model: Any, user: str, rows: Sequence[Any] = (), *, by_ent
     losses = keras.tree.flatten(getattr(model, "loss", None))
     for declared in losses:
         loss = keras.losses.get(declared) if isinstance(declared, str) else declared
-        name, how = getattr(loss, "name", getattr(loss, "__name__", "")), getattr(loss, "reduction", "mean")
-        if how in ("sum", "none", None) or (how == "mean_with_sample_weight" and len(rows) != 2):
+        name, reduction = getattr(loss, "name", getattr(loss, "__name__", "")), getattr(loss, "reduction", "mean")
+        if reduction in ("sum", "none", None) or (reduction == "mean_with_sample_weight" and len(rows) != 2):
             raise ConfigError(
-                f"{user} takes the mean over samples, but the loss {name!r} has reduction={how!r}",
+                f"{user} takes the mean over samples, but the loss {name!r} has reduction={reduction!r}",
                 hint="use Keras's default, reduction='sum_over_batch_size'",
             )
         is_keras = str(getattr(loss, "__module__", "")).startswith("keras.")

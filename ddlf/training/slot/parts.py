@@ -157,13 +157,13 @@ class SlotPart:
         """
         return self.name in task.keep or self.name in state
 
-    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+    def begin(self, round: SlotRound, weights: Weights, arrays: Left | None) -> Weights:
         """Let this part prepare a round of training. Parts are called in the order of the list.
 
         Args:
             round: The round that is trained.
             weights: Weights that local training would begin with.
-            left: The arrays that this part left after the slot's round before; None in its first round.
+            arrays: The arrays that this part left after the slot's round before; None in its first round.
 
         Returns:
             Weights that local training begins with.
@@ -231,11 +231,11 @@ class SlotPart:
         return {"shared": {cls.name: mean}}
 
     @classmethod
-    def check(cls, left: Left, like: Weights, worker: str) -> None:
+    def check(cls, arrays: Left, like: Weights, worker: str) -> None:
         """Check the arrays of this part that came back from a worker.
 
         Args:
-            left: The arrays.
+            arrays: The arrays.
             like: Arrays with the shapes and types of the model's weights.
             worker: Name of the worker.
 
@@ -256,8 +256,8 @@ class OptimizerState(SlotPart):
         """Return True, since even a slot without a state needs this part, which gives it a fresh optimizer."""
         return True
 
-    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        round.model.begin(round.task, left)
+    def begin(self, round: SlotRound, weights: Weights, arrays: Left | None) -> Weights:
+        round.model.begin(round.task, arrays)
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
@@ -315,8 +315,8 @@ class WorkerCallbacks(SlotPart):
     def is_needed(self, task: Task, state: SlotState) -> bool:
         return self._states.any or super().is_needed(task, state)
 
-    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        self._states.begin(left)
+    def begin(self, round: SlotRound, weights: Weights, arrays: Left | None) -> Weights:
+        self._states.begin(arrays)
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
@@ -343,8 +343,8 @@ class ReceivedWeights(SlotPart):
         """Return True, since each round must decode the weights that it received."""
         return True
 
-    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        round.weights = read_weights(round.task.weights, left, round.model.like)
+    def begin(self, round: SlotRound, weights: Weights, arrays: Left | None) -> Weights:
+        round.weights = read_weights(round.task.weights, arrays, round.model.like)
         return round.weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
@@ -374,8 +374,8 @@ class Residual(SlotPart):
         """Return True, since each round must encode its update."""
         return True
 
-    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        self._residual = left
+    def begin(self, round: SlotRound, weights: Weights, arrays: Left | None) -> Weights:
+        self._residual = arrays
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
@@ -456,16 +456,16 @@ def send_update(
     # start value.
     groups = len(residual or ()) // max(len(update), 1)
     owed = [residual[group * len(update) + i] for group in range(groups) for i in chosen] if residual else None
-    encoded, left = encode_update(codec_named(name), sent, [lossless[i] for i in chosen], owed)
+    encoded, lost = encode_update(codec_named(name), sent, [lossless[i] for i in chosen], owed)
     error = 0.0 if name == "float32" else relative_error(sent, decode_update(encoded, sent))
     if tensors is None:
-        return encoded, left, error
-    groups = len(left) // max(len(tensors), 1)  # a codec that has changed may keep another number of groups
+        return encoded, lost, error
+    groups = len(lost) // max(len(tensors), 1)  # a codec that has changed may keep another number of groups
     new_residual: Left = list(residual or ())[: groups * len(update)]
     new_residual += [None] * (groups * len(update) - len(new_residual))
     return (
         encoded,
-        put(new_residual, [group * len(update) + i for group in range(groups) for i in tensors], left),
+        put(new_residual, [group * len(update) + i for group in range(groups) for i in tensors], lost),
         error,
     )
 
@@ -501,7 +501,7 @@ class OwnFragments(SlotPart):
     name = OWN
     setting = "outer"
 
-    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+    def begin(self, round: SlotRound, weights: Weights, arrays: Left | None) -> Weights:
         """Begin with the slot's own weights.
 
         Fragments (parts of the weights) that were merged since its last round are mixed with their global values.
@@ -509,9 +509,9 @@ class OwnFragments(SlotPart):
         Untrained weights have the global values.
         """
         task, exact = round.task, round.exact
-        if not task.merged or not left:
+        if not task.merged or not arrays:
             return weights
-        *values, number = left
+        *values, number = arrays
         fresh, begun = set(changed(task, int(number), weights, exact)), []
         for i, (value, w) in enumerate(zip(values, weights, strict=True)):
             if i in fresh and task.alpha and not exact[i]:
@@ -558,22 +558,22 @@ class LocalBatchNorm(SlotPart):
     name = APART
     setting = "batchnorm"
 
-    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+    def begin(self, round: SlotRound, weights: Weights, arrays: Left | None) -> Weights:
         return [
             w if own_weight is None else own_weight
-            for w, own_weight in zip(weights, left or [None] * len(weights), strict=True)
+            for w, own_weight in zip(weights, arrays or [None] * len(weights), strict=True)
         ]
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        left = [
+        arrays = [
             np.asarray(b - u, b.dtype) if i in round.task.apart else None
             for i, (b, u) in enumerate(zip(round.begun, update, strict=True))
         ]
         sent = [
             u if own_weight is None else np.asarray(w - own_weight, w.dtype)
-            for w, u, own_weight in zip(round.weights, update, left, strict=True)
+            for w, u, own_weight in zip(round.weights, update, arrays, strict=True)
         ]
-        return sent, left
+        return sent, arrays
 
     @classmethod
     def kept_with(cls, value: Any) -> bool:
@@ -609,10 +609,10 @@ class Controls(SlotPart):
         """Return whether the run has a local rule, since this part also applies rules without control variates."""
         return task.local != "plain" or super().is_needed(task, state)
 
-    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        self._control = left
+    def begin(self, round: SlotRound, weights: Weights, arrays: Left | None) -> Weights:
+        self._control = arrays
         if round.trains:
-            self._rule.begin(round.task.local, weights, left, round.task.control)
+            self._rule.begin(round.task.local, weights, arrays, round.task.control)
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
@@ -652,13 +652,13 @@ class Controls(SlotPart):
         }
 
     @classmethod
-    def check(cls, left: Left, like: Weights, worker: str) -> None:
-        pairs = [(array, weight) for array, weight in zip(left, like, strict=False) if array is not None]
+    def check(cls, arrays: Left, like: Weights, worker: str) -> None:
+        pairs = [(array, weight) for array, weight in zip(arrays, like, strict=False) if array is not None]
         fits = (
             isinstance(array, np.ndarray) and (array.shape, array.dtype) == (weight.shape, weight.dtype)
             for array, weight in pairs
         )
-        if len(left) != len(like) or not all(fits) or not all(np.isfinite(array).all() for array, _ in pairs):
+        if len(arrays) != len(like) or not all(fits) or not all(np.isfinite(array).all() for array, _ in pairs):
             raise ProtocolError("left a control that does not fit the model, or is not finite", worker=worker)
 
 

@@ -69,10 +69,10 @@ class PeerFiles:
         Raises:
             DatasetError: No reachable worker has it.
         """
-        whole = np.empty(nbytes, np.uint8)
+        content = np.empty(nbytes, np.uint8)
         for begin, piece in self._pieces(name, nbytes):
-            whole[begin : begin + len(piece)] = piece
-        return whole
+            content[begin : begin + len(piece)] = piece
+        return content
 
     def fetch(self, name: str, nbytes: int, target: Path) -> None:
         """Copy a file of ``nbytes`` bytes from another worker to a path on this machine.

@@ -210,8 +210,8 @@ class Replica:
         Raises:
             AppMissing: This worker does not have the state, or has dropped it.
         """
-        left = self.slots.left(slot, number)
-        return {name: left[name] for name in groups if name in left}
+        state = self.slots.left(slot, number)
+        return {name: state[name] for name in groups if name in state}
 
     @concurrent
     async def counts(
@@ -359,7 +359,7 @@ class Replica:
         round = self._begin_round(task)
         update, metrics = self._trained(round)
         overflow = self._model.overflow(task) or ()
-        left = self._end_round(round, update)
+        states = self._end_round(round, update)
         self._fitted = max(self._fitted, min(task.batch_size, len(task.indices)))
         wait_data_s, files = self._samples.take_stats()
         skipped = self._samples.skipped
@@ -376,7 +376,7 @@ class Replica:
             files=files[:MOST_FILES],
             skipped=skipped,
             stopped=self.stopping,
-            state={name: left[name] for name in task.back},
+            state={name: states[name] for name in task.back},
             entries=self._model.entries(task),
             overflow=overflow,
             swapped=self._swap.since(),
@@ -409,8 +409,8 @@ class Replica:
         """End a slot's round, and return the arrays that each part of the slot's state leaves for the next round."""
         round.stopped, state = self.stopping, SlotState({name: [] for name in round.task.keep})
         for part in reversed(self._parts):
-            update, left = part.end(round, update)
-            state[part.name] = left or []
+            update, arrays = part.end(round, update)
+            state[part.name] = arrays or []
         self.slots.leave(round.task, state)
         return state
 

@@ -290,8 +290,8 @@ def _in_jax(model: Any, clip: float) -> Sums:
     compiled = jax.jit(sums)
 
     def of_arrays(x: Any, y: Any, counts: Any) -> Sequence[Any]:
-        of = (model.trainable_variables, model.non_trainable_variables, model.metrics_variables)
-        summed: Sequence[Any] = compiled(*([variable.value for variable in group] for group in of), x, y, counts)
+        groups = (model.trainable_variables, model.non_trainable_variables, model.metrics_variables)
+        summed: Sequence[Any] = compiled(*([variable.value for variable in group] for group in groups), x, y, counts)
         return summed
 
     return of_arrays

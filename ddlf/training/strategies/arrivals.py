@@ -18,7 +18,7 @@ from ddlf.algorithms.reading_order import Samples
 from ddlf.algorithms.weights import Weights
 from ddlf.events import PartsChanged
 from ddlf.training.crew.crew import SlotLeftOut
-from ddlf.training.run import Run, judged_alone, nobody
+from ddlf.training.run import Run, all_workers_away, judge_arrival
 from ddlf.training.slot.task import Reply, Task
 
 Begin = Callable[[dict[str, Weights], Weights, int], Weights]
@@ -132,11 +132,11 @@ class Arrivals:
             reply, handled = news
             run.arrived = time.perf_counter()
             if not run.stopping:
-                fit = judged_alone(run, reply, self._latest)
+                accepted = judge_arrival(run, reply, self._latest)
                 self._end_absent(reply)
-                if fit is not None:
+                if accepted is not None:
                     self._latest[reply.slot] = reply
-                    yield fit
+                    yield accepted
                 else:
                     self._drop(reply.slot, reply.task.round, reply.worker)
             handled.set_result(None)
@@ -224,22 +224,22 @@ class Arrivals:
                     await waits.pop(slot)
             number = progress.following(slot, number + 1)
 
-    async def _wait_for_worker(self, number: int, left: SlotLeftOut) -> None:
+    async def _wait_for_worker(self, number: int, absence: SlotLeftOut) -> None:
         """Let the other slots continue without a slot whose own worker is away, until it is back or they have ended.
 
         Args:
             number: The slot's round, from 0.
-            left: The slot and the reason.
+            absence: The slot and the reason.
 
         Raises:
             ClusterTooSmall: The workers of all slots that have rounds left are away.
         """
-        run, slot, ends = self._run, left.slot, len(self._run.progress.epochs)
+        run, slot, ends = self._run, absence.slot, len(self._run.progress.epochs)
         self._absent.add(slot)
-        run.missed(left, number)
+        run.missed(absence, number)
         unfinished = {other for other, done in enumerate(run.progress.slot_rounds) if done < ends}
         if unfinished <= self._absent:
-            raise nobody(run)
+            raise all_workers_away(run)
         self.turn()  # the others need not wait for this slot
         returning = asyncio.ensure_future(run.crew.returned(slot))
         try:
@@ -254,11 +254,11 @@ class Arrivals:
     def _end_absent(self, reply: Reply) -> None:
         """End the slots whose workers are away, if this reply is the last one of all other slots."""
         progress = self._run.progress
-        ends, left = len(progress.epochs), self._absent - {reply.slot}
-        present = [slot for slot in range(self._run.slots) if slot not in left and slot != reply.slot]
+        ends, absent = len(progress.epochs), self._absent - {reply.slot}
+        present = [slot for slot in range(self._run.slots) if slot not in absent and slot != reply.slot]
         others_end = all(progress.slot_rounds[slot] >= ends for slot in present)
         if others_end and progress.following(reply.slot, reply.task.round + 1) >= ends:
-            for slot in left:
+            for slot in absent:
                 self._run.end_without(slot, range(progress.slot_rounds[slot], ends))
 
     async def _round_begins(self, slot: int, number: int) -> None:

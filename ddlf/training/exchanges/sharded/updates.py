@@ -26,7 +26,7 @@ from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.recalibration import carried, measuring
 from ddlf.training.exchanges.sharded.pairs import Pairs, Sent
 from ddlf.training.exchanges.sharded.ranges import PIECE
-from ddlf.training.run import Run, check, unfit
+from ddlf.training.run import Run, check_update, unusable_weights
 from ddlf.training.slot.task import Reply, Task
 
 NOTICED_S = 10.0
@@ -190,7 +190,7 @@ class RemoteUpdates:
         finally:
             await end_all(trainings)
         for reply in new_replies:
-            check(self.run, reply)
+            check_update(self.run, reply)
         return new_replies
 
     async def _reported_loss(
@@ -203,7 +203,7 @@ class RemoteUpdates:
         if "bad" in answer:
             raise BadUpdate(answer["bad"])
         if "weights" in answer:
-            raise unfit(Fault(**answer["weights"]), self.run.progress.round)
+            raise unusable_weights(Fault(**answer["weights"]), self.run.progress.round)
         if "peer" not in answer:
             return None
         other = workers[answer["peer"]]

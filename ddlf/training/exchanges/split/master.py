@@ -39,7 +39,7 @@ from ddlf.training.exchanges.split.part_states import PartLost, PartStates, Sour
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.states import SplitStates
 from ddlf.training.progress import WeightsRef, shapes
-from ddlf.training.run import Ended, Run, unfit
+from ddlf.training.run import Ended, Run, unusable_weights
 from ddlf.training.slot.task import OPTIMIZER, Reply, Task
 
 NUMBERS = itertools.count(1)
@@ -415,7 +415,7 @@ class Group:
         if "fault" in result:
             raise BadUpdate(result["fault"], hint=result["hint"])
         if "unfit" in result:
-            raise unfit(Fault(**result["unfit"]), job.round)
+            raise unusable_weights(Fault(**result["unfit"]), job.round)
         if result.get("stopped"):
             raise ConnectError("its training was stopped", worker=worker.name)
         if job.check is not None:

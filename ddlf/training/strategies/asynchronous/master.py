@@ -58,11 +58,11 @@ class Asynchronous:
         """Train until every slot has done its rounds or the run has to end."""
         for name, group in {"outer": self.outer.init(run.weights), **self.arrival.init(run.weights)}.items():
             run.state.setdefault(name, group)
-        done, rounds = run.version + len(run.progress.dropped), range(len(run.progress.epochs))
-        left = sum(map(run.progress.tasks_in, rounds)) - done
-        if isinstance(self.arrival, FedBuff) and self.arrival.size > left + int(run.state["buffered"][0]):
+        finished, rounds = run.version + len(run.progress.dropped), range(len(run.progress.epochs))
+        remaining = sum(map(run.progress.tasks_in, rounds)) - finished
+        if isinstance(self.arrival, FedBuff) and self.arrival.size > remaining + int(run.state["buffered"][0]):
             sentence = (
-                f"it merges {self.arrival.size} updates at once, but only {left} more will come: they are merged only at the end, "
+                f"it merges {self.arrival.size} updates at once, but only {remaining} more will come: they are merged only at the end, "
                 "as a small step; use a smaller size"
             )
             run.crew.emit(Warned(about="arrival", why=sentence))

@@ -329,10 +329,10 @@ class ModelReplica:
 
         They are its number, then for each server its staleness, then for each server the number of earlier pushes.
         """
-        whole = ((number, answers) for number, answers in sorted(self._answers.items()) if None not in answers)
+        complete = ((number, answers) for number, answers in sorted(self._answers.items()) if None not in answers)
         return [
             [number, *(answer[1] for answer in answers if answer), *(answer[0] for answer in answers if answer)]
-            for number, answers in whole
+            for number, answers in complete
         ]
 
     @property

@@ -40,12 +40,12 @@ class GroupedReplicas:
     """The master's training loop of Downpour, whose replicas are groups of workers.
 
     Args:
-        how: The settings of Downpour.
+        settings: The settings of Downpour.
         weights_codec: Codec of weights from servers to replicas.
         plan: How the model is cut.
     """
 
-    how: DownpourSettings
+    settings: DownpourSettings
     weights_codec: Outward
     plan: Plan
 
@@ -56,7 +56,7 @@ class GroupedReplicas:
         """Train until all groups have done their rounds or the run ends. Then fetch the final weights to the master."""
         members = run.exchange.weights_out
         assert isinstance(members, Members)
-        serving = PartServing(run, members, self.how, self.weights_codec, self.plan)
+        serving = PartServing(run, members, self.settings, self.weights_codec, self.plan)
         groups = serving.groups = [ReplicaGroup(run, self.plan, serving, slot) for slot in range(run.slots)]
 
         async def carry(slot: int, number: int, part: Any, make: Callable[[], Task]) -> Reply:
@@ -65,7 +65,7 @@ class GroupedReplicas:
 
         watching = asyncio.ensure_future(serving.watch())
         try:
-            async for reply in arrivals(run, bound=self.how.max_staleness, gate=serving.may_begin, carry=carry):
+            async for reply in arrivals(run, bound=self.settings.max_staleness, gate=serving.may_begin, carry=carry):
                 await serving.committed(reply)
         finally:
             await end_all([watching])
@@ -77,18 +77,18 @@ class PartServing(Serving):
     """The master's side of the servers, which have the layers of one part each.
 
     Args:
-        run, members, how, codec: Arguments of ``Serving``.
+        run, members, settings, codec: Arguments of ``Serving``.
         plan: How the model is cut.
 
     Raises:
         ConfigError: Parts share weights, or there are fewer servers than parts.
     """
 
-    def __init__(self, run: Run, members: Members, how: DownpourSettings, codec: Outward, plan: Plan) -> None:
+    def __init__(self, run: Run, members: Members, settings: DownpourSettings, codec: Outward, plan: Plan) -> None:
         check_plan(plan)
         self._plan = plan
         self.groups: Sequence[ReplicaGroup] = ()
-        super().__init__(run, members, how, codec)
+        super().__init__(run, members, settings, codec)
 
     def cut(self, shards: int) -> list[RANGES]:
         """Divide the weights of each part among its servers."""

@@ -52,11 +52,11 @@ class Replicas:
     """The master's training loop of Downpour, whose replicas push gradients to servers.
 
     Args:
-        how: The settings of Downpour.
+        settings: The settings of Downpour.
         weights_codec: Codec of weights from servers to replicas.
     """
 
-    how: DownpourSettings
+    settings: DownpourSettings
     weights_codec: Outward
 
     def begin(self, run: Run) -> None:
@@ -66,10 +66,10 @@ class Replicas:
         """Train until all slots have done their rounds or the run ends. Then fetch the final weights to the master."""
         members = run.exchange.weights_out
         assert isinstance(members, Members)
-        serving = Serving(run, members, self.how, self.weights_codec)
+        serving = Serving(run, members, self.settings, self.weights_codec)
         watching = asyncio.ensure_future(serving.watch())
         try:
-            async for reply in arrivals(run, bound=self.how.max_staleness, gate=serving.may_begin):
+            async for reply in arrivals(run, bound=self.settings.max_staleness, gate=serving.may_begin):
                 await serving.committed(reply)
         finally:
             await end_all([watching])
@@ -101,15 +101,15 @@ class Serving:
     Args:
         run: The run.
         members: Tells the run's tasks which workers have the servers.
-        how: The settings of Downpour.
+        settings: The settings of Downpour.
         codec: Codec of weights from servers to replicas.
 
     Raises:
         ConfigError: No weight is trained, there are fewer replicas than slots, or more servers than values.
     """
 
-    def __init__(self, run: Run, members: Members, how: DownpourSettings, codec: Outward) -> None:
-        self._run, self._members, self._how, self._codec = run, members, how, codec
+    def __init__(self, run: Run, members: Members, settings: DownpourSettings, codec: Outward) -> None:
+        self._run, self._members, self._settings, self._codec = run, members, settings, codec
         unmade = is_unmade(run.progress.weights)  # nobody has made the first weights yet
         weights = (local if unmade else shapes)(run.progress.weights)
         self._rows = Rows.of(weights, run.facts.trainable)
@@ -121,22 +121,24 @@ class Serving:
         if wide := [name for name, w in zip(run.facts.names, weights, strict=True) if w.dtype == np.float64]:
             sentence = f"shards keep float32 values, so {len(wide)} weights of type float64 lose digits; the first is {wide[0]!r}"
             run.crew.emit(Warned(about="model", why=sentence))
-        beside = set(range(len(weights))) - {*self._rows.trained, *self._rows.rest}
+        unserved = set(range(len(weights))) - {*self._rows.trained, *self._rows.rest}
         self._unserved = [
-            weight if i in beside else None for i, weight in enumerate(weights)
+            weight if i in unserved else None for i, weight in enumerate(weights)
         ]  # weights that no server has
-        self._replicas = how.replicas or run.slots
+        self._replicas = settings.replicas or run.slots
         if self._replicas > run.slots and run.facts.files is not None and not run.facts.files.on_disk:
             raise ConfigError(
                 f"replicas={self._replicas} on {run.slots} slots read in turn from several places, but {run.facts.files} can only be read in order",
                 hint="leave out replicas, so that each slot has one replica; or make partition files: ddlf data split",
             )
-        self._layers = [name.rpartition("/")[0] or name for name in run.facts.names] if how.cut == "layers" else None
-        if how.shards:
-            self.cut(how.shards)  # refuse impossible settings before a worker receives anything
-        n = how.softsync or self._replicas
+        self._layers = (
+            [name.rpartition("/")[0] or name for name in run.facts.names] if settings.cut == "layers" else None
+        )
+        if settings.shards:
+            self.cut(settings.shards)  # refuse impossible settings before a worker receives anything
+        n = settings.softsync or self._replicas
         self._collects = self._replicas // n
-        self._placement = Placement(run, members, how, self._restored)
+        self._placement = Placement(run, members, settings, self._restored)
         run.crew.finishes = False  # a replica trains until the end of the run
         run.crew.hand_back.append(self._placement.hand_back)
         self._lives = itertools.count(1 + last_life(run.state.get(META)))
@@ -146,7 +148,7 @@ class Serving:
         self._warned = False
         self.version = 0
         self._begun = run.version
-        self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
+        self._warm = settings.warm_start if settings.warm_start is not None else self._some_pushes()
         members.begin, members.says = self._begin, self.task_entry
 
     def cut(self, shards: int) -> list[tuple[Slice, Slice]]:
@@ -193,8 +195,8 @@ class Serving:
                 await self.looked()
             except ClusterTooSmall:
                 return  # the crew reports this loss
-            for replica, at in self._placement.reached.items():
-                if at != before.get(replica):
+            for replica, reached in self._placement.reached.items():
+                if reached != before.get(replica):
                     self._run.crew.progressed(replica % self._run.slots)
             if versions:
                 self.version = min(versions)
@@ -306,7 +308,7 @@ class Serving:
         span = run.progress.span(0)
         batches = math.ceil((span.end - span.begin) / run.slots / run.facts.batch_size)
         first = shares(batches, len(range(0, self._replicas, run.slots)))[0]
-        pushes: int = math.ceil(first / self._how.push)
+        pushes: int = math.ceil(first / self._settings.push)
         return min(WARM, pushes // 2)
 
     def _shards_wanted(self, workers: int) -> int:
@@ -318,7 +320,7 @@ class Serving:
             if self._layers is None
             else len({self._layers[i] for i in self._rows.trained if self._rows.like[i].size})
         )
-        shards: int = self._how.shards or min(workers, most)
+        shards: int = self._settings.shards or min(workers, most)
         return shards
 
     def _restored(self, shard: int) -> tuple[dict[str, Any], str]:
@@ -350,9 +352,9 @@ class Serving:
         if slices is None:
             weights, pushed = local(progress.weights), local(state or [])
             trained, rest = rows.row(weights, rows.trained), rows.row(weights, rows.rest)
-        how = {
-            "rule": str(self._how.rule),
-            "staleness": str(self._how.staleness),
+        common_facts = {
+            "rule": str(self._settings.rule),
+            "staleness": str(self._settings.staleness),
             "codec": str(self._codec),
             "collects": self._collects,
             "every": max(self._replicas, EVERY),
@@ -360,7 +362,7 @@ class Serving:
         meta = progress.state.get(META) if state is not None else None
         facts_of_servers = []
         for shard, ((begin, end), (low, high)) in enumerate(parts):
-            facts: dict[str, Any] = {**how, "part": (begin, end)}
+            facts: dict[str, Any] = {**common_facts, "part": (begin, end)}
             if slices is None:
                 facts |= {"weights": trained[begin:end], "rest": rest[low:high]}
                 facts |= {"state": [row[begin:end] for row in pushed]}

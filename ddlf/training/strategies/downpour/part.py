@@ -140,9 +140,9 @@ class DownpourPart(SplitReplica):
             part.begin_round()
             stage = self._stage = self._begin(part, order)
             part.begin_epoch()
-            left = task.indices[skipped * size :]
-            self._fed.append(left)
-            batches = self._batches(part, replace(task, indices=left))
+            remaining = task.indices[skipped * size :]
+            self._fed.append(remaining)
+            batches = self._batches(part, replace(task, indices=remaining))
             for number in range(skipped, steps):
                 if self.stopping:
                     raise Stopped

@@ -41,7 +41,7 @@ class Placement:
     Args:
         run: The run.
         members: Reaches the workers of the run.
-        how: The settings of Downpour.
+        settings: The settings of Downpour.
         restore: Returns the facts to start a server again that has lost its owner and all backups. Raises
             ClusterTooSmall if there are none.
 
@@ -54,14 +54,14 @@ class Placement:
         ConfigError: There are too few workers for the backups, or none would be left to train.
     """
 
-    def __init__(self, run: Run, members: Members, how: DownpourSettings, restore: Restore) -> None:
-        check(how.worker_refusals(len(members.proxies()), one_at_a_time=False))
-        self._servers = servers = how.extra_workers
+    def __init__(self, run: Run, members: Members, settings: DownpourSettings, restore: Restore) -> None:
+        check(settings.worker_refusals(len(members.proxies()), one_at_a_time=False))
+        self._servers = servers = settings.extra_workers
         run.crew.spared = (
             frozenset(number for number, _ in sorted(members.members())[1:][-servers:]) if servers else frozenset()
         )
         self._run, self._members, self._restore = run, members, restore
-        self._copies = 1 if how.copies is None else how.copies
+        self._copies = 1 if settings.copies is None else settings.copies
         self._role = members.holder
         self.owners: list[Member] = []
         self.parts: list[Any] = []
@@ -210,8 +210,8 @@ class Placement:
                 await self.lost(owner, error)
                 return []
             for _, _, pushed in servers:
-                for replica, *at in pushed:
-                    self.reached[replica] = max(self.reached.get(replica, [-1, -1]), at)
+                for replica, *reached in pushed:
+                    self.reached[replica] = max(self.reached.get(replica, [-1, -1]), reached)
             return [version for shard, version, _ in servers if self.owners[shard] == owner]
 
         await self.look()

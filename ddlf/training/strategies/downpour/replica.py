@@ -280,12 +280,12 @@ class Turns:
         replica, stepper = self._replicas[index], self._stepper
         if replica.done == replica.left:
             return
-        whole = replica.done % replica.cadence.n_push == 0
+        all_pushed = replica.done % replica.cadence.n_push == 0
         takes = replica.cadence.takes(replica.done)
         self._saved[index] = _SavedState(
-            None if takes else stepper.weights(), stepper.rest(), None if whole else stepper.unpushed()
+            None if takes else stepper.weights(), stepper.rest(), None if all_pushed else stepper.unpushed()
         )
-        if not whole:
+        if not all_pushed:
             stepper.take_up(None)
 
     def _become(self, index: int) -> None:
@@ -449,7 +449,7 @@ class DownpourReplica(HoldingReplica):
             for replica in replicas:
                 self._loop.call_soon_threadsafe(replica.end)
         fault = None if self._turns is None else self._turns.fault
-        left = self._end_round(round, [])
+        states = self._end_round(round, [])
         wait_data_s, files = self._samples.take_stats()
         return Reply(
             task=task,
@@ -463,7 +463,7 @@ class DownpourReplica(HoldingReplica):
             wait_data_s=wait_data_s,
             files=files[:MOST_FILES],
             stopped=self.stopping and fault is None,
-            state={name: left[name] for name in task.back},
+            state={name: states[name] for name in task.back},
             pushed={**pushed, **record(replicas), "refused": 0 if self._turns is None else self._turns.refused},
         )
 

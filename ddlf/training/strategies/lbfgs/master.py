@@ -215,7 +215,7 @@ class Coordinator:
     Args:
         run: The run.
         members: Reaches the workers of the run.
-        how: The settings of L-BFGS.
+        settings: The settings of L-BFGS.
 
     Attributes:
         ended: Why there are no more iterations; "" while there are.
@@ -224,8 +224,8 @@ class Coordinator:
         ConfigError: No weight is trained, types of weights differ, or portions are larger than the data.
     """
 
-    def __init__(self, run: Run, members: Members, how: Iterations) -> None:
-        self._run, self._members, self._how = run, members, how
+    def __init__(self, run: Run, members: Members, settings: Iterations) -> None:
+        self._run, self._members, self._settings = run, members, settings
         weights = shapes(run.progress.weights)
         rows = Rows.of(weights, run.facts.trainable)
         self._rows = Rows(rows.like, rows.trained, [])
@@ -243,18 +243,18 @@ class Coordinator:
         self._type = np.dtype(types[0])
         trained, samples = set(rows.trained), run.facts.samples
         self._untrained = [None if i in trained else weight for i, weight in enumerate(weights)]
-        if how.portion is not None and how.portion > samples:
+        if settings.portion is not None and settings.portion > samples:
             raise ConfigError(
-                f"portion={how.portion:,} is larger than the data, which has {samples:,} samples",
+                f"portion={settings.portion:,} is larger than the data, which has {samples:,} samples",
                 hint=f"leave portion out, or set it to at most {samples:,}",
             )
-        self._portions = portions_of(samples, run.slots, how.portion or math.ceil(samples / run.slots / PORTIONS))
+        self._portions = portions_of(samples, run.slots, settings.portion or math.ceil(samples / run.slots / PORTIONS))
         self._homes: list[Home] = []
         self._parts: list[tuple[int, int]] = []
-        most = len(cut(rows.sizes[0], how.shards or 1))
-        if how.shards is not None and how.shards > most:
+        most = len(cut(rows.sizes[0], settings.shards or 1))
+        if settings.shards is not None and settings.shards > most:
             has = f"this model has {rows.sizes[0]:,} trained values, which make no more than {most}"
-            self._warn(f"shards={how.shards}, but {has}")
+            self._warn(f"shards={settings.shards}, but {has}")
         self._saved = _saved_in(run)
         if self._saved.vectors is None and (reason := _dropped(run)):
             self._warn(f"{reason}, so L-BFGS begins with an empty history of changes")
@@ -373,7 +373,7 @@ class Coordinator:
                 progress.fetch()
                 self._keep_numbers(saved.state, 0, saved.pairs, digest(local(progress.weights)))
                 return
-            size = (2 * self._how.history + 1) * self._rows.sizes[0] * self._type.itemsize
+            size = (2 * self._settings.history + 1) * self._rows.sizes[0] * self._type.itemsize
             keeps = run.keeper is not None or size <= KEPT_BYTES
             if self._brought_at == progress.version and (not keeps or self._begun == progress.version):
                 progress.fetch()
@@ -435,8 +435,8 @@ class Coordinator:
             BadUpdate: The loss has no lower bound.
         """
         slope, sizes, peak = await self._aim(coefficients)
-        if peak <= self._how.tolerance:
-            self.ended = f"the largest value of the gradient is {peak:.3g}, and tolerance={self._how.tolerance:g}"
+        if peak <= self._settings.tolerance:
+            self.ended = f"the largest value of the gradient is {peak:.3g}, and tolerance={self._settings.tolerance:g}"
             return None
         if not slope < 0:
             return None
@@ -591,8 +591,8 @@ class Coordinator:
     def _tell_pass(self, step: float, loss: float, seconds: float, tallies: Mapping[int, Tally]) -> None:
         """Tell displays about a pass that has ended."""
         portions = tuple(PortionCounts(worker=worker, **asdict(tally)) for worker, tally in sorted(tallies.items()))
-        of = dict(round=self._now, number=self._passes)
-        self._run.crew.emit(PassEnded(**of, step=step, loss=loss, seconds=seconds, portions=portions))
+        facts = dict(round=self._now, number=self._passes)
+        self._run.crew.emit(PassEnded(**facts, step=step, loss=loss, seconds=seconds, portions=portions))
 
     def _begin(self, step: float, format: FixedPoint) -> None:
         """Begin a pass, which workers then enter."""
@@ -810,13 +810,13 @@ class Coordinator:
     async def _give(self) -> None:
         """Give each shard to a worker, with the values of the last saved state."""
         members = self._members.members()
-        owners, saved, how = sorted(members), self._saved, self._how
-        slices = slices_of(saved.weights) if saved.shards and how.shards in (None, saved.shards) else None
-        parts = cut(self._rows.sizes[0], saved.shards if slices is not None else how.shards or len(owners))
+        owners, saved, settings = sorted(members), self._saved, self._settings
+        slices = slices_of(saved.weights) if saved.shards and settings.shards in (None, saved.shards) else None
+        parts = cut(self._rows.sizes[0], saved.shards if slices is not None else settings.shards or len(owners))
         if slices is not None and len(parts) != saved.shards:
             slices = None
         facts: list[dict[str, Any]] = [
-            {"first": begin, "version": saved.state.version, "history": how.history} for begin, _ in parts
+            {"first": begin, "version": saved.state.version, "history": settings.history} for begin, _ in parts
         ]
         homes = [Home(owners[shard % len(owners)]) for shard in range(len(parts))]
         if slices is None:
@@ -902,9 +902,9 @@ class Coordinator:
             weights = self._rows.weights(row, row[:0], list(self._untrained))
             self._saved = Saved(replace(state, dots=None), weights, _joined(facts), 0, pairs)
 
-    def _keep_numbers(self, state: State, shards: int, pairs: int, of: str) -> None:
+    def _keep_numbers(self, state: State, shards: int, pairs: int, weights_digest: str) -> None:
         numbers = [state.version, state.loss, state.peak, shards, pairs]
-        self._run.state[NUMBERS] = [np.array(numbers, np.float64), np.array([*bytes.fromhex(of)], np.uint8)]
+        self._run.state[NUMBERS] = [np.array(numbers, np.float64), np.array([*bytes.fromhex(weights_digest)], np.uint8)]
 
     async def _written(self, slices: Slices) -> None:
         """Have the workers that own shards write them into a checkpoint."""
@@ -964,7 +964,7 @@ class Coordinator:
             before: The products before the step, since most of them stay; None if there is at most the last pair.
         """
         old, added = 0 if before is None else len(before) // 2, int(self._state.pair_kept)
-        pairs = min(old + added, self._how.history)
+        pairs = min(old + added, self._settings.history)
         dots, dropped = np.zeros((2 * pairs + 1, 2 * pairs + 1)), old + added - pairs
         stay = [(i + dropped, i) for i in range(old - dropped)]
         moves = [(a, b) for a, b in stay] + [(old + a, pairs + b) for a, b in stay]
@@ -984,15 +984,15 @@ class Coordinator:
         Returns:
             The answers of the owners; None if one of them does not have the version.
         """
-        how = self._state.version, self._state.pair_kept, self._state.afresh
-        answers = await self._call_shards("settle", *how, list(indices))
+        command = self._state.version, self._state.pair_kept, self._state.afresh
+        answers = await self._call_shards("settle", *command, list(indices))
         for shard, home in enumerate(self._homes):
             worker = self._members.members().get(home.backup) if home.backup is not None else None
             if worker is None:
                 home.backup = None
                 continue
             try:
-                if await worker.call(self._members.holder, "settle", shard, *how, []) is None:
+                if await worker.call(self._members.holder, "settle", shard, *command, []) is None:
                     home.backup = None
             except LOSS as error:
                 self._run.crew.missed(worker, error)
@@ -1035,10 +1035,12 @@ def _saved_in(run: Run) -> Saved:
     progress = run.progress
     numbers, vectors = progress.group(NUMBERS), progress.group(VECTORS)
     if numbers is not None and vectors is not None:
-        (version, loss, peak, shards, pairs), of = (array.tolist() for array in local(numbers))
-        if (of and digest(local(progress.weights)) == bytes(of).hex()) or (not of and slices_of(progress.weights)):
+        (version, loss, peak, shards, pairs), weights_digest = (array.tolist() for array in local(numbers))
+        if (weights_digest and digest(local(progress.weights)) == bytes(weights_digest).hex()) or (
+            not weights_digest and slices_of(progress.weights)
+        ):
             state = State(int(version), loss, peak)
-            return Saved(state, progress.weights, vectors, int(shards) if not of else 0, int(pairs))
+            return Saved(state, progress.weights, vectors, int(shards) if not weights_digest else 0, int(pairs))
     return Saved(State(), progress.weights, None, 0, 0)
 
 
@@ -1047,8 +1049,8 @@ def _dropped(run: Run) -> str:
     numbers = run.progress.group(NUMBERS)
     if numbers is None:
         return ""
-    _, of = (array.tolist() for array in local(numbers))
-    if of and digest(local(run.progress.weights)) != bytes(of).hex():
+    _, weights_digest = (array.tolist() for array in local(numbers))
+    if weights_digest and digest(local(run.progress.weights)) != bytes(weights_digest).hex():
         return "the weights have changed since the last L-BFGS training"
     return (
         "the changes of the last L-BFGS training were too large for the master to keep them without a checkpoint folder"

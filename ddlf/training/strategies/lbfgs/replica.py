@@ -139,12 +139,12 @@ class LbfgsReplica(HoldingReplica):
 
     @concurrent
     async def portions(
-        self, of: int, counts: list[int], dropped: list[int], requests: list[list[int]]
+        self, pass_number: int, counts: list[int], dropped: list[int], requests: list[list[int]]
     ) -> list[Any] | dict[str, Any]:
         """Compute the loss and the gradient of some portions, one after another.
 
         Args:
-            of: Number of the pass.
+            pass_number: Number of the pass.
             counts: Earlier portions of this worker that count and were not pushed.
             dropped: Earlier portions of this worker that do not count, because another worker was faster.
             requests: For each portion its number, its first sample, and the index after its last sample.
@@ -153,7 +153,7 @@ class LbfgsReplica(HoldingReplica):
             The message of ``Computed`` for each portion; or what ``not_reached`` returns, if the worker of a shard
             cannot be reached.
         """
-        now, cancelled = self._in(of), list[bool]()
+        now, cancelled = self._in(pass_number), list[bool]()
         now.note(counts, dropped)
         try:
             weights = await asyncio.shield(now.weights)
@@ -170,13 +170,13 @@ class LbfgsReplica(HoldingReplica):
         return [result.to_message() for result in results]
 
     @concurrent
-    async def push(self, of: int, counts: list[int], dropped: list[int]) -> list[int] | dict[str, Any]:
+    async def push(self, pass_number: int, counts: list[int], dropped: list[int]) -> list[int] | dict[str, Any]:
         """Push the sum of the portions that count to all shards. The arguments are as for ``portions``.
 
         Returns:
             The numbers of the pushed portions; or what ``not_reached`` returns.
         """
-        now = self._in(of)
+        now = self._in(pass_number)
         now.note(counts, dropped)
         total, portions = now.total, now.counted
         now.total, now.counted = None, []
@@ -198,9 +198,9 @@ class LbfgsReplica(HoldingReplica):
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _in(self, of: int) -> Pass:
-        if self._pass is None or self._pass.number != of:
-            raise AppMissing(f"this worker is not in pass {of}")
+    def _in(self, pass_number: int) -> Pass:
+        if self._pass is None or self._pass.number != pass_number:
+            raise AppMissing(f"this worker is not in pass {pass_number}")
         return self._pass
 
     async def _fetched(self, verb: str, owners: Sequence[int], untrained: Sequence[Any], *arguments: Any) -> Weights:

@@ -279,18 +279,18 @@ class Shards(Restored):
         return list(await self._computed(number, lambda shard: shard.aim(coefficients)))
 
     @concurrent
-    async def sums(self, number: int, of: int) -> list[Any]:
-        """Return the numbers of ``Shard.sums`` after the pass ``of``."""
-        self._in_pass(number, of)
+    async def sums(self, number: int, pass_number: int) -> list[Any]:
+        """Return the numbers of ``Shard.sums`` after the pass ``pass_number``."""
+        self._in_pass(number, pass_number)
         return list(await self._computed(number, Shard.sums))
 
     @concurrent
-    async def stage(self, number: int, of: int, backup: int) -> list[Any] | dict[str, Any]:
+    async def stage(self, number: int, pass_number: int, backup: int) -> list[Any] | dict[str, Any]:
         """Call ``Shard.stage``, and send the staged values to the worker with the backup; 0 for none.
 
         Return the numbers of ``Shard.stage``, or what ``not_reached`` does.
         """
-        shard = self._in_pass(number, of)
+        shard = self._in_pass(number, pass_number)
         numbers = list(await self._computed(number, Shard.stage))
         if backup and shard.staged is not None:
             try:
@@ -377,25 +377,25 @@ class Shards(Restored):
         return shard.weights
 
     @offered
-    async def trial(self, number: int, of: int, step: float, format: Sequence[int]) -> Array:
-        """Return a shard's weights for the pass ``of``. The array does not change any more.
+    async def trial(self, number: int, pass_number: int, step: float, format: Sequence[int]) -> Array:
+        """Return a shard's weights for the pass ``pass_number``. The array does not change any more.
 
         The first call of a pass begins it, like ``Shard.begin``.
         """
 
         def begun(shard: Shard) -> None:
-            if shard.number < of and not (step and shard.direction is None):
-                shard.begin(of, step, FixedPoint(*format))
+            if shard.number < pass_number and not (step and shard.direction is None):
+                shard.begin(pass_number, step, FixedPoint(*format))
 
         await self._computed(number, begun)
-        shard = self._in_pass(number, of)
+        shard = self._in_pass(number, pass_number)
         assert shard.trial is not None
         return shard.trial
 
     @offered
-    async def add(self, number: int, of: int, portions: list[int], total: Array) -> None:
-        """Add the gradient of some portions to the pass ``of``, like ``Shard.add``."""
-        self._in_pass(number, of)
+    async def add(self, number: int, pass_number: int, portions: list[int], total: Array) -> None:
+        """Add the gradient of some portions to the pass ``pass_number``, like ``Shard.add``."""
+        self._in_pass(number, pass_number)
         await self._computed(number, lambda shard: shard.add(portions, total))
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -405,10 +405,10 @@ class Shards(Restored):
             raise AppMissing(f"shard {number + 1} is not on this worker")
         return self._shards[number]
 
-    def _in_pass(self, number: int, of: int) -> Shard:
+    def _in_pass(self, number: int, pass_number: int) -> Shard:
         shard = self._shard(number)
-        if shard.number != of:
-            raise AppMissing(f"shard {number + 1} is in pass {shard.number}, and not in pass {of}")
+        if shard.number != pass_number:
+            raise AppMissing(f"shard {number + 1} is in pass {shard.number}, and not in pass {pass_number}")
         return shard
 
     async def _computed(self, number: int, work: Callable[[Shard], Any]) -> Any:
