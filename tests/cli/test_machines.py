@@ -380,7 +380,7 @@ def test_wheel_has_all_needed_files(tmp_path):
     assert {row.split(",")[0] for row in recorded} == names
     assert not any("__pycache__" in member for member in names)
     program = (
-        f"import sys; sys.path.insert(0, {str(path)!r}); import ddlf; import ddlf.cluster.launch.remote_programs as there; "
+        f"import sys; sys.path.insert(0, {str(path)!r}); import ddlf; import ddlf.cluster.launch.remote_programs as remote_programs; "
         "from importlib.metadata import distribution; print(remote_programs.__file__, distribution('ddlf').entry_points)"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
