@@ -132,22 +132,22 @@ def test_cards_of_one_worker_share_its_batches_with_tensorflow(tmp_path: Path):
         {"local_rule": "scaffold", "exchange": "sharded"},
         {"optimizer": "adam", "optimizer_state": "averaged", "codec": "int8"},
     ]
-    assert said(tmp_path, cases) == ["near True"] * len(cases)
+    assert outcomes_of(tmp_path, cases) == ["near True"] * len(cases)
 
 
 def test_trainings_that_would_use_one_card_of_a_strategy_are_refused(tmp_path: Path):
     cases = [{"samples": 262}, {"exchange": "gradient"}, {"replicas": 2}]
-    odd, gradient, downpour = said(tmp_path, cases)
+    odd, gradient, downpour = outcomes_of(tmp_path, cases)
     assert odd == "error a batch of 3 samples cannot be divided among 2 cards"
     assert gradient.startswith("error exchange='gradient' computes on one card, but the model 'sequential' is made in")
     assert downpour.startswith("error mode='downpour' computes on one card")
 
 
 def test_models_of_other_shapes_train_in_strategies_one_after_another(tmp_path: Path):
-    assert said(tmp_path, [{"width": 16}, {"width": 24}]) == ["near True"] * 2
+    assert outcomes_of(tmp_path, [{"width": 16}, {"width": 24}]) == ["near True"] * 2
 
 
-def said(folder: Path, cases: list[dict[str, object]]) -> list[str]:
+def outcomes_of(folder: Path, cases: list[dict[str, object]]) -> list[str]:
     """Return a line for each case: how near three trainings with and without a strategy are, or the error."""
     (folder / "sitecustomize.py").write_text(TWO_DEVICES)
     path = os.pathsep.join(map(str, (folder, Path(__file__).parents[2], os.environ.get("PYTHONPATH", ""))))
