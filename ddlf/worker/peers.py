@@ -268,7 +268,9 @@ class Peer:
         shows that the link is lost.
         """
         try:
-            sock, hello = await self._caller.dialling(host, port, Role.CONTROL, way=None if port else self._take_offered)
+            sock, hello = await self._caller.dialling(
+                host, port, Role.CONTROL, way=None if port else self._take_offered
+            )
         except DDLFError:
             return  # without heartbeats the kernel reports a lost link, but later
         if self._control is not None:  # the next call after a lost connection opens this connection again

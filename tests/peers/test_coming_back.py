@@ -144,7 +144,9 @@ async def test_a_peer_that_waits_for_its_round_comes_back_when_its_lease_has_run
     async with Running(tmp_path, **ROUNDS) as running:
         first, second = await running.peer(), await running.peer()
         await first.send_post(a_set(1.0), base=1)
-        await running.until(lambda: running.server.ledger.members[1].number == 1 and not running.server._lines[1].is_working)
+        await running.until(
+            lambda: running.server.ledger.members[1].number == 1 and not running.server._lines[1].is_working
+        )
         running.server._last_signs[1] = running.server._lines[1].socket.heard_at = 0.0
         with pytest.raises(ConnectionClosed):
             await asyncio.wait_for(first.socket.recv(), PATIENCE_S)
