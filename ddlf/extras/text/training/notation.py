@@ -315,11 +315,6 @@ class Notation:
     # -- the model of Keras -------------------------------------------------------------------------------------------
 
     @property
-    def built_model(self) -> Any:
-        """Return the Keras model if it is built, else None."""
-        return self._model
-
-    @property
     def keras(self) -> Any:
         """Return the Keras model, built on first use, and compiled after keys were decided."""
         if self._model is None:
