@@ -121,7 +121,7 @@ class InProcessExecutor(ExecutorProcess):
 
     async def _start(self) -> None:
         self.restarts += 1
-        self._served = False
+        self._has_served = False
         self._killed = asyncio.Event()
         self._sockets: list[socket.socket] = []
         self._serving = set()
@@ -169,7 +169,7 @@ class InProcessExecutor(ExecutorProcess):
         if self._executor is None:
             connection.close()
             return
-        self._served = True
+        self._has_served = True
         self._sockets.append(connection)
         peer_limits = Limits(max_body_bytes=hello.max_message_bytes)
         task = asyncio.get_running_loop().create_task(self._executor.serve(connection, limits, peer_limits))
