@@ -29,7 +29,7 @@ from ddlf.errors import ConfigError
 from ddlf.events.facts import from_data
 from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints.contents import Checkpoint
-from ddlf.training.checkpoints.progress_layout import KEPT, SLOTS, as_of_now, numbered, with_states
+from ddlf.training.checkpoints.progress_layout import KEPT, SLOTS, numbered, upgrade_layout, with_states
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.samples.shares import ShareLedger
 from ddlf.training.slot.task import OPTIMIZER, SlotState
@@ -734,7 +734,7 @@ class Progress:
         """Return the state that a checkpoint has stored. Accepts checkpoints of older versions, which store less."""
         arrays, facts = checkpoint.arrays, checkpoint.facts
         if "states" not in facts:
-            arrays, facts = as_of_now(arrays, facts)
+            arrays, facts = upgrade_layout(arrays, facts)
         ledger: Any = SampleLedger(0)
         if (ledger_facts := facts.get("ledger")) is not None:
             ledger = (

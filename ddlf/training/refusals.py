@@ -67,16 +67,16 @@ def check_spec(spec: RunSpec) -> None:
     Raises:
         ConfigError: Settings contradict each other or have no effect. The error names them.
     """
-    check(of_settings(spec))
-    check(of_private_data(spec))
+    check(settings_refusals(spec))
+    check(private_data_refusals(spec))
     contradictions.check(privacy_choice(spec))
     check(_unused(spec))
     check(spec.exchange.refusals(spec))
     check(spec.train.refusals(spec))
-    check(_of_slot_parts(spec))
+    check(_slot_part_refusals(spec))
 
 
-def of_settings(spec: RunSpec) -> Iterator[Refusal]:
+def settings_refusals(spec: RunSpec) -> Iterator[Refusal]:
     """Yield the combinations of settings that are refused, as far as the settings alone decide it."""
     local, outer = spec.local, spec.outer
     streams = isinstance(outer, Streaming)
@@ -174,7 +174,7 @@ COMMON = (
 """Settings that need data that all nodes have, each with the reason why private data does not fit."""
 
 
-def of_private_data(spec: RunSpec) -> Iterator[Refusal]:
+def private_data_refusals(spec: RunSpec) -> Iterator[Refusal]:
     """Yield the settings that contradict private data on the workers."""
     private, data = spec.data.private, spec.data
     exchange, mode = spec.exchange.name, spec.train.name
@@ -275,7 +275,7 @@ def _unused(spec: RunSpec) -> Iterator[Refusal]:
     )
 
 
-def _of_slot_parts(spec: RunSpec) -> Iterator[Refusal]:
+def _slot_part_refusals(spec: RunSpec) -> Iterator[Refusal]:
     """Yield an entry for each setting that makes slots keep a part which this run's strategy or exchange does not use."""
     for kind, where, instead in _kinds(spec):
         for part in PARTS:

@@ -440,7 +440,7 @@ def _account(app: App, spec: RunSpec, progress: Progress, source: Path | None) -
     counted = [record for record in progress.records if record.epsilons]
     releases = sum(len(record.workers) for record in counted) if unit == "sample" else len(counted)
     if source is None and context.account is not None:  # this process has trained these weights before
-        account = context.account.goes_on(terms, budget)
+        account = context.account.continue_with(terms, budget)
     elif earlier_folder is not None and (source is not None or (earlier_folder / RELEASES).exists()):
         account = ReleaseAccount.resume(earlier_folder, terms, budget, least=releases)
     else:

@@ -119,14 +119,14 @@ async def test_master_sends_slices_to_workers_that_see_no_folder_and_warns_once(
     uninterrupted = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     run = run_of(settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
     hide_folder(run, 1, 2, 3)
-    opened_by_master, take = [], Slices._of_one
+    opened_by_master, take = [], Slices._with_slice
 
     def one_at_a_time(slices, number, do):
         opened_by_master.append(number)
         return take(slices, number, do)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Slices, "_of_one", one_at_a_time)
+        patch.setattr(Slices, "_with_slice", one_at_a_time)
         await run.train_model()
     assert run.ledger.is_exact(run.master_epochs)
     assert -1 not in read_by_master[: read_by_master.index(-1) if -1 in read_by_master else None]

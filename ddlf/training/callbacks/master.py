@@ -198,7 +198,7 @@ class Callbacks:
         )
         self._show()
         model.stop_training, model._initial_epoch = False, None
-        before = self._now()
+        before = self._weights_and_rates()
         self._first_rates = read_rates(model)
         self._list.on_train_begin()
         self._states = CallbackStates(callbacks)
@@ -233,7 +233,7 @@ class Callbacks:
         self._model.stop_training = False
 
     def _begin_epoch(self) -> None:
-        progress, before = self._progress, self._now()
+        progress, before = self._progress, self._weights_and_rates()
         rates = []
         for epoch in progress.next_epochs:
             self._list.on_epoch_begin(epoch)
@@ -258,7 +258,7 @@ class Callbacks:
 
         progress = self._progress
         self._show()
-        before, record = self._now(), progress.records[-1]
+        before, record = self._weights_and_rates(), progress.records[-1]
         merged = merged_metrics(progress.records[progress.reported_records :] or [record])
         logs = self._logs = dict(merged)
         for callback in self._list.callbacks:
@@ -297,13 +297,13 @@ class Callbacks:
     def _optimizers(self) -> Sequence[Weights | None]:
         return [self._progress.state.get("outer")] if self._steps else self._progress.optimizers
 
-    def _now(self) -> tuple[Weights, list[float]]:
+    def _weights_and_rates(self) -> tuple[Weights, list[float]]:
         return self._model.get_weights() if self._has_weights else [], read_rates(self._model)
 
     def _take(self, before: tuple[Weights, list[float]], rates: Sequence[list[float]] = ()) -> None:
         """Copy what the callbacks have changed into the progress, and store the callbacks' states for a checkpoint."""
         progress, (weights, rate) = self._progress, before
-        after, now = self._now()
+        after, now = self._weights_and_rates()
         if differ(weights, after):
             progress.weights = after
         rates = rates or [now]

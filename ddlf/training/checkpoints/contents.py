@@ -20,7 +20,7 @@ from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.durable import MANIFEST, MAX_SEALED_BYTES, damaged, explained, unseal
 from ddlf.training.checkpoints.journal import Extent
-from ddlf.training.checkpoints.slices import Slices, of_another
+from ddlf.training.checkpoints.slices import Slices, foreign_slice_error
 from ddlf.version import __version__
 
 FORMAT = 3  # 1 had all records among the facts, and other names for slot states and algorithm states; 3 has slices
@@ -202,7 +202,9 @@ def read_files(folder: Path, *, skip_slices: bool = False) -> tuple[Manifest, di
             try:
                 contents[file.name] = _checked(path, file)
             except CheckpointCorrupt as error:
-                other = of_another(path, file.model_dump(), manifest.of) if isinstance(file, SliceFile) else None
+                other = (
+                    foreign_slice_error(path, file.model_dump(), manifest.of) if isinstance(file, SliceFile) else None
+                )
                 raise other or error from error
         return manifest, contents
 

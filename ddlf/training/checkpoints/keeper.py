@@ -167,7 +167,7 @@ class Keeper:
         slices: Slices | None = None,
     ) -> Coroutine[Any, Any, None]:
         # Take all of the state now: other slots of asynchronous training continue while this one waits for its turn.
-        return self._in_turn(
+        return self._save_in_turn(
             progress.to_checkpoint(self._names, slices),
             (progress.version, progress.converged),
             progress.reached,
@@ -176,7 +176,7 @@ class Keeper:
             len(progress.records),
         )
 
-    async def _in_turn(
+    async def _save_in_turn(
         self,
         checkpoint: Checkpoint,
         saved: tuple[int, bool],

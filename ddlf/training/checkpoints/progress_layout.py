@@ -42,7 +42,7 @@ def numbered(group: Sequence[Any]) -> dict[str, Any]:
     return {f"{i:04d}": array for i, array in enumerate(group) if array is not None}
 
 
-def as_of_now(arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def upgrade_layout(arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return arrays and facts of a checkpoint in the old format 1 under their current names."""
     names = {"outer": KEPT + "outer", "optimizer": SLOTS + OPTIMIZER, "held": SLOTS + HELD, "lost": SLOTS + RESIDUAL}
     arrays = {names.get(name, name): group for name, group in arrays.items()}

@@ -145,7 +145,7 @@ class ReleaseAccount:
                 hint="put back the newest copy of the file, or begin a new run",
             )
 
-    def goes_on(self, terms: Terms, budget: float | None) -> ReleaseAccount:
+    def continue_with(self, terms: Terms, budget: float | None) -> ReleaseAccount:
         """Return this account for the next run of the same process.
 
         Raises:

@@ -69,18 +69,18 @@ def check_folders(app: App, fresh: bool) -> None:
             raise _used(target, newest)
     elif is_checkpoint(source):
         number = _number(source)
-        if newest is not None and (not _same(target, source.absolute().parent) or newest != number):
+        if newest is not None and (not _is_same_folder(target, source.absolute().parent) or newest != number):
             raise ConfigError(
                 f"{target} has checkpoints already, the newest of round {newest}, but {source} is another checkpoint",
                 hint="set checkpoint to another folder to continue from there; the old folder stays unchanged",
             )
     elif CheckpointFolder(source).newest_round() is None:
         CheckpointFolder(source).newest(required=True)  # raises the error
-    elif newest is not None and not _same(target, source):
+    elif newest is not None and not _is_same_folder(target, source):
         raise _used(target, newest)
 
 
-def _same(first: Path, second: Path) -> bool:
+def _is_same_folder(first: Path, second: Path) -> bool:
     return first.resolve() == second.resolve()
 
 
@@ -188,7 +188,7 @@ async def begin(
         )
         slots = len(progress.states)
         check_settings(
-            {**_as_now(progress.settings), "slots": slots},
+            {**_upgrade_settings(progress.settings), "slots": slots},
             {**now, "slots": app.slots or slots},
             "in the checkpoint",
             "use the same settings, or start again in another folder",
@@ -225,7 +225,7 @@ async def begin(
     progress.owners = policy.owners(app, spec, len(progress.states))
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
     continues_target = target is not None and (
-        source is None or _same(target, source) or _same(target, source.absolute().parent)
+        source is None or _is_same_folder(target, source) or _is_same_folder(target, source.absolute().parent)
     )
     keeper = (
         None if target is None else await _open(app, target, progress, checkpoint if continues_target else None, damage)
@@ -410,7 +410,7 @@ def _fact(value: Any) -> Any:
     return str(value) if isinstance(value, Named) else describe(value)
 
 
-def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
+def _upgrade_settings(saved: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a checkpoint in the form that the current release gives them.
 
     Release 0.1 stored rules as the user gave them, and the outer optimizer in Python syntax. It also accepted settings

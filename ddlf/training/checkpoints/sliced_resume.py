@@ -110,7 +110,9 @@ class Restoring:
         slices = self.slices = checkpoint.slices
         if slices is None:
             return Progress.from_checkpoint(checkpoint)
-        like = {group: _like(listed, checkpoint.arrays.get(group, {})) for group, listed in slices.sliced.items()}
+        like = {
+            group: _arrays_like(listed, checkpoint.arrays.get(group, {})) for group, listed in slices.sliced.items()
+        }
         groups = {SLOTS + name for left in checkpoint.facts["states"] for name in left}
         arrays = {**{group: {} for group in groups}, **checkpoint.arrays, **like}
         progress = Progress.from_checkpoint(dataclasses.replace(checkpoint, arrays=arrays))
@@ -140,7 +142,7 @@ def names_of(checkpoint: Checkpoint) -> list[str]:
     return list(checkpoint.arrays[WEIGHTS]) if slices is None else [name for name, _, _ in slices.sliced[WEIGHTS]]
 
 
-def _like(
+def _arrays_like(
     listed: Sequence[tuple[str, str, Sequence[int]]], beside: Mapping[str, tensors.Array]
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return arrays with these names, types and shapes.

@@ -98,7 +98,7 @@ def write_if_seen(destination: Mapping[str, Any], arrays: Mapping[str, tensors.A
         return {"why": error.message, "seen": True}
 
 
-def of_another(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any]) -> CheckpointCorrupt | None:
+def foreign_slice_error(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any]) -> CheckpointCorrupt | None:
     """Return the error for a slice that belongs to another run, round or cut; None if it belongs to this one."""
     try:
         with open(path, "rb") as opened:
@@ -295,14 +295,14 @@ class Slices:
         Raises:
             CheckpointCorrupt: The slice is missing or damaged.
         """
-        arrays: dict[str, tensors.Array] = self._of_one(number, read)
+        arrays: dict[str, tensors.Array] = self._with_slice(number, read)
         return arrays
 
     def look_at(self, number: int) -> None:
         """Check every byte of a slice, numbered from 0, like ``read_one``, without keeping it in memory."""
-        self._of_one(number, look_at)
+        self._with_slice(number, look_at)
 
-    def _of_one(self, number: int, do: Callable[..., Any]) -> Any:
+    def _with_slice(self, number: int, do: Callable[..., Any]) -> Any:
         name = slice_name(number)
         file = next((file for file in self.files if file["name"] == name), {"sha256": ""})
         try:
@@ -349,5 +349,5 @@ def _compare(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any], s
     if digest == file["sha256"]:
         return
     if size != file.get("bytes", size):
-        raise of_another(path, file, identity) or damaged(path, f"{file['bytes']:,} bytes", f"{size:,} bytes")
-    raise of_another(path, file, identity) or damaged(path, f"SHA-256 {file['sha256']}", f"SHA-256 {digest}")
+        raise foreign_slice_error(path, file, identity) or damaged(path, f"{file['bytes']:,} bytes", f"{size:,} bytes")
+    raise foreign_slice_error(path, file, identity) or damaged(path, f"SHA-256 {file['sha256']}", f"SHA-256 {digest}")

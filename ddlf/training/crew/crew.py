@@ -271,7 +271,7 @@ class Crew:
         """
         self._holds.pop(slot, None)
         self._distrusted[worker] += 1
-        self.emit(events.UpdateRejected(**self._of(slot), worker=worker, why=reason))
+        self.emit(events.UpdateRejected(**self._event_facts(slot), worker=worker, why=reason))
         if self._distrusted[worker] == MAX_REJECTED and self._schedule.workers - {worker}:
             self._schedule.apply(Lost(worker))
             self._never[worker] = f"{MAX_REJECTED} of its updates in a row were rejected"
@@ -313,13 +313,13 @@ class Crew:
             match action:
                 case Start(slot, worker, backup):
                     if backup:
-                        self.emit(events.SlotBackedUp(**self._of(slot), worker=worker))
+                        self.emit(events.SlotBackedUp(**self._event_facts(slot), worker=worker))
                     self._attempts[worker] = self._spawn(self._attempt(slot, worker))
                 case Stop(worker):
                     self._attempts[worker].cancel()
                 case GiveUp(slot):
                     error = self._last_loss or ExecutorCrashed("a slot ended its executors")
-                    self._fail(slot, error if self._homes is None else self._without(slot, first_line(error)))
+                    self._fail(slot, error if self._homes is None else self._left_out_error(slot, first_line(error)))
         self._let_go_of_leaving()
         self._watch_for_nobody()
         times = [time for time in (self._schedule.wake_at(), self._leave_out(loop.time())) if time is not None]
@@ -338,12 +338,12 @@ class Crew:
             if worker in self._never or until <= now:
                 self._schedule.apply(LeftOut(slot))
                 reason = self._never.get(worker) or f"its worker has been away for more than {self.wait_s:g} s"
-                self._fail(slot, self._without(slot, reason))
+                self._fail(slot, self._left_out_error(slot, reason))
             else:
                 times.append(until)
         return min(times, default=None)
 
-    def _without(self, slot: int, reason: str) -> SlotLeftOut:
+    def _left_out_error(self, slot: int, reason: str) -> SlotLeftOut:
         return SlotLeftOut(slot, (self._homes or {}).get(slot, 0), reason)
 
     def _miss(self, worker: int) -> None:
@@ -356,7 +356,7 @@ class Crew:
         work, future, _, leaves = self._requests[slot]
         holder = number, self._opened[number]
         if leaves:
-            self.emit(events.SlotStarted(**self._of(slot), worker=number))
+            self.emit(events.SlotStarted(**self._event_facts(slot), worker=number))
         try:
             result = await work(worker, self._holds.get(slot) == holder)
         except asyncio.CancelledError:
@@ -372,7 +372,7 @@ class Crew:
                 if leaves:
                     self._holds[slot] = holder
                     self._unsettled[slot] = number
-                    self.emit(events.SlotFinished(**self._of(slot), worker=number))
+                    self.emit(events.SlotFinished(**self._event_facts(slot), worker=number))
                 if not future.done():
                     future.set_result(result)
         self._advance_soon()
@@ -424,7 +424,7 @@ class Crew:
         self._miss(worker.id)
         self.losses += slot is not None
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
-        facts = {"round": self._round + 1} if slot is None else self._of(slot)
+        facts = {"round": self._round + 1} if slot is None else self._event_facts(slot)
         reason = first_line(self._crash_behind(worker, error) or error)
         self.emit(events.WorkerLost(**facts, worker=worker.id, why=reason, carries=self.carries))
         self._known_as[worker.id] = "back"
@@ -444,7 +444,7 @@ class Crew:
         within_s = max(0.0, notice.until - now)
         carried = self._schedule.slot_of(worker.id)
         slot = carried if self._schedule.apply(Leaving(worker.id, now, within_s, self.finishes)) else None
-        facts = {"round": self._round + 1} if slot is None else self._of(slot)
+        facts = {"round": self._round + 1} if slot is None else self._event_facts(slot)
         event = events.WorkerLeaving(
             **facts, worker=worker.id, why=notice.reason, seconds=within_s, carries=self.carries
         )
@@ -465,9 +465,9 @@ class Crew:
         stalls = self._schedule.open and not self._working() and not self._recovery.openings
         unsettled = set[int]() if stalls else set(self._unsettled.values())
         for number in self._schedule.left - self._letting_go.keys() - unsettled:
-            self._letting_go[number] = self._spawn(self._let_go(self._workers[number]))
+            self._letting_go[number] = self._spawn(self._release_worker(self._workers[number]))
 
-    async def _let_go(self, worker: ProxyWorker) -> None:
+    async def _release_worker(self, worker: ProxyWorker) -> None:
         try:
             for take in self.hand_back:
                 await take(worker.id)
@@ -586,7 +586,7 @@ class Crew:
     def _give_up(self) -> None:
         self.end(too_small(self.wait_s, self._last_loss))
 
-    def _of(self, slot: int) -> dict[str, int]:
+    def _event_facts(self, slot: int) -> dict[str, int]:
         """Return slot and round with the numbers that events show to users, from 1."""
         return {"slot": slot + 1, "round": self._requests[slot][2] + 1}
 

@@ -326,7 +326,7 @@ async def crew_of(
             # do this only now: if another run of this app was active, the crew has failed
             app.run_context.name = opening.run
             seed = app.seed if seed is None else seed
-            await _both(opening.load_on_master(seed), crew.ready())
+            await _run_both(opening.load_on_master(seed), crew.ready())
             samples = opening.check()
             _tell(app, opening, time.perf_counter() - begin)
             with contextlib.ExitStack() as stack:
@@ -342,7 +342,7 @@ async def crew_of(
             stop_hearing()  # do this only now, because the last lines of output belong to this run
 
 
-async def _both(on_master: Coroutine[Any, Any, None], on_workers: Coroutine[Any, Any, None]) -> None:
+async def _run_both(on_master: Coroutine[Any, Any, None], on_workers: Coroutine[Any, Any, None]) -> None:
     """Run two coroutines, of the master and of the workers.
 
     If one fails, cancel the other. The master's error counts more.

@@ -132,7 +132,7 @@ class Recovery:
                     await worker.reconnect()
                     opening = asyncio.ensure_future(self._open_worker(worker))
                     self.openings.add(opening)
-                    opening.add_done_callback(self._over)
+                    opening.add_done_callback(self._finish_opening)
                     self._host.changed()  # the crew then waits for a worker that loads its data
                     await asyncio.shield(opening)
                     break
@@ -154,7 +154,7 @@ class Recovery:
             self.coming.pop(worker.id, None)
             self._host.changed()
 
-    def _over(self, opening: asyncio.Future[Any]) -> None:
+    def _finish_opening(self, opening: asyncio.Future[Any]) -> None:
         self.openings.discard(opening)
         if not opening.cancelled():
             opening.exception()  # marks it as retrieved, since nobody may await it

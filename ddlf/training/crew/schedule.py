@@ -272,7 +272,7 @@ class Schedule:
         usual = median(self._durations) if self._durations else 0.0
         fits = finishes and running.since + self._took.get(running.slot, usual) <= until
         other_workers = [other for other in self.workers - self._leaving if self._may(running.slot, other)]
-        if fits or not other_workers or not self._alone().keys() & {running.slot}:
+        if fits or not other_workers or not self._slots_without_backup().keys() & {running.slot}:
             return False
         running.stopping = True
         self._stops.append(worker)
@@ -327,7 +327,7 @@ class Schedule:
         limit = self._late_after() if self._free and not self._waiting else None
         if limit is None:
             return None
-        alone = self._alone().items()
+        alone = self._slots_without_backup().items()
         return min((since + limit for slot, since in alone if self._backup_for(slot) is not None), default=None)
 
     def _any_for(self, slot: int) -> int | None:
@@ -380,7 +380,7 @@ class Schedule:
     def _carried(self, slot: int) -> bool:
         return any(running.slot == slot and not running.stopping for running in self._running.values())
 
-    def _alone(self) -> dict[int, float]:
+    def _slots_without_backup(self) -> dict[int, float]:
         """Return the slots without a result that exactly one worker has, with their start times."""
         carried: dict[int, list[float]] = {}
         for running in self._running.values():
@@ -398,5 +398,5 @@ class Schedule:
         limit = self._late_after() if self._free and not self._waiting else None
         if limit is None:
             return []
-        late = [(since, slot) for slot, since in self._alone().items() if now - since >= limit]
+        late = [(since, slot) for slot, since in self._slots_without_backup().items() if now - since >= limit]
         return [slot for _, slot in sorted(late)]

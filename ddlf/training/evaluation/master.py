@@ -288,7 +288,7 @@ def wrong_with_test(app: App) -> str:
             return f"there is no {kind}_test"
     lengths = {name: {shape[0] if shape else 0 for shape in arrays[name]} for name in present if "test" in name}
     if len(set.union(*lengths.values())) > 1:
-        return " and ".join(f"{name} has {_either(sizes)} rows" for name, sizes in lengths.items())
+        return " and ".join(f"{name} has {_sizes_text(sizes)} rows" for name, sizes in lengths.items())
     if lengths["x_test"] == {0}:
         return "x_test has no rows"
     for kind in ("x", "y"):
@@ -319,5 +319,5 @@ def _shapes(app: App, kind: str, part: str) -> list[tuple[int, ...]]:
     return [tuple(np.shape(array)) for array in keras.tree.flatten(getattr(app, f"{kind}_{part}"))]
 
 
-def _either(sizes: set[int]) -> str:
+def _sizes_text(sizes: set[int]) -> str:
     return " or ".join(str(size) for size in sorted(sizes))

@@ -107,7 +107,7 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
         feed = _feed(app, part, batch_size, begin, end)
     except ConfigError as error:  # this machine has less memory than the machine that chose the batches
         return {"why": error.message}
-    with explained(app, lambda: batch_size, evaluates=True), _one_at_a_time(app), reading(app, feed) as dataset:
+    with explained(app, lambda: batch_size, evaluates=True), _single_batches(app), reading(app, feed) as dataset:
         model.evaluate(dataset, verbose=0, callbacks=[Counting()])
     if reasons:
         return {"why": reasons[0]}
@@ -129,7 +129,7 @@ def batches_of(app: App, part: str, batch_size: int) -> Iterator[tuple[Any, ...]
     return (gathered(data, np.arange(begin, min(begin + batch_size, samples))) for begin in begins)
 
 
-async def beside(worker: Worker, app: App, work: Callable[[], Any]) -> Any:
+async def evaluate_between_trainings(worker: Worker, app: App, work: Callable[[], Any]) -> Any:
     """Evaluate on a worker's thread for Keras, between trainings. If cancelled, it ends after the current batch."""
     cancelled: list[bool] = []
     evaluating = asyncio.ensure_future(worker.compute(lambda: None if cancelled else work()))
@@ -160,7 +160,7 @@ def _not_added(model: Any, other: set[str], most: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(app: App) -> Iterator[None]:
+def _single_batches(app: App) -> Iterator[None]:
     """Make each call of the compiled test step evaluate one batch only, in this context.
 
     The compiled step is kept for the next such evaluation. Afterwards the model has its former test step again.

@@ -63,7 +63,7 @@ class WorkerEvaluation:
         Returns:
             The metrics; None if the master must evaluate. A warning gives the reason once.
         """
-        reason = self._reasons.get(part) or self._elsewhere(part)
+        reason = self._reasons.get(part) or self._reason_for_master(part)
         metrics: dict[str, float] = {}
         if not reason:
             batch_size = fitting(self._app, part, batch_size)
@@ -118,11 +118,11 @@ class WorkerEvaluation:
                 raise
         return next(filter(None, left_out.values()), "") if counted.left else ""
 
-    def _elsewhere(self, part: str) -> str:
+    def _reason_for_master(self, part: str) -> str:
         """Return the reason why only the master can evaluate a part of the data; "" if workers can."""
         if self._app.precision not in ("float32", "auto"):
             return f"with precision={self._app.precision!r} the workers compute with fewer bits"
-        return elsewhere(self._app, part)
+        return reason_for_master(self._app, part)
 
     async def _content_of(self, part: str) -> dict[str, str]:
         """Return the fingerprints of a part of the master's data.
@@ -171,7 +171,7 @@ class _Counted:
             self._phase.move(min(batches * self.batch_size, self._samples))
 
 
-def elsewhere(app: App, part: str) -> str:
+def reason_for_master(app: App, part: str) -> str:
     """Return the reason why workers do not have the whole of a part of the data; "" if they do."""
     data_set = data_set_of(app, part)
     if data_set is not None and data_set.manifest.hosts:

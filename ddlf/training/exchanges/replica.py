@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlf.training.context import App
-from ddlf.training.evaluation.model import beside, evaluate
+from ddlf.training.evaluation.model import evaluate, evaluate_between_trainings
 from ddlf.training.slot.replica import Replica
 from ddlf.worker.calls import concurrent
 
@@ -46,5 +46,5 @@ class HoldingReplica(Replica):
         if weights is None:
             return None
         evaluation = partial(evaluate, self.app, weights, part, batch_size)
-        metrics: dict[str, float] | None = await beside(self._worker, self.app, evaluation)
+        metrics: dict[str, float] | None = await evaluate_between_trainings(self._worker, self.app, evaluation)
         return metrics

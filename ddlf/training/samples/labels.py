@@ -9,7 +9,7 @@ import numpy as np
 from ddlf.training.context import App
 
 
-def beyond(app: App, part: str) -> str:
+def beyond_outputs(app: App, part: str) -> str:
     """Return a sentence about labels of a part that are beyond the outputs of the app's model; empty if there are none.
 
     It counts these labels, and lists none. It knows models with one output and the loss

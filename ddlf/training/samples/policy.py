@@ -222,7 +222,7 @@ class PrivateData(CommonData):
 
     def check_model(self, app: App) -> None:
         for part in ("train", "val", "test"):
-            if sentence := labels.beyond(app, part):  # the error of a framework could list labels
+            if sentence := labels.beyond_outputs(app, part):  # the error of a framework could list labels
                 raise DatasetError(sentence, hint="number the classes in load_dataset from 0, on all workers alike")
         for part in ("val", "test"):  # the other workers have trained a round when they are evaluated
             if app_data.has(app, part) and not _accepts(app.model, x := getattr(app, f"x_{part}")):

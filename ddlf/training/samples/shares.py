@@ -71,7 +71,7 @@ class ShareLedger:
 
     def summary(self) -> dict[str, Any]:
         """Return the counts of all slots, and their SHA-256."""
-        epochs = [_whole(share.trained / share.samples) for share in self.shares]
+        epochs = [_as_integer(share.trained / share.samples) for share in self.shares]
         return {
             "samples": self.samples,
             "least": min(epochs),
@@ -100,5 +100,5 @@ class ShareLedger:
         return cls([Share(**{**share, "left_out": tuple(share["left_out"])}) for share in facts["shares"]])
 
 
-def _whole(number: float) -> float:
+def _as_integer(number: float) -> float:
     return int(number) if number.is_integer() else number

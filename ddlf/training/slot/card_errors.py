@@ -98,7 +98,7 @@ def _gb(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
-def _first(arrays: Any, count: int) -> Any:
+def _first_samples(arrays: Any, count: int) -> Any:
     """Return the first samples of a tree of arrays."""
     return tree_map(lambda array: array[:count], arrays)
 
@@ -121,7 +121,7 @@ def largest_that_fits(app: App, model: Any, batch_size: int) -> int:
         if not batch_size:
             break
         try:
-            model.train_on_batch(*_first(arrays, batch_size))
+            model.train_on_batch(*_first_samples(arrays, batch_size))
         except Exception as error:
             if not framework().is_full(error):
                 return 0

@@ -463,7 +463,7 @@ class TrainingSamples:
         return (0.0, []) if self._files is None else self._files.take_stats()
 
 
-def in_order(indices: Any, again: tuple[int, ...]) -> Any:
+def reordered(indices: Any, again: tuple[int, ...]) -> Any:
     """Return a slot's samples of a round in the new order that a later local epoch uses.
 
     Args:

@@ -205,9 +205,9 @@ def check_mean_losses(model: Any, user: str, rows: Sequence[Any] = (), *, by_ent
                 hint="give the loss axes without the first one, such as keras.losses.Dice(axis=(1, 2, 3))",
             )
     is_weighed = by_entries and any(hasattr(declared, "entries_in") for declared in losses)
-    values = _of_parts(model, rows) if len(rows) > 1 and not is_weighed else None
+    values = _losses_of_parts(model, rows) if len(rows) > 1 and not is_weighed else None
     if values is not None and is_apart(*values):
-        raise ConfigError(not_a_mean(user, *values), hint=ONE_FOR_EACH)
+        raise ConfigError(not_a_mean_message(user, *values), hint=ONE_FOR_EACH)
 
 
 ONE_FOR_EACH = "let the loss function return one value for each sample, or train in mode 'sync' with exchange='star'"
@@ -218,7 +218,7 @@ def is_apart(whole: float, mean: float, tolerance: float = NEAR) -> bool:
     return abs(whole - mean) > tolerance * max(abs(whole), abs(mean))
 
 
-def not_a_mean(user: str, whole: float, mean: float) -> str:
+def not_a_mean_message(user: str, whole: float, mean: float) -> str:
     """Return the sentence about such a loss."""
     return (
         f"{user} takes the mean over samples, but the loss combines the samples of a batch: "
@@ -226,7 +226,7 @@ def not_a_mean(user: str, whole: float, mean: float) -> str:
     )
 
 
-def _of_parts(model: Any, rows: Sequence[Any]) -> tuple[float, float] | None:
+def _losses_of_parts(model: Any, rows: Sequence[Any]) -> tuple[float, float] | None:
     """Return the loss of some samples at made-up outputs, and the mean over two parts of them; None if it is unknown."""
     import keras
     from keras.src.trainers.compile_utils import CompileLoss

@@ -28,7 +28,7 @@ from ddlf.errors import AppError
 from ddlf.rpc.iworker import awaited, drop_error
 from ddlf.training.context import SILENT, App
 from ddlf.training.evaluation.metrics import counted_names, read_state, scalars
-from ddlf.training.evaluation.model import beside, counts, evaluate
+from ddlf.training.evaluation.model import counts, evaluate, evaluate_between_trainings
 from ddlf.training.samples.policy import CommonData, data_of
 from ddlf.training.slot.arithmetic import Arithmetic, set_arithmetic
 from ddlf.training.slot.build import (
@@ -47,7 +47,7 @@ from ddlf.training.slot.distribution import (
     own_distribution,
     separate_strategies,
 )
-from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
+from ddlf.training.slot.feed import Samples, TrainingSamples, reordered
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.parts import PARTS, SlotPart, SlotRound, read_weights, travelling
@@ -234,7 +234,7 @@ class Replica:
             return None
         if (weights := await self._weights_of(source)) is None:
             return {"why": ""}
-        counted: dict[str, Any] = await beside(
+        counted: dict[str, Any] = await evaluate_between_trainings(
             self._worker, self.app, partial(counts, self.app, weights, part, batch_size, begin, end)
         )
         return counted
@@ -255,7 +255,7 @@ class Replica:
             state = read_state(self.app.model, counted_names(self.app.model, metrics))
             return {"metrics": metrics, "samples": samples_of(self.app, part), "counted": state}
 
-        reply: dict[str, Any] = await beside(self._worker, self.app, counted)
+        reply: dict[str, Any] = await evaluate_between_trainings(self._worker, self.app, counted)
         return reply
 
     def _has(self, content: dict[str, str]) -> bool:
@@ -483,11 +483,11 @@ class Replica:
         """
         begun = [then for part in self._parts if (then := part.fit_begins()) is not None]
 
-        def all_begun() -> None:
+        def begin_all() -> None:
             for then in begun:
                 then()
 
-        return all_begun
+        return begin_all
 
     def _tell(self, epoch: int, samples: int, logs: Any) -> None:
         """Report the progress of this round to the master.
@@ -507,7 +507,7 @@ class Replica:
         if epoch == 0:
             return indices
         task = self._task
-        return in_order(indices, (task.seed, task.round, task.slot, epoch))
+        return reordered(indices, (task.seed, task.round, task.slot, epoch))
 
     @property
     def round(self) -> int:

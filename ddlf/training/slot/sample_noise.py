@@ -244,7 +244,7 @@ def _in_tensorflow(model: Any, clip: float) -> Sums:
 
     variables = [variable.value for variable in model.trainable_variables]
 
-    def of_one(row: Any) -> Any:
+    def clipped_gradients(row: Any) -> Any:
         x, y, counts = row
         x, y = x[None], y[None]
         with tf.GradientTape() as tape:
@@ -259,13 +259,13 @@ def _in_tensorflow(model: Any, clip: float) -> Sums:
 
     @tf.function  # type: ignore[untyped-decorator]
     def sums(x: Any, y: Any, counts: Any) -> Any:
-        return [tf.reduce_sum(clipped, 0) for clipped in tf.vectorized_map(of_one, (x, y, counts))]
+        return [tf.reduce_sum(clipped, 0) for clipped in tf.vectorized_map(clipped_gradients, (x, y, counts))]
 
-    def of_arrays(x: Any, y: Any, counts: Any) -> Sequence[Any]:
+    def sums_of_arrays(x: Any, y: Any, counts: Any) -> Sequence[Any]:
         summed: Sequence[Any] = sums(tf.convert_to_tensor(x), tf.convert_to_tensor(y), tf.convert_to_tensor(counts))
         return summed
 
-    return of_arrays
+    return sums_of_arrays
 
 
 def _in_jax(model: Any, clip: float) -> Sums:
@@ -277,24 +277,24 @@ def _in_jax(model: Any, clip: float) -> Sums:
         loss, _ = model.stateless_compute_loss(weights, fixed, metrics, x=x[None], y=y[None], y_pred=predicted)
         return loss
 
-    def of_one(weights: Any, fixed: Any, metrics: Any, x: Any, y: Any, counts: Any) -> Any:
+    def clipped_gradients(weights: Any, fixed: Any, metrics: Any, x: Any, y: Any, counts: Any) -> Any:
         gradients = jax.grad(loss_of)(weights, fixed, metrics, x, y)
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(gradient)) for gradient in gradients))
         factor = counts * jnp.minimum(1.0, clip / jnp.maximum(norm, 1e-30))
         return [factor * gradient for gradient in gradients]
 
     def sums(weights: Any, fixed: Any, metrics: Any, x: Any, y: Any, counts: Any) -> Any:
-        clipped = jax.vmap(of_one, (None, None, None, 0, 0, 0))(weights, fixed, metrics, x, y, counts)
+        clipped = jax.vmap(clipped_gradients, (None, None, None, 0, 0, 0))(weights, fixed, metrics, x, y, counts)
         return [gradients.sum(0) for gradients in clipped]
 
     compiled = jax.jit(sums)
 
-    def of_arrays(x: Any, y: Any, counts: Any) -> Sequence[Any]:
+    def sums_of_arrays(x: Any, y: Any, counts: Any) -> Sequence[Any]:
         groups = (model.trainable_variables, model.non_trainable_variables, model.metrics_variables)
         summed: Sequence[Any] = compiled(*([variable.value for variable in group] for group in groups), x, y, counts)
         return summed
 
-    return of_arrays
+    return sums_of_arrays
 
 
 SUMS: dict[str, Callable[[Any, float], Sums]] = {"tensorflow": _in_tensorflow, "jax": _in_jax}

@@ -85,7 +85,7 @@ def shapes_of(variables: Sequence[Any]) -> Weights:
     return [np.broadcast_to(np.zeros((), np.dtype(variable.dtype)), tuple(variable.shape)) for variable in variables]
 
 
-def alone(variable: Any) -> bool:
+def is_independent(variable: Any) -> bool:
     """Return whether a variable's initializer makes the same value if no other variable is made before.
 
     This holds for Keras's initializers, each with its own seed, but not for one that shares a generator.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.training.exchanges.split.variables import unmade
-from ddlf.training.slot.variables import alone, free, is_made, make, set_weights, shapes_of
+from ddlf.training.slot.variables import free, is_independent, is_made, make, set_weights, shapes_of
 from tests.training.models import small_model
 from tests.training.split.together import build_model
 
@@ -17,7 +17,7 @@ def without_values():
 def test_each_weight_alone_gets_its_value_of_the_whole_model():
     built, model = build_model(small_model), without_values()
     assert not any(map(is_made, model.weights))
-    assert all(map(alone, model.weights))
+    assert all(map(is_independent, model.weights))
     make(model.weights[2])
     assert [is_made(weight) for weight in model.weights] == [False, False, True, False]
     assert np.array_equal(model.weights[2], built.weights[2])
@@ -46,4 +46,4 @@ def test_initializers_that_depend_on_others_are_found(kind):
     with unmade():
         layer = keras.layers.Dense(2, kernel_initializer=initializer)
         layer.build((None, 3))
-    assert [alone(weight) for weight in layer.weights] == [False, True]
+    assert [is_independent(weight) for weight in layer.weights] == [False, True]

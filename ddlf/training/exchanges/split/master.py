@@ -33,7 +33,7 @@ from ddlf.training.context import App
 from ddlf.training.crew.recovery import end_all, first_line
 from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH, fitting
-from ddlf.training.evaluation.workers import NAMES, elsewhere, fingerprints
+from ddlf.training.evaluation.workers import NAMES, fingerprints, reason_for_master
 from ddlf.training.exchanges.members import NOTICED_S, Link, Member, Members
 from ddlf.training.exchanges.split.part_states import PartLost, PartStates, Source
 from ddlf.training.exchanges.split.plan import Plan
@@ -305,7 +305,7 @@ class Group:
         if version != self._part_states.version:
             return None
         samples, size = samples_of(app, part), fitting(app, part, batch_size)
-        job = _Job("evaluate", self._run.progress.round, {}, refusal=elsewhere(app, part))
+        job = _Job("evaluate", self._run.progress.round, {}, refusal=reason_for_master(app, part))
         results: list[dict[str, Any]] = []
         if not job.refusal:
             content = await asyncio.to_thread(fingerprints, app, part)

@@ -43,7 +43,7 @@ from ddlf.training.slot.optimizers import RunPosition, write_rates
 from ddlf.training.slot.parts import SlotPart
 from ddlf.training.slot.replica import MOVED_EVERY_S, Replica, call
 from ddlf.training.slot.task import Task
-from ddlf.training.slot.variables import alone, free, is_finite, is_made, make, put, value_of
+from ddlf.training.slot.variables import free, is_finite, is_independent, is_made, make, put, value_of
 from ddlf.worker.activity import HeldPart
 from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.peers import Unreached, caller, calls_of
@@ -96,7 +96,7 @@ class SplitReplica(Replica, Restored):
         try:
             with unmade():
                 await super().build_on_master(app, seed, create)
-            if all(not is_made(weight) and alone(weight) for weight in app.model.weights):
+            if all(not is_made(weight) and is_independent(weight) for weight in app.model.weights):
                 return
             if not any(map(is_made, app.model.weights)):
                 reason = "an initializer of create_model is not one of Keras's with its own seed"

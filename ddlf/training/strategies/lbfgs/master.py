@@ -59,7 +59,7 @@ from ddlf.training.evaluation.model import EVALUATION_BATCH
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.progress import WeightsRef, local, shapes, slices_of
 from ddlf.training.run import Round, Run, arrived
-from ddlf.training.slot.gradients import ONE_FOR_EACH, is_apart, not_a_mean
+from ddlf.training.slot.gradients import ONE_FOR_EACH, is_apart, not_a_mean_message
 from ddlf.training.slot.task import Reply
 from ddlf.training.strategies.lbfgs.portions import Computed, Pool, Portion, Tally, portions_of
 from ddlf.training.strategies.lbfgs.shards import VECTORS, shard_parts
@@ -546,7 +546,7 @@ class Coordinator:
             sum(loss * (end - begin) for loss, (begin, end) in zip(losses[2:], parts[2:], strict=True)) / first.samples
         )
         if losses[2:] and is_apart(losses[0], mean):
-            raise ConfigError(not_a_mean("mode='lbfgs'", losses[0], mean), hint=ONE_FOR_EACH)
+            raise ConfigError(not_a_mean_message("mode='lbfgs'", losses[0], mean), hint=ONE_FOR_EACH)
         self._peak = computed.peak
 
     async def _pass(self, step: float) -> Tried:
