@@ -258,7 +258,7 @@ class Group:
         """
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
-        view.behaviour = self.behaviour.but(
+        view.behaviour = self.behaviour.changed_by(
             on_error=on_error, timeout_s=timeout_s, idempotent=idempotent, per_worker=per_worker
         )
         if workers is not None:
@@ -303,7 +303,7 @@ class Group:
             raise first
         return results
 
-    def _for_each(self, value: Any) -> dict[int | None, Any]:
+    def _by_worker(self, value: Any) -> dict[int | None, Any]:
         """Return a dict with a value for the number of each worker of this view.
 
         For the whole cluster its only key is None, which also stands for workers that join later.
@@ -312,7 +312,7 @@ class Group:
             return {None: value}
         return {worker.id: value for worker in self._workers}
 
-    async def _all(self, command: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+    async def _call_all(self, command: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         return await self._send([Request(command, *args, **kwargs)] * len(self._workers))
 
     async def _send(self, requests: Sequence[Request]) -> list[Any]:
@@ -331,7 +331,7 @@ class Group:
         self, command: str, method: Any, per_worker: tuple[dict[str, Any], ...], same: dict[str, Any]
     ) -> list[Any]:
         if not per_worker:
-            return await self._all(command, method, **same)
+            return await self._call_all(command, method, **same)
         if same:
             raise ValueError("pass either the same arguments for all workers or one dict for each worker, not both")
         if len(per_worker) > len(self._workers):
@@ -463,21 +463,21 @@ class Group:
         options = dict(name=name, persist=persist, concurrent=concurrent)
         # a separate request, because the master keeps it after the call
         request = Request("add_method", Snapshot(method), **options)
-        await self._all("add_method", method, **options)
-        self._hosted.keep(self._hosted.methods, name or method_name(method), self._for_each(request))
+        await self._call_all("add_method", method, **options)
+        self._hosted.keep(self._hosted.methods, name or method_name(method), self._by_worker(request))
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
         """Remove a hosted method from all workers."""
-        self._hosted.forget(self._hosted.methods, method_name(method), self._for_each(None))
-        await self._all("remove_method", method_name(method))
+        self._hosted.forget(self._hosted.methods, method_name(method), self._by_worker(None))
+        await self._call_all("remove_method", method_name(method))
 
     async def methods(self) -> list[list[str]]:
         """Return the names of each worker's hosted methods."""
-        return await self._all("list_methods")
+        return await self._call_all("list_methods")
 
     async def run_code(self, code: str) -> list[Any]:
         """Run source text on all workers, and return the value of its last expression from each."""
-        return await self._all("run_code", code)
+        return await self._call_all("run_code", code)
 
     async def set_variable(self, name: str, value: Any = None, *, each: Sequence[Any] | None = None) -> None:
         """Store a value under a name on all workers.
@@ -489,8 +489,8 @@ class Group:
         """
         if each is None:
             kept_value = copied(value)
-            await self._all("set_variable", name, value)
-            self._hosted.keep(self._hosted.variables, name, self._for_each(kept_value))
+            await self._call_all("set_variable", name, value)
+            self._hosted.keep(self._hosted.variables, name, self._by_worker(kept_value))
             return
         if len(each) != len(self._workers):
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
@@ -501,30 +501,30 @@ class Group:
 
     async def get_variable(self, name: str) -> list[Any]:
         """Return the variable's value on each worker."""
-        return await self._all("get_variable", name)
+        return await self._call_all("get_variable", name)
 
     async def delete_variable(self, name: str) -> None:
         """Delete a variable, a value that ``set_variable`` stored, on all workers."""
-        self._hosted.forget(self._hosted.variables, name, self._for_each(None))
-        await self._all("delete_variable", name)
+        self._hosted.forget(self._hosted.variables, name, self._by_worker(None))
+        await self._call_all("delete_variable", name)
 
     async def variables(self) -> list[dict[str, str]]:
         """Return the names and types of each worker's variables."""
-        return await self._all("list_variables")
+        return await self._call_all("list_variables")
 
     async def load_mnist(self) -> list[dict[str, Any]]:
         """Load MNIST on the workers that have not loaded it yet."""
-        return await self._all("load_mnist")
+        return await self._call_all("load_mnist")
 
     async def load_cifar10(self) -> list[dict[str, Any]]:
         """Load CIFAR-10 on the workers that have not loaded it yet."""
-        return await self._all("load_cifar10")
+        return await self._call_all("load_cifar10")
 
     async def clean(self) -> None:
         """Free data, model and variables on all workers. Hosted methods stay."""
         for name in list(self._hosted.variables):
-            self._hosted.forget(self._hosted.variables, name, self._for_each(None))
-        await self._all("clean")
+            self._hosted.forget(self._hosted.variables, name, self._by_worker(None))
+        await self._call_all("clean")
 
     async def ping(self) -> list[float]:
         """Return the seconds of a round trip to each worker's daemon."""

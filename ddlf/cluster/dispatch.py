@@ -60,7 +60,7 @@ class Behaviour:
         if type(per_worker) is not int or not 1 <= per_worker <= MAX_PER_WORKER:
             raise ConfigError(f"per_worker must be 1-{MAX_PER_WORKER}, got {per_worker!r}")
 
-    def but(self, **changes: Any) -> Behaviour:
+    def changed_by(self, **changes: Any) -> Behaviour:
         """Return a copy of these options with the given values. None keeps a value."""
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
@@ -195,7 +195,7 @@ class Dispatch:
 
     def look(self) -> None:
         """Check whether lost workers have returned, and whether new ones have joined."""
-        for lane in self._all():
+        for lane in self._current_lanes():
             if not lane.open and lane not in self._coming:
                 lane.open, lane.hope_until = True, inf  # the next call shows whether the worker has returned
         self._fill()
@@ -211,7 +211,7 @@ class Dispatch:
 
     # -- queued calls -----------------------------------------------------------------------------------------------------
 
-    def _all(self) -> list[WorkerLane]:
+    def _current_lanes(self) -> list[WorkerLane]:
         lanes = self._lanes
         return [lanes.get(worker) or lanes.setdefault(worker, Lane(worker)) for worker in self._members.present]
 
@@ -252,7 +252,7 @@ class Dispatch:
 
     def _fill(self) -> None:
         """Move waiting calls to the lanes (the workers' queues) with the least work."""
-        lanes = self._all()
+        lanes = self._current_lanes()
         while True:
             free = {lane: queued for lane in lanes if (queued := self._next_for(lane))}
             if not free:
@@ -343,7 +343,7 @@ class Dispatch:
     def _hopeless(self, job: Job) -> DDLFError | None:
         """Return the reason why no worker will do a job's calls; None if some worker may."""
         now = asyncio.get_running_loop().time()
-        lanes = [lane for lane in self._all() if job.allows(lane)]
+        lanes = [lane for lane in self._current_lanes() if job.allows(lane)]
         if any(lane.open or lane.hope_until > now for lane in lanes):
             return None
         errors = [self._errors[lane] for lane in lanes if lane in self._errors]

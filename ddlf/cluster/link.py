@@ -470,7 +470,7 @@ class WorkerEvents:
             self._is_connected = False
             self._emit(WorkerDisconnected(**self._worker_facts(), why=reason, cause=cause))
 
-    def not_reached(self, tries: int, error: BaseException | None) -> None:
+    def connect_failed(self, tries: int, error: BaseException | None) -> None:
         """Emit the event that an attempt to reconnect to the worker has failed."""
         self._emit(WorkerNotReached(**self._worker_facts(), tries=tries, why=getattr(error, "message", str(error))))
 

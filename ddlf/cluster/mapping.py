@@ -230,9 +230,9 @@ class Map:
             warnings.warn(f"{self!r} was neither awaited nor iterated over: nothing ran", RuntimeWarning, stacklevel=2)
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
-        return self._all().__await__()
+        return self._gather().__await__()
 
-    async def _all(self) -> list[Any]:
+    async def _gather(self) -> list[Any]:
         self._is_unlimited = True  # the list keeps all results anyway
         return [result async for result in self]
 

@@ -354,7 +354,7 @@ class ProxyWorker(IWorker):
                     if isinstance(failed, Exception) and (reason := self._never()):
                         raise NoWorkerComes(reason, worker=self.name) from None
                     if isinstance(failed, Exception):  # not the cancellation at the end of timeout_s
-                        self._link.worker_events.not_reached(attempt.retry_state.attempt_number, last := failed)
+                        self._link.worker_events.connect_failed(attempt.retry_state.attempt_number, last := failed)
         except TimeoutError:
             raise ConnectError(
                 f"{self.name} was not reached again within {timeout_s:g} s"

@@ -164,14 +164,14 @@ class Usual:
         """Return the updates of a post, as far as the server believes them."""
         return min(updates, self._most_updates)
 
-    def of_others(self, peer: int) -> tuple[float, float, float] | None:
+    def medians_of_others(self, peer: int) -> tuple[float, float, float] | None:
         """Return the medians of the lengths, the updates and the moves of the other peers; None if too few have posted."""
         if len(self._last) > MANY:  # then its own training makes no difference
-            return self._of_all()
+            return self._medians_of_all()
         trainings = [last for number, last in self._last.items() if number != peer]
         return medians(trainings) if len(trainings) >= LEAST_OTHERS else None
 
-    def of_itself(self, peer: int) -> float:
+    def last_length(self, peer: int) -> float:
         """Return the length of the last training of a peer; infinite before."""
         return self._last[peer].length if peer in self._last else inf
 
@@ -180,11 +180,11 @@ class Usual:
         """Whether enough peers have posted to say what is usual."""
         return len(self._last) > LEAST_OTHERS
 
-    def of_all(self) -> float:
+    def median_length(self) -> float:
         """Return the median length of all of them; 0 without any."""
-        return self._of_all()[0] if self._last else 0.0
+        return self._medians_of_all()[0] if self._last else 0.0
 
-    def _of_all(self) -> tuple[float, int, float]:
+    def _medians_of_all(self) -> tuple[float, int, float]:
         if self._since >= FRESH or len(self._last) <= MANY:
             self._medians, self._since = medians(list(self._last.values())), 0
         return self._medians
@@ -282,7 +282,7 @@ class SetCheck:
         merge_share = self._rule.share(course, ledger_set)
         difference = sketch[0] - course.posted[0]
         merge_length = abs(merge_share) * length(difference)
-        longest = (self._longest if ledger_set.share == 1 else COUNTED) * self._usual.of_all()
+        longest = (self._longest if ledger_set.share == 1 else COUNTED) * self._usual.median_length()
         share = longest / merge_length if 0 < longest < merge_length and not validated else 1.0
         trained, untrained = course.posted[0] + share * merge_share * difference, course.posted[1]
         if untrained.size:
@@ -317,11 +317,11 @@ class SetCheck:
 
     def is_long(self, ledger_set: LedgerSet) -> bool:
         """Return whether the training of a set is long, also if it was accepted before enough peers had posted."""
-        return self._usual.is_known and 0 < self._longest * self._usual.of_all() < ledger_set.length
+        return self._usual.is_known and 0 < self._longest * self._usual.median_length() < ledger_set.length
 
     def _judge_length(self, peer: int, training: Vector, updates: int, begin: Sketch, finding: Finding) -> Finding:
         """Return the finding about a training, from one that has its length only."""
-        usual = self._usual.of_others(peer)
+        usual = self._usual.medians_of_others(peer)
         if usual is None:
             weights = length(begin[0])
             if weights and finding.length > FIRST * weights:
@@ -339,7 +339,7 @@ class SetCheck:
         times = finding.length / lengths
         if times > OUTRIGHT * share:
             return replace(finding, reason=f"its training is {times:,.0f} times as long as is usual", strike="yes")
-        if finding.length < SHORTEST * min(1.0, believed) * min(lengths, self._usual.of_itself(peer)):
+        if finding.length < SHORTEST * min(1.0, believed) * min(lengths, self._usual.last_length(peer)):
             return replace(finding, reason="it has trained nothing: these are the weights that it had before")
         cosine = self._cosine(training, finding.length) if times > self._longest / 2 * share else 0.0
         if cosine >= -OPPOSITE and times <= self._longest * share:

@@ -139,7 +139,7 @@ class _ShardPeer(Peer):
         arrays = self._fetch_shard(self._connection.welcome)
         return trained_from_text(offer.model, arrays, f"shard {self._shard}", self._say, self._seed)
 
-    def _about(self, welcome: Welcome) -> str:
+    def _facts_for_people(self, welcome: Welcome) -> str:
         return f"it trains {self.trained.samples:,} samples of the server, shard {self._shard} of {self.plan.shards}"
 
     def _may_train(self) -> bool:
@@ -152,7 +152,7 @@ class _ShardPeer(Peer):
             except ConnectError:  # lost again: the next welcome says which shard it has
                 self._shard = NO_SHARD
                 return False
-            self._say(f"shard     {self._about(welcome)}")
+            self._say(f"shard     {self._facts_for_people(welcome)}")
         return True
 
     def _fetch_shard(self, welcome: Welcome) -> dict[str, Any]:

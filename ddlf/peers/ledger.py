@@ -48,7 +48,7 @@ from ddlf.peers.entries import (
     Summed,
     Validated,
 )
-from ddlf.peers.plan import LAST, MOST_SAMPLES, Plan, Validation, decayed, why_over
+from ddlf.peers.plan import LAST, MOST_SAMPLES, Plan, Validation, decayed, end_reason
 
 LEASE_S = 10.0
 """Least seconds without a sign of life until a peer counts as gone."""
@@ -123,13 +123,13 @@ class Fate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Over:
+class EndForAll:
     """The training is over, and all sets are merged: send the base to all peers."""
 
     reason: str
 
 
-Instruction = Reply | Mean | Fate | Over
+Instruction = Reply | Mean | Fate | EndForAll
 
 
 @dataclass(kw_only=True)
@@ -345,15 +345,15 @@ class WeightLedger(ABC):
                 instructions = self._on_closed(entry)
             case Summed():
                 instructions = self._on_summed(entry)
-        instructions += self._further()
+        instructions += self._next_instructions()
         if self.ended and not self.over and self.pending() is None:
             self.over = True
-            instructions.append(Over(reason=self.ended))
+            instructions.append(EndForAll(reason=self.ended))
         return instructions
 
     def pending(self) -> Mean | None:
         """Return the mean that the server is to compute now; None if there is none."""
-        merging = self._in("merging")
+        merging = self._numbers_in("merging")
         return Mean(of=tuple(merging), base=self._base_of_mean) if merging else None
 
     def admit(self, entry: Entry) -> None:
@@ -452,7 +452,7 @@ class WeightLedger(ABC):
             return self._reply(peer, "continue")
         return self._reply(peer, "merge" if member.how == "merge" else "replace", member.handed)
 
-    def due(self, now: float, last_signs: Mapping[int, float]) -> list[Entry]:
+    def due_entries(self, now: float, last_signs: Mapping[int, float]) -> list[Entry]:
         """Return the entries that time alone brings.
 
         Args:
@@ -462,7 +462,7 @@ class WeightLedger(ABC):
         if self.ended and not self.over:
             return []
         since = now - self.first_at if self.first_at else None
-        if not self.ended and (reason := why_over(self.plan, self.validations, since)):
+        if not self.ended and (reason := end_reason(self.plan, self.validations, since)):
             return [Ended(at=now, why=reason)]
         return [
             Left(at=now, peer=peer, why=f"no sign of life for {member.lease_s:.0f} s")
@@ -552,7 +552,7 @@ class WeightLedger(ABC):
         """Begin to merge all sets."""
 
     @abstractmethod
-    def _further(self) -> list[Instruction]:
+    def _next_instructions(self) -> list[Instruction]:
         """Return what else is to do now."""
 
     def _on_closed(self, entry: Closed) -> list[Instruction]:
@@ -657,7 +657,7 @@ class WeightLedger(ABC):
             self._end_of(number, "rejected" if number in entry.left_out else "merged", entry.set) for number in entry.of
         ]
 
-    def _in(self, state: State) -> list[int]:
+    def _numbers_in(self, state: State) -> list[int]:
         """Return the sets in a state, the oldest first. A restored ledger has the same order."""
         return sorted(self._states[state])
 

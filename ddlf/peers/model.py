@@ -74,7 +74,7 @@ class Trained:
     def take(self, data: Mapping[str, Any]) -> None:
         """Train on these data from the next batch on."""
         self._data, self._order = data, np.empty(0, np.int64)
-        self.samples = len(_first(data["x_train"]))
+        self.samples = len(_first_array(data["x_train"]))
 
     def keep_test_data(self) -> None:
         """Forget the training data, unless it tests with them."""
@@ -122,7 +122,7 @@ class Trained:
         """
         part = "test" if "x_test" in self._data else "train"
         x, y = self._data[f"x_{part}"], self._data[f"y_{part}"]
-        rows = np.arange(len(_first(x)))
+        rows = np.arange(len(_first_array(x)))
         if len(rows) > most:
             rows = np.sort(self._random.choice(rows, most, replace=False))
         live = self.weights()
@@ -139,7 +139,7 @@ class Trained:
         """The scale of the inputs that it tests with, if they are pictures of another scale than in browsers; empty otherwise."""
         if not _takes_pictures(self.model):
             return ""
-        x = np.asarray(_first(self._data["x_test" if "x_test" in self._data else "x_train"]))
+        x = np.asarray(_first_array(self._data["x_test" if "x_test" in self._data else "x_train"]))
         low, high = float(x.min()), float(x.max())
         return "" if low >= 0 and high <= 1 else f"from {low:g} to {high:g}; browsers make pictures 0 to 1"
 
@@ -196,7 +196,7 @@ def trained_from_text(
     )
     _check_finite(data, source)
     own_shape = next((np.shape(arrays[name])[1:] for name in ("x_train", "x") if name in arrays), None)
-    fitted_shape = np.shape(_first(data["x_train"]))[1:]
+    fitted_shape = np.shape(_first_array(data["x_train"]))[1:]
     if own_shape is not None and [size for size in own_shape if size != 1] != [
         size for size in fitted_shape if size != 1
     ]:
@@ -356,7 +356,7 @@ def _spell(value: Any) -> str:
     return str(value)
 
 
-def _first(x: Any) -> Any:
+def _first_array(x: Any) -> Any:
     return next(iter(x.values())) if isinstance(x, dict) else x
 
 

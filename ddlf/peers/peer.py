@@ -300,9 +300,9 @@ class Peer:
         self._run, self._keeps_weights = welcome.run, True
         self._posted_at = time.monotonic()
         self._connection.start(self._wire.bytes)
-        self._say(f"joined    as peer {welcome.peer}; {self._about(welcome)}")
+        self._say(f"joined    as peer {welcome.peer}; {self._facts_for_people(welcome)}")
 
-    def _about(self, welcome: Welcome) -> str:
+    def _facts_for_people(self, welcome: Welcome) -> str:
         travels = "the server learns only sums of updates" if self._secure is not None else "sets of weights travel"
         return f"{self.trained.samples:,} samples stay here, {travels}"
 

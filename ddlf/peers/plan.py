@@ -238,7 +238,7 @@ class Validation:
     samples: int
 
 
-def why_over(plan: Plan, validations: Sequence[Validation], since_first_peer_s: float | None) -> str:
+def end_reason(plan: Plan, validations: Sequence[Validation], since_first_peer_s: float | None) -> str:
     """Return why the training is over; empty if it is not.
 
     Args:
@@ -259,7 +259,7 @@ def why_over(plan: Plan, validations: Sequence[Validation], since_first_peer_s: 
     return ""
 
 
-def how_it_ends(plan: Plan, *, by_app: bool) -> str:
+def describe_end(plan: Plan, *, by_app: bool) -> str:
     """Return a sentence about what ends the training.
 
     Args:

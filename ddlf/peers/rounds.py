@@ -34,9 +34,9 @@ class RoundLedger(WeightLedger):
         self.closed = False
         self.refused: list[int] = []
 
-    def due(self, now: float, last_signs: Mapping[int, float]) -> list[Entry]:
-        entries = super().due(now, last_signs)
-        waiting = self._in("waiting")
+    def due_entries(self, now: float, last_signs: Mapping[int, float]) -> list[Entry]:
+        entries = super().due_entries(now, last_signs)
+        waiting = self._numbers_in("waiting")
         is_late = waiting and now - self.began_at >= self.plan.deadline_s
         if not self.ended and is_late and not self.closed and len(waiting) >= self.plan.quorum:
             entries.append(Closed(at=now, base=self.base))
@@ -49,7 +49,7 @@ class RoundLedger(WeightLedger):
 
     @property
     def missing_posts(self) -> int:
-        posted = {self.sets[number].peer for number in self._in("waiting")}
+        posted = {self.sets[number].peer for number in self._numbers_in("waiting")}
         return max(0, self.plan.quorum - self.posts) if posted and posted >= set(self.present) else 0
 
     @property
@@ -71,14 +71,14 @@ class RoundLedger(WeightLedger):
     def _on_posted(self, entry: Posted, member: Member) -> list[Instruction]:
         peer = entry.peer
         member.handed = NO_SET
-        if entry.base != self.base or self._in("merging"):
+        if entry.base != self.base or self._numbers_in("merging"):
             # The set has no place in any round: it never enters the ledger.
             self.next_set = entry.set + 1
             self._count("late")
             fate = Fate(set=entry.set, state="rejected")
             return [fate, self._begin_again(peer, "rejected", "its round is over")]
         member.trainings += entry.updates > 0
-        earlier = [number for number in self._in("waiting") if self.sets[number].peer == peer]
+        earlier = [number for number in self._numbers_in("waiting") if self.sets[number].peer == peer]
         instructions: list[Instruction] = [
             self._end_of(number, "contained" if self.sets[number].base == self.base else "rejected", entry.set)
             for number in earlier
@@ -102,13 +102,13 @@ class RoundLedger(WeightLedger):
         return []
 
     def _on_lost(self, peer: int) -> list[Instruction]:
-        for number in self._in("waiting"):
+        for number in self._numbers_in("waiting"):
             if self.sets[number].peer == peer:  # it counts in its round unless the peer posts another one
                 self.sets[number].base = NO_SET
         return self._on_left(peer)
 
     def _on_merge_asked(self) -> list[Instruction]:
-        self.closed = len(self._in("waiting")) >= self.plan.least_posts
+        self.closed = len(self._numbers_in("waiting")) >= self.plan.least_posts
         return []
 
     def _on_refused(self, peer: int) -> list[Instruction]:
@@ -116,13 +116,13 @@ class RoundLedger(WeightLedger):
         return []
 
     def _on_closed(self, entry: Closed) -> list[Instruction]:
-        self.closed = entry.base == self.base and len(self._in("waiting")) >= self.plan.least_posts
+        self.closed = entry.base == self.base and len(self._numbers_in("waiting")) >= self.plan.least_posts
         return []
 
-    def _further(self) -> list[Instruction]:
+    def _next_instructions(self) -> list[Instruction]:
         """Merge the posts of the round if it is complete."""
-        waiting = self._in("waiting")
-        if self._in("merging") or not waiting:
+        waiting = self._numbers_in("waiting")
+        if self._numbers_in("merging") or not waiting:
             return []
         posted = {self.sets[number].peer for number in waiting}
         complete = posted >= set(self.present) - set(self.refused) and len(waiting) >= self.plan.quorum

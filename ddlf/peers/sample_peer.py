@@ -177,8 +177,8 @@ class SamplePeer(Peer):
             low, high = (low, middle) if self.account.spent(self._cost(middle)) else (middle, high)
         return low
 
-    def _about(self, welcome: Welcome) -> str:
-        return f"{super()._about(welcome)}; each step hides single samples"
+    def _facts_for_people(self, welcome: Welcome) -> str:
+        return f"{super()._facts_for_people(welcome)}; each step hides single samples"
 
     def _may_train(self) -> bool:
         if self._left is None or self._left > 0:

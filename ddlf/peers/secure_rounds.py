@@ -102,7 +102,7 @@ class SecureRounds:
         self._offers: dict[int, Offer] = {}
         self._lost: set[int] = set()
         self._posts: dict[int, Masked] = {}
-        self._late: dict[int, int] = {}
+        self._late_posts: dict[int, int] = {}
         self._survivors: list[int] = []
         self._signatures: dict[int, bytes] = {}
         self._answers: dict[int, secure_sum.Answer] = {}
@@ -187,7 +187,7 @@ class SecureRounds:
                 self._survivors, self.phase, self._since = sorted(posted), "signing", now
                 instructions += [Tell(peer=peer, message=self._survivors_message()) for peer in self._survivors]
         if self.phase in ("signing", "unmasking"):
-            unanswered = [member for member in self._survivors if member not in self._come]
+            unanswered = [member for member in self._survivors if member not in self._finished_survivors]
             if absent := [member for member in unanswered if member in self._lost]:
                 return instructions + self._void(f"peer {absent[0]} has left between its post and the sum", now)
             if unanswered and now - self._since >= max(ledger.plan.deadline_s, ANSWER_S):
@@ -213,7 +213,7 @@ class SecureRounds:
         for peer in self._ledger.present:
             if peer not in self._survivors:
                 post = self._posts.get(peer)
-                number = self._late.get(peer, post.number if post else self._ledger.members[peer].number)
+                number = self._late_posts.get(peer, post.number if post else self._ledger.members[peer].number)
                 instructions.append(self._rejection(peer, number))
         self._clear()
         return instructions + self.step(now)
@@ -233,7 +233,7 @@ class SecureRounds:
     # -- parts ------------------------------------------------------------------------------------------------------------
 
     @property
-    def _come(self) -> set[int]:
+    def _finished_survivors(self) -> set[int]:
         """The survivors that have done their part of this phase."""
         return set(self._signatures if self.phase == "signing" else self._answers)
 
@@ -303,7 +303,7 @@ class SecureRounds:
         if peer in self._posts:
             return []  # it was sent again after its connection was lost
         if self.phase != "posts":
-            self._late[peer] = message.number
+            self._late_posts[peer] = message.number
             return []
         self._since = self._since or now
         self._posts[peer] = message
@@ -321,7 +321,7 @@ class SecureRounds:
         return secure_sum.Answer(seed=_bytes(message.seed, SECRET_BYTES, "seed"), secrets=pair_secrets)
 
     def _void(self, reason: str, now: float) -> list[Do]:
-        numbers = self._late | {peer: post.number for peer, post in self._posts.items()}
+        numbers = self._late_posts | {peer: post.number for peer, post in self._posts.items()}
         instructions: list[Do] = [Line(text=f"void      the round begins again with new keys: {reason}")]
         instructions += [Reply(peer=peer, number=number, answer="continue") for peer, number in numbers.items()]
         self._clear()

@@ -74,7 +74,7 @@ from ddlf.peers.frames import (
     Welcome,
 )
 from ddlf.peers.journal import Journal, head_of, needed_sets, open_journal
-from ddlf.peers.ledger import STRIKES, Fate, Instruction, Mean, Over, Reply, Unfit, WeightLedger
+from ddlf.peers.ledger import STRIKES, EndForAll, Fate, Instruction, Mean, Reply, Unfit, WeightLedger
 from ddlf.peers.listener import Door
 from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base, state_layout, too_long
 from ddlf.peers.pages import NO_BROWSERS, BrowserModel, File, files
@@ -668,7 +668,7 @@ class PeerServer:
                 self._forget([instruction.set])
             case Mean():
                 self._begin(self._merge(instruction))
-            case Over():
+            case EndForAll():
                 self._begin(self._end(instruction.reason))
 
     def _answer(self, reply: Reply) -> None:
@@ -713,7 +713,7 @@ class PeerServer:
         spent_reason = ""
         left_out: tuple[int, ...] = ()
         if mean.base == NO_SET:
-            left_out = self._long(mean.of)
+            left_out = self._long_sets(mean.of)
             parts = {number: part for number, part in parts.items() if number not in left_out}
             lines = [f"set {number}: its training is long, so other sets count only" for number in left_out]
             weights = await asyncio.to_thread(mean_of_swaps, list(parts.values()))
@@ -738,7 +738,7 @@ class PeerServer:
             self._stepped = [np.asarray(array) for array in outer]
         data = await asyncio.to_thread(self.model.layout.encode, weights)
         travelling = await asyncio.to_thread(self.wire.travelling, data)
-        if travelling and (problem := await asyncio.to_thread(self.wire.beyond, weights)):
+        if travelling and (problem := await asyncio.to_thread(self.wire.overflow, weights)):
             lines.append(problem)
         for line in lines:
             self._say(f"suspect   {line}")
@@ -817,7 +817,7 @@ class PeerServer:
                 self._say(f"capped    {claim}, and counts with {most:,}: {HEAVIEST} times as many as is usual here")
         return {number: replace(part, samples=min(part.samples, most)) for number, part in parts.items()}
 
-    def _long(self, of: Sequence[int]) -> tuple[int, ...]:
+    def _long_sets(self, of: Sequence[int]) -> tuple[int, ...]:
         """Return the sets of a mean that do not count in it, since their training is long. One always stays."""
         long = tuple(number for number in of if self.check.is_long(self.ledger.sets[number]))
         return long if len(long) < len(of) else ()
@@ -904,7 +904,7 @@ class PeerServer:
             if record is not None and self._converged is not None and not self.ledger.ended:
                 await self._ask_whether_converged(self._converged, record)
             last_signs = self._last_signs | {peer: self._heard(peer, line) for peer, line in self._lines.items()}
-            for entry in self.ledger.due(now, last_signs):
+            for entry in self.ledger.due_entries(now, last_signs):
                 if isinstance(entry, Ended) and self._waits_for_peers(now):
                     continue
                 if isinstance(entry, Left) and self._last_signs.get(entry.peer, 0.0) >= now:
@@ -1561,13 +1561,15 @@ class PeerServer:
             rate=self.ledger.rate,
             why=reply.reason,
             epsilon=-1.0 if self._spending is None else self._spending.epsilon(peer),
-            set=data if share == 1 or not has_set else await asyncio.to_thread(self._between, start, data, share),
+            set=data
+            if share == 1 or not has_set
+            else await asyncio.to_thread(self._intermediate_set, start, data, share),
         )
         line.open_post = 0
         await line.send(answer)
         self._teller.sent(len(answer.set))
 
-    def _between(self, start: bytes, end: bytes, share: float) -> bytes:
+    def _intermediate_set(self, start: bytes, end: bytes, share: float) -> bytes:
         """Return a set that is a share of the way from one set to another."""
         return self.wire.encode(towards(self.wire.decode(start), self.wire.decode(end), share))
 

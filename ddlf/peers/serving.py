@@ -57,7 +57,7 @@ from ddlf.peers.model import (
     trained_tensors,
 )
 from ddlf.peers.pages import browser_model
-from ddlf.peers.plan import Plan, check_classes, how_it_ends
+from ddlf.peers.plan import Plan, check_classes, describe_end
 from ddlf.peers.run_events import PeersWriter
 from ddlf.peers.secure_updates import check_layout as check_layout_of_sums
 from ddlf.peers.server import Model, PeerServer
@@ -177,7 +177,7 @@ def read_model(
         arrays = numbered(arrays, classes, data or "")
         check_count(shards, samples_of(arrays))
     is_text = path.suffix in (*suffixes("file_types"), *WEB_MODELS)
-    text, batch_size, unused = _of_text(path, arrays, data or "", classes) if is_text else ("", 0, ())
+    text, batch_size, unused = _settle_text(path, arrays, data or "", classes) if is_text else ("", 0, ())
     app_class = None if is_text else find_app(path)
 
     say(f"model     Keras builds {path}, which takes some seconds")
@@ -255,7 +255,9 @@ def _all_for_tests(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**arrays, **{f"{name}_test": array for name, array in arrays.items()}}
 
 
-def _of_text(path: Path, arrays: Any, source: str, classes: tuple[str, ...] = ()) -> tuple[str, int, tuple[str, ...]]:
+def _settle_text(
+    path: Path, arrays: Any, source: str, classes: tuple[str, ...] = ()
+) -> tuple[str, int, tuple[str, ...]]:
     """Return the text in a file with all keys of its training decided, its batch size, and keys without effect.
 
     This needs no Keras.
@@ -351,7 +353,7 @@ def check_sets(plan: Plan, served: Served) -> None:
         raise ConfigError(
             f"the codec {plan.codec} has no effect: the model trains no float32 weights", hint="leave out --codec"
         )
-    if problem := wire.beyond(wire.model.decode(served.model.first)):
+    if problem := wire.overflow(wire.model.decode(served.model.first)):
         raise ConfigError(problem, hint="use bfloat16 or float32")
 
 
@@ -611,7 +613,7 @@ async def serve(
             f"secure    the server learns sums of the updates of {plan.quorum:,} peers or more; people can compare the codes that "
             "peers print"
         )
-    say(f"ends      {how_it_ends(plan, by_app=served.converged is not None)}")
+    say(f"ends      {describe_end(plan, by_app=served.converged is not None)}")
 
     async def invite() -> None:
         for code in await server.invite(invitations):

@@ -78,7 +78,7 @@ class Sketcher:
             for weight in weights:
                 flat = weight.reshape(-1)
                 for begin in range(0, flat.size, CHUNK):
-                    sums = self._of_chunk(flat[begin : begin + CHUNK])
+                    sums = self._sum_chunk(flat[begin : begin + CHUNK])
                     if chunks:
                         shift = self._shifts[chunks % len(self._shifts)]
                         sums = np.roll(sums, shift) * (1 if chunks + shift & 1 else -1)
@@ -86,7 +86,7 @@ class Sketcher:
                     chunks += 1
         return total
 
-    def _of_chunk(self, part: Array) -> Vector32:
+    def _sum_chunk(self, part: Array) -> Vector32:
         """Return the sums of each ``WIDTH``-th signed value."""
         try:
             signed = self._free.pop()

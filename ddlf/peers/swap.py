@@ -46,11 +46,11 @@ class SwapLedger(WeightLedger):
         It is the newest waiting set. While the server merges all of them, none waits: it is the newest of these then,
         because the base can be untrained. It is the base if there are no other sets.
         """
-        candidates = self._in("waiting") or self._in("merging") or self._in("outstanding")
+        candidates = self._numbers_in("waiting") or self._numbers_in("merging") or self._numbers_in("outstanding")
         return candidates[-1] if candidates else self.base
 
     def all_sets(self) -> list[int]:
-        numbers = sorted([*self._in("waiting"), *self._in("outstanding"), *self._in("merging")])
+        numbers = sorted([*self._numbers_in("waiting"), *self._numbers_in("outstanding"), *self._numbers_in("merging")])
         if not numbers or all(self.sets[number].base < self.base for number in numbers):  # nobody has posted since
             return [self.base, *numbers]
         return numbers
@@ -68,9 +68,9 @@ class SwapLedger(WeightLedger):
         # A post counts once, whatever the peer says about its updates.
         member.trainings += entry.updates > 0
         # The peer's live weights, and so this set, contain its earlier sets.
-        earlier = [number for number in self._in("waiting") if self.sets[number].peer == peer]
+        earlier = [number for number in self._numbers_in("waiting") if self.sets[number].peer == peer]
         instructions += [self._end_of(number, "contained", entry.set) for number in earlier]
-        waiting = self._in("waiting")
+        waiting = self._numbers_in("waiting")
         ledger_set = LedgerSet(
             state="waiting",
             peer=peer,
@@ -120,11 +120,11 @@ class SwapLedger(WeightLedger):
         self.all_asked = True
         return []
 
-    def _further(self) -> list[Instruction]:
+    def _next_instructions(self) -> list[Instruction]:
         """Merge all sets if somebody has asked, or the waiting sets if there are several. One mean at a time."""
-        if self._in("merging"):
+        if self._numbers_in("merging"):
             return []
-        waiting = self._in("waiting")
+        waiting = self._numbers_in("waiting")
         if self.all_asked:
             self.all_asked = False
             of = self.all_sets()

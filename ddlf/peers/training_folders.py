@@ -75,7 +75,7 @@ def make(name: str, text: str, settings: dict[str, Any]) -> Path:
         ConfigError: The name or a setting cannot be used.
     """
     Plan(**settings)
-    path = _new(name)
+    path = _new_folder(name)
     path.mkdir()
     runs.write_text(path / runs.NOTATION, text)
     replace(path / SETTINGS, json.dumps(settings, indent=2).encode() + b"\n")
@@ -175,7 +175,7 @@ def copy(name: str, new: str) -> Path:
 
 def save(name: str, new: str) -> Path:
     """Copy a training with its weights and its logs."""
-    source, target = find(name), _new(new)
+    source, target = find(name), _new_folder(new)
     write_logs(source)
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("server.json"))
     return target
@@ -221,7 +221,7 @@ def logs(entries: Iterable[Entry]) -> dict[str, str]:
     return {log: file.getvalue() for log, file in files.items()}
 
 
-def _new(name: str) -> Path:
+def _new_folder(name: str) -> Path:
     if not name or runs.file_name(name) != name:
         raise ConfigError(f"{name!r} cannot be the name of a training", hint="use letters, digits, . - and _")
     if Path(name).exists():

@@ -126,7 +126,7 @@ class Turns:
             return
         self._waiting[connection] = None
         connection.transport.pause_reading()
-        self._next()
+        self._give_turns()
 
     def arrived(self, connection: TurnConnection) -> None:
         """Keep the turn until ``end``: the message has arrived, and is no longer slow."""
@@ -143,20 +143,20 @@ class Turns:
         if (timer := self._having.pop(connection, None)) is not None:
             timer.cancel()
         connection.read_much(False)
-        self._next()
+        self._give_turns()
 
-    def _next(self) -> None:
+    def _give_turns(self) -> None:
         while self._waiting and len(self._having) < self._most:
             connection = next(iter(self._waiting))
             del self._waiting[connection]
-            self._having[connection] = asyncio.get_running_loop().call_later(SLOW_S, self._late, connection)
+            self._having[connection] = asyncio.get_running_loop().call_later(SLOW_S, self._mark_slow, connection)
             connection.read_much(True)
             connection.transport.resume_reading()
 
-    def _late(self, connection: TurnConnection) -> None:
+    def _mark_slow(self, connection: TurnConnection) -> None:
         del self._having[connection]
         self._slow.add(connection)
-        self._next()
+        self._give_turns()
 
 
 class Copies:

@@ -56,7 +56,7 @@ def _to_bfloat16(values: Array) -> Array:
     return BFloat16().pack(values)["values"].view(dtype_of("bfloat16"))
 
 
-def _of_bfloat16(values: Array) -> Array:
+def _from_bfloat16(values: Array) -> Array:
     return BFloat16().decode({"values": values.view(np.uint16).reshape(-1)}, values.shape)
 
 
@@ -74,7 +74,7 @@ def _to_float16(values: Array) -> Array:
 
 
 HALVES: Mapping[str, Half] = {
-    "bfloat16": Half(limit=float(np.uint32(0x7F7F8000).view(np.float32)), rounded=_to_bfloat16, read=_of_bfloat16),
+    "bfloat16": Half(limit=float(np.uint32(0x7F7F8000).view(np.float32)), rounded=_to_bfloat16, read=_from_bfloat16),
     "float16": Half(limit=65520.0, rounded=_to_float16, read=lambda values: values.astype(np.float32)),
 }
 CODECS = (FLOAT32, *HALVES)
@@ -161,9 +161,9 @@ class Wire:
 
     def unfit(self, weights: Sequence[Array]) -> str:
         """Return why weights cannot travel: NaN, infinite, or too large for the codec; empty if they can."""
-        return self.model.not_finite(weights) or self.beyond(weights)
+        return self.model.not_finite(weights) or self.overflow(weights)
 
-    def beyond(self, weights: Sequence[Array]) -> str:
+    def overflow(self, weights: Sequence[Array]) -> str:
         """Return which weight has finite values that the codec would make infinite; empty if none has."""
         limit = inf if self._half is None else self._half.limit
         for name, weight, rounds in zip(self.model.names, weights, self._rounds, strict=True):

@@ -90,17 +90,17 @@ class Admission:
         task = loop.create_task(greeting)
         self._greetings[task] = (address, loop.time())
         task.add_done_callback(lambda task: self._greetings.pop(task, None))
-        if len(self._of(address)) > self._per_address:
+        if len(self._greetings_from(address)) > self._per_address:
             loop.call_later(GRACE_S, self._trim, address)
         return task
 
-    def _of(self, address: str) -> list[asyncio.Task[None]]:
+    def _greetings_from(self, address: str) -> list[asyncio.Task[None]]:
         return [task for task, (other, _) in self._greetings.items() if other == address]
 
     def _trim(self, address: str) -> None:
         """End the oldest handshakes of an address after its grace period."""
         grace_ended = asyncio.get_running_loop().time() - GRACE_S
-        for task in self._of(address)[: -self._per_address]:
+        for task in self._greetings_from(address)[: -self._per_address]:
             if self._greetings[task][1] <= grace_ended:
                 self._end(task)
 

@@ -435,7 +435,7 @@ class Channel:
     async def _exchange(self, request: Request, deadline: Deadline) -> Any:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            raise self._elsewhere()
+            raise self._other_loop_error()
         id = next(self._ids)
         dump = self._dump_object
         if request.pickle is not None and self._code is not None:
@@ -483,7 +483,7 @@ class Channel:
             text = f"{title_of(request)!r} did not end within {deadline.timeout_s:g} s"
             future.set_exception(RequestTimeout(text, worker=self._owner.name))
 
-    def _elsewhere(self) -> WorkerLost:
+    def _other_loop_error(self) -> WorkerLost:
         """Return the error for a call that was made on another event loop than the one of this connection."""
         owner, hint = (
             ("another process", "create a separate Cluster in each process")

@@ -209,7 +209,7 @@ class FrameDecoder:
             self._target = None
         else:
             self._end += count
-        while (frame := self._next()) is not None:
+        while (frame := self._next_frame()) is not None:
             yield frame
 
     def release(self) -> None:
@@ -218,7 +218,7 @@ class FrameDecoder:
         self._view = memoryview(self._scratch)
         self._target, self._buffers, self._allocate = None, [], bytearray
 
-    def _next(self) -> Frame | None:
+    def _next_frame(self) -> Frame | None:
         """Return the next complete frame in the received bytes; None if its end has not arrived."""
         if self._header is None:
             have = self._end - self._start
@@ -321,7 +321,7 @@ def _zone(zone: tzinfo | None) -> list[Any] | None:
     if zone is None:
         return None
     if type(zone) is not timezone:
-        raise _Other  # The value's time zone comes from a database, and the other side may have another version of it.
+        raise _NotStandard  # The value's time zone comes from a database, and the other side may have another version of it.
     offset = zone.utcoffset(None)
     name = zone.tzname(None)
     return [_seconds(offset), None if timezone(offset).tzname(None) == name else name]
@@ -338,7 +338,7 @@ def _read_zone(fields: Any) -> timezone | None:
     return timezone(timedelta(*offset)) if name is None else timezone(timedelta(*offset), name)
 
 
-class _Other(Exception):
+class _NotStandard(Exception):
     """Raised for a value that this module cannot encode, so that it is passed to ``dump_object``."""
 
 
@@ -384,7 +384,7 @@ def dump_standard(value: Any) -> list[Any] | None:
     dump = _DUMP.get(type(value))
     try:
         return [dump[0], *dump[1](value)] if dump else None
-    except _Other:
+    except _NotStandard:
         return None
 
 

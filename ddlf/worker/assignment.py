@@ -147,7 +147,7 @@ class Assignment:
                 )
         else:
             cards = named_cards(_cards_for(names), names, mask)
-        with one_at_a_time():
+        with card_folder_lock():
             if names is None and mask is None:
                 cards = free_cards(cards, memory)[:1]
             assigned = cls(cards, memory)
@@ -268,7 +268,7 @@ def check_memory(memory: int | None, card: Card, workers: int = 1) -> None:
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def card_folder_lock() -> Iterator[None]:
     """Let no other process of this user look for free cards meanwhile. So workers that start together find different cards."""
     lock = os.open(folder_of_cards(), os.O_RDONLY)
     try:
@@ -279,7 +279,7 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def free_cards(cards: Sequence[Card], memory: int | None = None) -> tuple[Card, ...]:
-    """Return the cards that another worker of this user could take now. Call it within ``one_at_a_time``.
+    """Return the cards that another worker of this user could take now. Call it within ``card_folder_lock``.
 
     Raises:
         ConfigError: There is none.
@@ -333,7 +333,7 @@ def count_of_workers(wish: CardWish, usual: int) -> int:
     visible = usable_cards(os.environ.get(MASK))
     if not visible:
         return usual
-    with one_at_a_time():
+    with card_folder_lock():
         return len(free_cards(visible, wish.memory))
 
 
@@ -354,7 +354,7 @@ def wish(gpus: object = None, gpu_memory: object = None) -> CardWish:
     return CardWish(names, count_of_bytes("gpu_memory", gpu_memory))
 
 
-def instead_of_lost(wish: CardWish) -> CardWish:
+def replacement_card(wish: CardWish) -> CardWish:
     """Return the card of a local worker that starts again: its own, or a free one if its own was lost.
 
     Args:
@@ -366,7 +366,7 @@ def instead_of_lost(wish: CardWish) -> CardWish:
     lost = lost_cards()
     if wish.names is None or not lost.keys() & {*wish.names}:
         return wish
-    with one_at_a_time():
+    with card_folder_lock():
         card = free_cards(usable_cards(os.environ.get(MASK)), wish.memory)[0]
     return CardWish((card.uuid,), wish.memory)
 
@@ -396,7 +396,7 @@ def spread(workers: int, wish: CardWish) -> list[CardWish]:
         if not visible:
             _refuse_memory(memory, "without a card")
             return [NO_WISH] * workers
-        with one_at_a_time():
+        with card_folder_lock():
             cards = free_cards(visible, memory)
     else:
         cards = named_cards(_cards_for(names), names, mask, together=False)

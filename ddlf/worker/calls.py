@@ -82,7 +82,7 @@ class Method:
     stateful: bool = False
 
 
-def once(function: Callable[..., Any]) -> Method:
+def single_use_method(function: Callable[..., Any]) -> Method:
     """Wrap a function, which the request itself contains, as a ``Method``. It runs once, and is not kept on the worker."""
     name = getattr(function, "__name__", type(function).__name__)
     return Method(name, function, takes_self(function), getattr(function, "concurrent", False))
@@ -186,7 +186,7 @@ class Methods:
                 name = request.args[0]
                 return self.get(getattr(name, "__name__", name))
             if command == "run_method":
-                return once(request.args[0])
+                return single_use_method(request.args[0])
         except IndexError:
             raise ProtocolError(f"{command} without a method") from None
         if command not in self.commands:

@@ -203,7 +203,7 @@ def _has_card() -> bool:
     return False
 
 
-def other_kind() -> str:
+def cards_of_other_kinds() -> str:
     """Return a sentence about cards that DDLF does not hand out; empty if this machine has none of these."""
     if AMD.exists():
         return "AMD's (ROCm), which the framework takes by itself: DDLF neither finds nor hands them out"
@@ -403,7 +403,7 @@ def facts_of_cards(backend: str, mask: str | None) -> dict[str, Any]:
         "package": build.package,
         "build_cuda": build.cuda,
         "extra": build.extra,
-        "others": other_kind(),
+        "others": cards_of_other_kinds(),
         "mask": mask,
         "wrong": problem,
         "seen": [card.number for card in visible],

@@ -410,7 +410,7 @@ class Daemon:
         assignment: The worker's cards.
         host, port: Where the worker listens; empty and 0 without a port.
         is_leaving: Whether the worker has announced its end to its master.
-        left: Why the worker ended by itself: no master that it could join, or a lost card. None otherwise.
+        end_error: Why the worker ended by itself: no master that it could join, or a lost card. None otherwise.
     """
 
     def __init__(

@@ -169,22 +169,22 @@ class MasterFile(Traversable):
         """The name of this file or folder, without the folders above it."""
         return self._path.name or self._package.rpartition(".")[2]
 
-    def _below(self) -> list[PurePosixPath]:
+    def _files_below(self) -> list[PurePosixPath]:
         files = [PurePosixPath(file) for file in self._finder.ask("files", self._package) or ()]
         return [file.relative_to(self._path) for file in files if file.is_relative_to(self._path)]
 
     def iterdir(self) -> Iterator[MasterFile]:
         """Yield the files and folders in this folder."""
-        for name in sorted({file.parts[0] for file in self._below() if file.parts}):
+        for name in sorted({file.parts[0] for file in self._files_below() if file.parts}):
             yield self.joinpath(name)
 
     def is_dir(self) -> bool:
         """Return whether this entry is a folder: the package's own, or one with files below it."""
-        return self._path == PurePosixPath() or any(file.parts for file in self._below())
+        return self._path == PurePosixPath() or any(file.parts for file in self._files_below())
 
     def is_file(self) -> bool:
         """Return whether this entry is a file."""
-        return PurePosixPath() in self._below()
+        return PurePosixPath() in self._files_below()
 
     def joinpath(self, *descendants: str | os.PathLike[str]) -> MasterFile:
         """Return an entry below this folder."""

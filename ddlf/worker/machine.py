@@ -181,7 +181,7 @@ class SwapMeter:
     def __init__(self) -> None:
         self._waits, self._bytes = _page_waits(), _swapped_in()
 
-    def since(self) -> int:
+    def swapped_bytes(self) -> int:
         """Return the bytes since the last call; 0 if this process has not waited for a page, or the system has no such
         counter."""
         if (waits := _page_waits()) == self._waits:

@@ -5,7 +5,7 @@ milliseconds, and the memory is shared. Therefore one process of a machine impor
 it, at the start and after each crash. This process has no event loop, no thread and no user code.
 
 The *bare* template has imported the modules that every executor needs. It never does anything slow. When Keras is
-wanted, it forks a *warm* template. The warm template imports Keras, checks that it can be forked (``why_unsafe``), and
+wanted, it forks a *warm* template. The warm template imports Keras, checks that it can be forked (``fork_danger``), and
 serves the forks from then on. If the check fails, or while the warm template is not ready, executors are forks of the
 bare one and import Keras themselves, like new processes. A warm template that is asked for more modules forks another
 warm one in the same way.
@@ -148,7 +148,7 @@ class Template:
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> MainFunction | None:
         pid = os.fork()
         if pid == 0:
-            self._let_go()
+            self._close_parents_files()
             return lambda: become_executor(request, descriptors, self._imported)
         child = Child(pid, socket.socket(fileno=descriptors[0]))
         self._children[child.pidfd] = self._children[child.reply.fileno()] = child
@@ -169,10 +169,10 @@ class Template:
         del self._children[child.pidfd], self._children[child.reply.fileno()]
         child.bury()
 
-    def _let_go(self) -> None:
+    def _close_parents_files(self) -> None:
         """Close the file descriptors that belong to the parent, in a new fork."""
         for child in set(self._children.values()):
-            child.let_go()
+            child.close_files()
         self._requests.close()
         if self._warm_one is not None:
             self._warm_one.close()
@@ -201,7 +201,7 @@ class Template:
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             own_end.close()
-            self._let_go()
+            self._close_parents_files()
             return lambda: warm_up(self._imported + modules, other_end, parent)
         other_end.close()
         self._warm_one, self._warm_pid, self._modules = own_end, pid, modules
@@ -267,9 +267,9 @@ class Child:
         with contextlib.suppress(ProcessLookupError):  # the process has no group yet
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        self.let_go()
+        self.close_files()
 
-    def let_go(self) -> None:
+    def close_files(self) -> None:
         """Close the file descriptors for this fork."""
         os.close(self.pidfd)
         self.reply.close()
@@ -293,7 +293,7 @@ def warm_up(modules: list[str], requests: socket.socket, parent: int) -> MainFun
     try:
         for name in modules:
             importlib.import_module(name)
-        reason = why_unsafe()
+        reason = fork_danger()
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
     requests.send((reason or READY).encode()[:MESSAGE_BYTES])
@@ -335,7 +335,7 @@ def close(descriptors: list[int]) -> None:
         os.close(fd)
 
 
-def why_unsafe() -> str:
+def fork_danger() -> str:
     """Return why forks of this process would be less safe than new processes; empty if they are safe.
 
     A fork has no copies of the parent's threads, so a thread pool in it would wait for them indefinitely. Libraries

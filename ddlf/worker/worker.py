@@ -23,7 +23,7 @@ from ddlf.data.array_cache import ArrayCache
 from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import HeldPart, Shard
 from ddlf.worker.assignment import cards_of_executor, uuids_of_executor
-from ddlf.worker.calls import Hosting, Method, Methods, once
+from ddlf.worker.calls import Hosting, Method, Methods, single_use_method
 from ddlf.worker.determinism import set_environment
 from ddlf.worker.machine import THREADS, cores, cores_of_engine
 from ddlf.worker.peers import Peers
@@ -158,7 +158,7 @@ class Worker(IWorker):
 
     async def run_method(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function, which gets this worker as ``self``, from inside another method."""
-        return await self._call(once(method), args, kwargs)
+        return await self._call(single_use_method(method), args, kwargs)
 
     async def _call(self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert method.function is not None

@@ -232,7 +232,7 @@ class Histories(RuleBasedStateMachine):
     def time_passes(self, passed):
         self.now += passed
         heard_at = {number: self.now for number, member in self.peers.items() if member.is_present}
-        for entry in self.ledger.due(self.now, heard_at):
+        for entry in self.ledger.due_entries(self.now, heard_at):
             assert isinstance(entry, Left | Closed)
             self.deliver(self.commit(entry))
 

@@ -17,7 +17,7 @@ from ddlf.peers.entries import (
     Rejected,
     Validated,
 )
-from ddlf.peers.ledger import Fate, Mean, Over, Reply, Unfit
+from ddlf.peers.ledger import EndForAll, Fate, Mean, Reply, Unfit
 from ddlf.peers.plan import Plan
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.swap import SwapLedger
@@ -179,13 +179,13 @@ def test_the_end_merges_all_sets_first():
     table.post(1)
     table.post(2)
     assert table.ledger.apply(Ended(at=table.now, why="enough")) == [Mean(of=(2, 3))]
-    assert table.merged(2, 3)[-1] == Over(reason="enough")
+    assert table.merged(2, 3)[-1] == EndForAll(reason="enough")
     with pytest.raises(Unfit, match="the training is over: enough"):
         table.post(1)
 
 
 def test_a_training_without_posts_ends_at_once():
-    assert Table(1).ledger.apply(Ended(at=1.0, why="enough")) == [Over(reason="enough")]
+    assert Table(1).ledger.apply(Ended(at=1.0, why="enough")) == [EndForAll(reason="enough")]
 
 
 def test_a_lease_is_longer_for_a_slow_peer():
@@ -194,9 +194,9 @@ def test_a_lease_is_longer_for_a_slow_peer():
         table.now += 20
         table.post(1)
     table.arrive(1, keeps=True)
-    departure = table.ledger.due(table.now + 30, {1: table.now, 2: table.now})
+    departure = table.ledger.due_entries(table.now + 30, {1: table.now, 2: table.now})
     assert [entry.peer for entry in departure] == [2]
-    assert not table.ledger.due(table.now + 9, {1: table.now, 2: table.now})
+    assert not table.ledger.due_entries(table.now + 9, {1: table.now, 2: table.now})
 
 
 @pytest.mark.parametrize(
@@ -257,9 +257,9 @@ def test_a_round_closes_at_its_deadline_with_a_quorum():
     table = rounds(3, quorum=2, deadline_s=5.0)
     heard_at = dict.fromkeys((1, 2, 3), 1e9)
     table.post(1, base=1)
-    assert table.ledger.due(table.now + 6, heard_at) == []
+    assert table.ledger.due_entries(table.now + 6, heard_at) == []
     table.post(2, base=1)
-    [closed] = table.ledger.due(table.now + 6, heard_at)
+    [closed] = table.ledger.due_entries(table.now + 6, heard_at)
     assert closed == Closed(at=table.now + 6, base=1)
     assert table.ledger.apply(closed) == [Mean(of=(2, 3), base=1)]
 

@@ -11,7 +11,7 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.peers.entries import Arrived, Began, Ended, Joined, Merged, Posted
 from ddlf.peers.journal import history
-from ddlf.peers.ledger import Mean, Over
+from ddlf.peers.ledger import EndForAll, Mean
 from ddlf.peers.merging import Part, next_base, too_long
 from ddlf.peers.peer import Peer
 from ddlf.peers.plan import Plan
@@ -212,7 +212,7 @@ def test_the_end_of_a_training_releases_no_round_with_too_little_noise(trust, me
     if merges:
         assert instructions == [Mean(of=(2,), base=1)]
         instructions = ledger.apply(Merged(at=3, set=3, of=(2,)))
-    assert instructions[-1] == Over(reason="stopped")
+    assert instructions[-1] == EndForAll(reason="stopped")
     assert ledger.base == (3 if merges else 1)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.peers.plan import Plan, Validation, candidate_rate, decayed, how_it_ends, why_over
+from ddlf.peers.plan import Plan, Validation, candidate_rate, decayed, describe_end, end_reason
 
 
 def result(accuracy):
@@ -12,19 +12,19 @@ def result(accuracy):
 
 def test_the_fifth_validation_above_the_target_ends_the_training():
     plan = Plan(end=0.98)
-    assert not why_over(plan, [result(0.99)] * 4, 100.0)
-    assert "0.9900" in why_over(plan, [result(0.99)] * 5, 100.0)
-    assert not why_over(plan, [result(0.97), *[result(0.98)] * 4], 100.0)
+    assert not end_reason(plan, [result(0.99)] * 4, 100.0)
+    assert "0.9900" in end_reason(plan, [result(0.99)] * 5, 100.0)
+    assert not end_reason(plan, [result(0.97), *[result(0.98)] * 4], 100.0)
 
 
 def test_a_target_of_at_least_one_means_seconds():
-    assert not why_over(Plan(end=5), [], None)
-    assert not why_over(Plan(end=5), [], 4.9)
-    assert "5 s" in why_over(Plan(end=5), [], 5.0)
+    assert not end_reason(Plan(end=5), [], None)
+    assert not end_reason(Plan(end=5), [], 4.9)
+    assert "5 s" in end_reason(Plan(end=5), [], 5.0)
 
 
 def test_without_a_target_a_training_does_not_end():
-    assert not why_over(Plan(end=0), [result(1.0)] * 5, 1e9)
+    assert not end_reason(Plan(end=0), [result(1.0)] * 5, 1e9)
 
 
 def test_the_decay_has_the_published_number():
@@ -65,7 +65,7 @@ def test_a_plan_refuses_meaningless_values(values):
     ],
 )
 def test_the_server_says_how_the_training_ends(end, by_app, words):
-    sentence = how_it_ends(Plan(end=end), by_app=by_app)
+    sentence = describe_end(Plan(end=end), by_app=by_app)
     assert words in sentence
     assert "ddlf peers stop" in sentence
     assert "Ctrl-C" in sentence

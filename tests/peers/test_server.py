@@ -378,7 +378,7 @@ async def test_five_accuracies_above_the_target_end_the_training(tmp_path):
         await peer.post(a_set(1.0))
         for _ in range(4):
             await running.validated(2, 0.99)
-        assert not list(running.server.ledger.due(time.time(), {1: time.time()}))
+        assert not list(running.server.ledger.due_entries(time.time(), {1: time.time()}))
         await running.validated(2, 0.99)
         assert (await peer.answer())["end"]["why"] == "the mean of the last 5 accuracies is 0.9900"
 

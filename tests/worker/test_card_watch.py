@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.errors import ConfigError
 from ddlf.worker import card_watch, lost_cards
-from ddlf.worker.assignment import NO_WISH, Assignment, CardWish, instead_of_lost, spread
+from ddlf.worker.assignment import NO_WISH, Assignment, CardWish, replacement_card, spread
 from ddlf.worker.card_watch import CardWatch, Reading
 from ddlf.worker.cards import find_cards
 from ddlf.worker.lost_cards import forget_lost, remember_lost
@@ -153,13 +153,13 @@ def test_other_cards_are_found_beside_one_that_fell_off(cards):
 def test_local_worker_whose_card_was_lost_gets_a_free_one(cards):
     (wish,) = spread(1, NO_WISH)
     assert wish.names == (FIRST,)
-    assert instead_of_lost(wish) is wish
+    assert replacement_card(wish) is wish
     remember_lost(FIRST, "hangs")
     try:
-        assert instead_of_lost(wish).names == ("GPU-10000000-0000",)
+        assert replacement_card(wish).names == ("GPU-10000000-0000",)
         assignment = Assignment.take(CardWish(("1",)))
         with pytest.raises(ConfigError, match="no card of this machine is free"):
-            instead_of_lost(wish)
+            replacement_card(wish)
         assignment.release()
     finally:
         forget_lost(FIRST)

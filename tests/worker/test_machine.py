@@ -196,10 +196,10 @@ def test_bytes_from_swap_are_counted_if_the_process_has_waited_for_pages(monkeyp
     monkeypatch.setattr(machine, "_swapped_in", lambda: swapped)
     meter = machine.SwapMeter()
     swapped = 3 * 4096
-    assert meter.since() == 0  # another program has read these pages
+    assert meter.swapped_bytes() == 0  # another program has read these pages
     waits = 6
-    assert meter.since() == 2 * 4096
-    assert meter.since() == 0
+    assert meter.swapped_bytes() == 2 * 4096
+    assert meter.swapped_bytes() == 0
 
 
 def test_the_counters_of_swap_are_numbers_on_every_system():

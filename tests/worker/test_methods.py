@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from ddlf.worker.calls import Methods, concurrent, once, takes_self
+from ddlf.worker.calls import Methods, concurrent, single_use_method, takes_self
 
 
 def add(a, b):
@@ -175,5 +175,5 @@ def test_a_file_of_a_method_is_not_unpickled_before_it_is_called(folders):
 
 
 def test_a_function_can_be_marked_as_concurrent():
-    assert once(concurrent(lambda: None)).concurrent
-    assert not once(add).concurrent
+    assert single_use_method(concurrent(lambda: None)).concurrent
+    assert not single_use_method(add).concurrent

@@ -207,7 +207,7 @@ async def test_the_executor_itself_imports_modules_that_make_a_fork_unsafe(runni
 async def test_an_open_accelerator_makes_a_fork_unsafe(monkeypatch):
     monkeypatch.setattr(template, "DEVICES", ("/dev/null",))
     with Path("/dev/null").open():  # noqa: ASYNC230
-        assert template.why_unsafe() == "it has /dev/null open"
+        assert template.fork_danger() == "it has /dev/null open"
 
 
 async def test_without_a_template_executors_are_separate_processes(monkeypatch):

@@ -21,7 +21,7 @@ from ddlf.cluster.launch.launcher import Address, Cause, Incarnation, Launcher, 
 from ddlf.cluster.launch.processes import end
 from ddlf.errors import ConfigError, ConnectError
 from ddlf.rpc.tokens import Tokens, new_token
-from ddlf.worker.assignment import GROWING, NO_WISH, CardWish, count_of_workers, instead_of_lost, spread, unused_cards
+from ddlf.worker.assignment import GROWING, NO_WISH, CardWish, count_of_workers, replacement_card, spread, unused_cards
 from ddlf.worker.process import Template, can_fork, child_environment
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Local(Launcher):
         async with self._locks[index]:
             if await self.left(index) is not None:
                 if self._cards:
-                    self._cards[index] = instead_of_lost(self._cards[index])
+                    self._cards[index] = replacement_card(self._cards[index])
                 process, port = await self._unless_stopped(self._start_one(index))
                 self._processes[index], self.addresses[index] = process, ("127.0.0.1", port)
             return self.addresses[index]

@@ -265,7 +265,7 @@ class Ranked(Leading):
         addresses = await super().start(modules)
         if not self.gate.absent_at_start:
             for point in self._points:
-                await asyncio.to_thread(point.all_have_met)
+                await asyncio.to_thread(point.forget_facts)
         return addresses
 
     async def stop(self) -> None:

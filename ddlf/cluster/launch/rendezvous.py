@@ -45,7 +45,7 @@ class MeetingPoint(ABC):
         """Begin to tell the facts. Runs on the master."""
 
     @abstractmethod
-    def all_have_met(self) -> None:
+    def forget_facts(self) -> None:
         """Forget what can be forgotten, because each task has the facts now. Runs on the master."""
 
     @abstractmethod
@@ -79,7 +79,7 @@ class MeetingFile(MeetingPoint):
         """Write the file, so that no task sees an incomplete one."""
         self._write(meeting.encode())
 
-    def all_have_met(self) -> None:
+    def forget_facts(self) -> None:
         """Empty the file. If an engine kills all processes at once, it remains, and then without a token."""
         if self._path.exists():
             self._write(b"{}")

@@ -118,7 +118,7 @@ class Spark(PlaceEngine):
         master, conf = self.keys.master, self.keys.conf
         self._is_own = self._context is None
         # The start may take minutes, in which ``waits`` tells about it.
-        self._starting = asyncio.create_task(in_thread(self._connect, master, conf) if self._is_own else _nothing())
+        self._starting = asyncio.create_task(in_thread(self._connect, master, conf) if self._is_own else _do_nothing())
 
     def _connect(self, master: str | None, conf: dict[str, str]) -> None:
         from pyspark import SparkConf, SparkContext
@@ -145,7 +145,7 @@ class Spark(PlaceEngine):
         try:
             await asyncio.shield(self._starting)
         except Exception as error:  # Java, py4j and Spark raise their own errors
-            raise ConnectError(f"Spark does not start: {_short(error)}") from None
+            raise ConnectError(f"Spark does not start: {_main_line(error)}") from None
         self._runs_in[place] = group = f"{self._group}-{place}"
         try:
             await in_thread(self._run_job, group, place, worker)
@@ -155,7 +155,7 @@ class Spark(PlaceEngine):
                     await in_thread(self._context.cancelJobGroup, group)
             raise
         except Exception as error:
-            return await self.left(place) or _left(_short(error))
+            return await self.left(place) or _left(_main_line(error))
         return Left(Cause.CANCELLED, "its worker was stopped", 0)
 
     def _run_job(self, group: str, place: int, worker: WorkerStart) -> None:
@@ -180,7 +180,7 @@ class Spark(PlaceEngine):
                 runs_at, words = await in_thread(self._attempts, index)
                 executors = await in_thread(self._executors)
         except Exception as error:
-            return f"Spark does not answer: {_short(error)}"
+            return f"Spark does not answer: {_main_line(error)}"
         if runs_at:
             return f"its task runs on {runs_at}" + (f", after: {words}" if words else "")
         return words or f"{REFUSED}: Spark has {executors} executors ({self._context.uiWebUrl or self._context.master})"
@@ -201,7 +201,7 @@ class Spark(PlaceEngine):
                     if task.status() == "RUNNING":
                         runs_at = f"executor {task.executorId()} on {task.host()}"
                     elif task.errorMessage().isDefined():
-                        words = _short(task.errorMessage().get())
+                        words = _main_line(task.errorMessage().get())
         return runs_at, words
 
     async def release(self) -> None:
@@ -240,11 +240,11 @@ def _left(words: str) -> Left:
     return Left(next(matches, Cause.NODE if "ExecutorLost" in words else Cause.CRASH), words)
 
 
-def _short(error: object) -> str:
+def _main_line(error: object) -> str:
     """Return the line of Spark's words that says most. Below it, only stack traces follow, which are indented."""
     lines = [line for line in str(error).splitlines() if line[:1].strip() and not line.endswith("stacktrace:")]
     return lines[-1].lstrip(": ")[:SHOWN] if lines else type(error).__name__
 
 
-async def _nothing() -> None:
+async def _do_nothing() -> None:
     pass

@@ -175,8 +175,8 @@ class Pool(concurrent.futures.Executor):
         try:
             for number, args in enumerate(source):
                 results.add(self._start(tally.item(number, args)))
-                yield from results.until(lambda: results.has_room(tally.window))
-            yield from results.until(lambda: not results.open)
+                yield from results.results_until(lambda: results.has_room(tally.window))
+            yield from results.results_until(lambda: not results.open)
         except BaseException as reason:
             error = reason
             raise
@@ -312,7 +312,7 @@ class _Results:
         """Return whether another call may start, because fewer than ``window`` results are open."""
         return self._added - self._sent < UNSENT and len(self.open) < window
 
-    def until(self, satisfied: Callable[[], bool]) -> Iterator[Any]:
+    def results_until(self, satisfied: Callable[[], bool]) -> Iterator[Any]:
         """Yield the available results, and further ones until a condition is satisfied.
 
         Raises:

@@ -86,7 +86,7 @@ class _Writer:
     def calls(self, model: Any, prefix: str, inputs: list[int] | None) -> list[int]:
         """Write the calls of a model, and return the numbers of its outputs."""
         function = _functional(model)
-        numbers = self._new(len(function.inputs)) if inputs is None else inputs
+        numbers = self._new_numbers(len(function.inputs)) if inputs is None else inputs
         numbers_by_tensor = {id(tensor): number for tensor, number in zip(function.inputs, numbers, strict=True)}
         for depth in sorted(function._nodes_by_depth, reverse=True):
             for node in function._nodes_by_depth[depth]:
@@ -97,7 +97,7 @@ class _Writer:
                 numbers_by_tensor |= {id(tensor): number for tensor, number in zip(node.outputs, results, strict=True)}
         return [numbers_by_tensor[id(tensor)] for tensor in function.outputs]
 
-    def _new(self, count: int) -> list[int]:
+    def _new_numbers(self, count: int) -> list[int]:
         self.count += count
         return list(range(self.count - count, self.count))
 
@@ -115,7 +115,7 @@ class _Writer:
         layer["calls"].append({"arguments": _arguments(node)})
         call = {"layer": layer["name"], "number": len(layer["calls"]) - 1, "inputs": inputs}
         self.written.append(call)
-        return self._new(len(node.outputs))
+        return self._new_numbers(len(node.outputs))
 
     def _layer(self, layer: Any, prefix: str) -> Config:
         import keras
@@ -297,7 +297,7 @@ def _penalty(regularizer: Any, name: str) -> list[float] | None:
     return [float(getattr(regularizer, "l1", 0.0)), float(getattr(regularizer, "l2", 0.0))]
 
 
-def _by_output(setting: Any, names: list[str], otherwise: Any) -> list[Any]:
+def _list_by_output(setting: Any, names: list[str], otherwise: Any) -> list[Any]:
     """Return what ``compile`` got for each output: one for all, a list or a dict."""
     if isinstance(setting, dict):
         return [setting.get(name, otherwise) for name in names]
@@ -311,12 +311,12 @@ def _losses(model: Any, names: list[str]) -> list[Config]:
     weighted = metrics and metrics._user_weighted_metrics
     if weighted:
         raise refusal("a model with weighted_metrics")
-    metrics_by_output = _by_output(metrics._user_metrics if metrics else [], names, [])
+    metrics_by_output = _list_by_output(metrics._user_metrics if metrics else [], names, [])
     if len(names) == 1:
         setting = metrics._user_metrics if metrics else []
         metrics_by_output = [setting.get(names[0], []) if isinstance(setting, dict) else setting]
-    losses = _by_output(model.loss, names, None)
-    weights = _by_output(model._compile_loss._user_loss_weights, names, 1.0)
+    losses = _list_by_output(model.loss, names, None)
+    weights = _list_by_output(model._compile_loss._user_loss_weights, names, 1.0)
     has_many_outputs = len(names) > 1
     return [
         {

@@ -34,11 +34,11 @@ class Listed:
     adapt: Callable[[Config], Config] = dict
 
 
-def _same(*names: str, **arguments: Any) -> dict[str, Listed]:
+def _rows_of_same_kind(*names: str, **arguments: Any) -> dict[str, Listed]:
     return {name: Listed(name, name, **arguments) for name in names}
 
 
-def _named(kinds: Mapping[str, str], **arguments: Any) -> dict[str, Listed]:
+def _rows_of_kinds(kinds: Mapping[str, str], **arguments: Any) -> dict[str, Listed]:
     return {name: Listed(name, kind, **arguments) for name, kind in kinds.items()}
 
 
@@ -71,78 +71,84 @@ STEPS_ONLY = {"stateful": False, "dropout": 0.0, "recurrent_dropout": 0.0}
 STEPS_FREE = ("use_bias", "unroll", "seed", "implementation", "use_cudnn", "zero_output_for_mask")
 
 LAYERS: dict[str, Listed] = {
-    **_same("Dense", takes=("activation",), free=("units", "use_bias"), only=LORA),
-    **_same("Embedding", free=("input_dim", "output_dim", "input_length"), only={"mask_zero": False, **LORA}),
-    **_same("Identity"),
-    **_same("Activation", takes=("activation",)),
-    **_same("ReLU", takes=("max_value", "negative_slope", "threshold")),
-    **_same("LeakyReLU", takes=("negative_slope",)),
-    **_same("ELU", takes=("alpha",)),
-    **_same("PReLU", free=("shared_axes",)),
-    **_same("Softmax", takes=("axis",)),
-    **_same("Rescaling", takes=("scale", "offset")),
-    **_same(
+    **_rows_of_same_kind("Dense", takes=("activation",), free=("units", "use_bias"), only=LORA),
+    **_rows_of_same_kind(
+        "Embedding", free=("input_dim", "output_dim", "input_length"), only={"mask_zero": False, **LORA}
+    ),
+    **_rows_of_same_kind("Identity"),
+    **_rows_of_same_kind("Activation", takes=("activation",)),
+    **_rows_of_same_kind("ReLU", takes=("max_value", "negative_slope", "threshold")),
+    **_rows_of_same_kind("LeakyReLU", takes=("negative_slope",)),
+    **_rows_of_same_kind("ELU", takes=("alpha",)),
+    **_rows_of_same_kind("PReLU", free=("shared_axes",)),
+    **_rows_of_same_kind("Softmax", takes=("axis",)),
+    **_rows_of_same_kind("Rescaling", takes=("scale", "offset")),
+    **_rows_of_same_kind(
         *("Conv1D", "Conv2D", "Conv3D"),
         takes=(*CONVOLUTION, "groups"),
         free=("rank", "filters", "use_bias"),
         only=LAST | LORA,
     ),
-    **_same(
+    **_rows_of_same_kind(
         *("DepthwiseConv1D", "DepthwiseConv2D"),
         takes=CONVOLUTION,
         free=("rank", "depth_multiplier", "use_bias"),
         only=LAST,
     ),
-    **_same(
+    **_rows_of_same_kind(
         *("SeparableConv1D", "SeparableConv2D"),
         takes=CONVOLUTION,
         free=("rank", "depth_multiplier", "filters", "use_bias"),
         only=LAST,
     ),
-    **_same(
+    **_rows_of_same_kind(
         *("Conv1DTranspose", "Conv2DTranspose"),
         takes=("kernel_size", "strides", "padding", "activation"),
         free=("rank", "filters", "use_bias"),
         only={**LAST, "output_padding": None, "dilation_rate": 1},
     ),
-    **_same(
+    **_rows_of_same_kind(
         *("MaxPooling1D", "MaxPooling2D", "MaxPooling3D", "AveragePooling1D", "AveragePooling2D", "AveragePooling3D"),
         takes=("pool_size", "strides", "padding"),
         only=LAST,
     ),
-    **_same(
+    **_rows_of_same_kind(
         *("GlobalMaxPooling1D", "GlobalMaxPooling2D", "GlobalMaxPooling3D"),
         *("GlobalAveragePooling1D", "GlobalAveragePooling2D", "GlobalAveragePooling3D"),
         takes=("keepdims",),
         only=LAST,
     ),
-    **_same("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"),
-    **_same("Concatenate", takes=("axis",)),
-    **_same("Dot", takes=("axes", "normalize"), adapt=_two_axes),
-    **_same("Flatten", only=LAST),
-    **_same("Reshape", takes=("target_shape",)),
-    **_same("Permute", takes=("dims",)),
-    **_same("RepeatVector", takes=("n",)),
-    **_same("ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D", takes=("padding",), only=LAST, adapt=_pairs("padding")),
-    **_same("Cropping1D", "Cropping2D", "Cropping3D", takes=("cropping",), only=LAST, adapt=_pairs("cropping")),
-    **_same(
+    **_rows_of_same_kind("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"),
+    **_rows_of_same_kind("Concatenate", takes=("axis",)),
+    **_rows_of_same_kind("Dot", takes=("axes", "normalize"), adapt=_two_axes),
+    **_rows_of_same_kind("Flatten", only=LAST),
+    **_rows_of_same_kind("Reshape", takes=("target_shape",)),
+    **_rows_of_same_kind("Permute", takes=("dims",)),
+    **_rows_of_same_kind("RepeatVector", takes=("n",)),
+    **_rows_of_same_kind(
+        "ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D", takes=("padding",), only=LAST, adapt=_pairs("padding")
+    ),
+    **_rows_of_same_kind(
+        "Cropping1D", "Cropping2D", "Cropping3D", takes=("cropping",), only=LAST, adapt=_pairs("cropping")
+    ),
+    **_rows_of_same_kind(
         *("UpSampling1D", "UpSampling2D", "UpSampling3D"),
         takes=("size",),
         only={**LAST, "interpolation": "nearest"},
         adapt=_listed_size,
     ),
-    **_same(
+    **_rows_of_same_kind(
         "BatchNormalization",
         takes=("axis", "momentum", "epsilon"),
         free=(*NORMALIZED, "renorm_clipping", "renorm_momentum"),
         only={"synchronized": False, "renorm": False},
     ),
-    **_same("LayerNormalization", takes=("axis", "epsilon"), free=NORMALIZED, only={"rms_scaling": False}),
-    **_same("GroupNormalization", takes=("groups", "axis", "epsilon"), free=NORMALIZED),
-    **_same("RMSNormalization", takes=("axis", "epsilon")),
-    **_same("UnitNormalization", takes=("axis",)),
-    **_same("Dropout", takes=("rate", "noise_shape"), free=("seed",)),
-    **_same(
+    **_rows_of_same_kind("LayerNormalization", takes=("axis", "epsilon"), free=NORMALIZED, only={"rms_scaling": False}),
+    **_rows_of_same_kind("GroupNormalization", takes=("groups", "axis", "epsilon"), free=NORMALIZED),
+    **_rows_of_same_kind("RMSNormalization", takes=("axis", "epsilon")),
+    **_rows_of_same_kind("UnitNormalization", takes=("axis",)),
+    **_rows_of_same_kind("Dropout", takes=("rate", "noise_shape"), free=("seed",)),
+    **_rows_of_same_kind(
         "SpatialDropout1D",
         "SpatialDropout2D",
         "SpatialDropout3D",
@@ -150,11 +156,15 @@ LAYERS: dict[str, Listed] = {
         free=("seed", "noise_shape"),
         only=LAST,
     ),
-    **_same("SimpleRNN", takes=STEPS, free=STEPS_FREE, only=STEPS_ONLY),
-    **_same("LSTM", takes=(*STEPS, "recurrent_activation"), free=(*STEPS_FREE, "unit_forget_bias"), only=STEPS_ONLY),
-    **_same("GRU", takes=(*STEPS, "recurrent_activation", "reset_after"), free=STEPS_FREE, only=STEPS_ONLY),
-    **_same("Bidirectional", takes=("layer", "backward_layer", "merge_mode")),
-    **_same(
+    **_rows_of_same_kind("SimpleRNN", takes=STEPS, free=STEPS_FREE, only=STEPS_ONLY),
+    **_rows_of_same_kind(
+        "LSTM", takes=(*STEPS, "recurrent_activation"), free=(*STEPS_FREE, "unit_forget_bias"), only=STEPS_ONLY
+    ),
+    **_rows_of_same_kind(
+        "GRU", takes=(*STEPS, "recurrent_activation", "reset_after"), free=STEPS_FREE, only=STEPS_ONLY
+    ),
+    **_rows_of_same_kind("Bidirectional", takes=("layer", "backward_layer", "merge_mode")),
+    **_rows_of_same_kind(
         "MultiHeadAttention",
         takes=("key_dim",),
         free=("num_heads", "value_dim", "use_bias", "output_shape", "attention_axes", "flash_attention", "seed"),
@@ -170,7 +180,7 @@ ACTIVATIONS = (
 )
 
 LOSSES: dict[str, Listed] = {
-    **_named(
+    **_rows_of_kinds(
         {
             "MeanSquaredError": "mean_squared_error",
             "MeanAbsoluteError": "mean_absolute_error",
@@ -184,17 +194,17 @@ LOSSES: dict[str, Listed] = {
             "CategoricalHinge": "categorical_hinge",
         }
     ),
-    **_named({"Huber": "huber"}, takes=("delta",)),
-    **_named({"CosineSimilarity": "cosine_similarity"}, only={"axis": -1}),
-    **_named(
+    **_rows_of_kinds({"Huber": "huber"}, takes=("delta",)),
+    **_rows_of_kinds({"CosineSimilarity": "cosine_similarity"}, only={"axis": -1}),
+    **_rows_of_kinds(
         {"CategoricalCrossentropy": "categorical_crossentropy"},
         takes=("from_logits", "label_smoothing"),
         only={"axis": -1},
     ),
-    **_named(
+    **_rows_of_kinds(
         {"BinaryCrossentropy": "binary_crossentropy"}, takes=("from_logits", "label_smoothing"), only={"axis": -1}
     ),
-    **_named(
+    **_rows_of_kinds(
         {"SparseCategoricalCrossentropy": "sparse_categorical_crossentropy"},
         takes=("from_logits",),
         only={"ignore_class": None, "axis": -1},
@@ -203,7 +213,7 @@ LOSSES: dict[str, Listed] = {
 REDUCTIONS = {"sum_over_batch_size": "mean", "mean": "mean", "mean_with_sample_weight": "mean", "sum": "sum"}
 
 METRICS: dict[str, Listed] = {
-    **_named(
+    **_rows_of_kinds(
         {
             "Accuracy": "accuracy",
             "CategoricalAccuracy": "categorical_accuracy",
@@ -221,15 +231,15 @@ METRICS: dict[str, Listed] = {
             "CategoricalHinge": "categorical_hinge",
         }
     ),
-    **_named({"BinaryAccuracy": "binary_accuracy"}, takes=("threshold",)),
-    **_named({"CosineSimilarity": "cosine_similarity"}, only={"axis": -1}),
-    **_named(
+    **_rows_of_kinds({"BinaryAccuracy": "binary_accuracy"}, takes=("threshold",)),
+    **_rows_of_kinds({"CosineSimilarity": "cosine_similarity"}, only={"axis": -1}),
+    **_rows_of_kinds(
         {"CategoricalCrossentropy": "categorical_crossentropy"},
         takes=("from_logits", "label_smoothing"),
         only={"axis": -1},
     ),
-    **_named({"BinaryCrossentropy": "binary_crossentropy"}, takes=("from_logits", "label_smoothing")),
-    **_named(
+    **_rows_of_kinds({"BinaryCrossentropy": "binary_crossentropy"}, takes=("from_logits", "label_smoothing")),
+    **_rows_of_kinds(
         {"SparseCategoricalCrossentropy": "sparse_categorical_crossentropy"},
         takes=("from_logits",),
         only={"ignore_class": None, "axis": -1},
@@ -244,7 +254,7 @@ OPTIMIZER_ONLY = {"use_ema": False, "loss_scale_factor": None, "gradient_accumul
 
 
 def _optimizer(name: str, *takes: str) -> dict[str, Listed]:
-    return _same(name, takes=(*takes, *CLIPS), free=OPTIMIZER_FREE, only=OPTIMIZER_ONLY)
+    return _rows_of_same_kind(name, takes=(*takes, *CLIPS), free=OPTIMIZER_FREE, only=OPTIMIZER_ONLY)
 
 
 OPTIMIZERS: dict[str, Listed] = {
@@ -260,12 +270,16 @@ OPTIMIZERS: dict[str, Listed] = {
 }
 
 RATES: dict[str, Listed] = {
-    **_same(
+    **_rows_of_same_kind(
         "ExponentialDecay",
         "InverseTimeDecay",
         takes=("initial_learning_rate", "decay_steps", "decay_rate", "staircase"),
     ),
-    **_same("PiecewiseConstantDecay", takes=("boundaries", "values")),
-    **_same("PolynomialDecay", takes=("initial_learning_rate", "decay_steps", "end_learning_rate", "power", "cycle")),
-    **_same("CosineDecay", takes=("initial_learning_rate", "decay_steps", "alpha", "warmup_target", "warmup_steps")),
+    **_rows_of_same_kind("PiecewiseConstantDecay", takes=("boundaries", "values")),
+    **_rows_of_same_kind(
+        "PolynomialDecay", takes=("initial_learning_rate", "decay_steps", "end_learning_rate", "power", "cycle")
+    ),
+    **_rows_of_same_kind(
+        "CosineDecay", takes=("initial_learning_rate", "decay_steps", "alpha", "warmup_target", "warmup_steps")
+    ),
 }

@@ -379,7 +379,7 @@ class Replica:
             state={name: states[name] for name in task.back},
             entries=self._model.entries(task),
             overflow=overflow,
-            swapped=self._swap.since(),
+            swapped=self._swap.swapped_bytes(),
         )
 
     def _begin_round(self, task: Task) -> SlotRound:

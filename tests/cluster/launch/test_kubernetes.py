@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddlf.cluster.launch.kubernetes import pods as in_pods
-from ddlf.cluster.launch.kubernetes.kubectl import Kubectl, how_it_ended, why_it_waits
+from ddlf.cluster.launch.kubernetes.kubectl import Kubectl, end_of_worker, waiting_reason
 from ddlf.cluster.launch.kubernetes.launcher import Kubernetes
 from ddlf.cluster.launch.kubernetes.manifests import (
     INDEX,
@@ -65,7 +65,7 @@ def terminated(code, **more):
     ],
 )
 def test_waiting_pod_has_the_reason_of_kubernetes(waiting, words):
-    assert why_it_waits(waiting) == words
+    assert waiting_reason(waiting) == words
 
 
 def disrupted(reason, message="why"):
@@ -104,17 +104,17 @@ ENDS = [
 
 @pytest.mark.parametrize(("ended", "left"), ENDS)
 def test_ended_pod_has_a_reason(ended, left):
-    assert how_it_ended(ended, False) == Left(left.cause, f"pod job-1-abcde: {left.words}", left.exit_code)
+    assert end_of_worker(ended, False) == Left(left.cause, f"pod job-1-abcde: {left.words}", left.exit_code)
 
 
 def test_deleted_pod_is_not_a_crash():
     words = "pod job-1-abcde: it was deleted"
-    assert how_it_ended(pod("Running"), True) == Left(Cause.CANCELLED, words)
+    assert end_of_worker(pod("Running"), True) == Left(Cause.CANCELLED, words)
     deleted = pod("Failed", terminated(143))
     deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert how_it_ended(deleted, False) == Left(Cause.CANCELLED, words, 143)
-    assert how_it_ended(pod("Running"), False) is None
-    assert how_it_ended(pod("Succeeded", terminated(0)), False) is None
+    assert end_of_worker(deleted, False) == Left(Cause.CANCELLED, words, 143)
+    assert end_of_worker(pod("Running"), False) is None
+    assert end_of_worker(pod("Succeeded", terminated(0)), False) is None
 
 
 # -- the choice of launcher ---------------------------------------------------------------------------------------------

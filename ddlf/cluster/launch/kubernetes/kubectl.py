@@ -170,7 +170,7 @@ def _container(pod: Object) -> Object:
     return state
 
 
-def why_it_waits(pod: Object) -> str:
+def waiting_reason(pod: Object) -> str:
     """Return why a pod does not run yet, in the words of Kubernetes; empty if it does not say."""
     for condition in pod.get("status", {}).get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -182,7 +182,7 @@ def why_it_waits(pod: Object) -> str:
     return "" if reason in ("ContainerCreating", "PodInitializing") else reason
 
 
-def how_it_ended(pod: Object, is_deleted: bool) -> Left | None:
+def end_of_worker(pod: Object, is_deleted: bool) -> Left | None:
     """Return how the worker of a pod ended; None if the pod still runs, or its worker has done its work.
 
     Args:

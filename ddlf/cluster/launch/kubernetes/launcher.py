@@ -18,7 +18,7 @@ from pydantic import Field
 from ddlf.cluster.launch.engine import PAUSES_S, Engine, PlaceEngine
 from ddlf.cluster.launch.gate import Gate
 from ddlf.cluster.launch.keys import parse_keys, read_keys
-from ddlf.cluster.launch.kubernetes.kubectl import Kubectl, Object, how_it_ended, why_it_waits
+from ddlf.cluster.launch.kubernetes.kubectl import Kubectl, Object, end_of_worker, waiting_reason
 from ddlf.cluster.launch.kubernetes.manifests import (
     CONFIG_ERROR,
     CONNECT_ERROR,
@@ -191,7 +191,7 @@ class Kubernetes(PlaceEngine):
             return f"pod {pod['metadata']['name']} runs, and its worker has not joined yet"
         if phase == "Failed" and left is not None:
             return left.words
-        return why_it_waits(pod) or await self._warning(pod["metadata"]["name"])
+        return waiting_reason(pod) or await self._warning(pod["metadata"]["name"])
 
     async def _warning(self, name: str) -> str:
         """Return the last warning of Kubernetes about an object; empty if there is none, or it may not be read."""
@@ -244,7 +244,7 @@ class Kubernetes(PlaceEngine):
             self._pods[index] = pod
         self._runs_in[index] = f"pod {self._pods[index]['metadata']['name']}"
         counted = self._counted.setdefault(index, set())
-        left = how_it_ended(pod, kind == "DELETED")
+        left = end_of_worker(pod, kind == "DELETED")
         gate = self._gate
         if left is None or uid in counted or gate is None or gate.is_over:
             return

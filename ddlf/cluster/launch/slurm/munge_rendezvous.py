@@ -103,7 +103,7 @@ class MungedPorts(MeetingPoint):
                 # Each task gets its own: MUNGE decodes a credential only once on a node.
                 sock.sendall(_munge("munge", f"--restrict-uid={os.geteuid()}", stdin=payload))
 
-    def all_have_met(self) -> None:
+    def forget_facts(self) -> None:
         """Do nothing: no task can use the credential of another one."""
 
     def close(self) -> None:
