@@ -181,7 +181,7 @@ class WolfeSearch:
                 return "found"
             if self._high is None and now.slope < 0:  # the minimum is farther away
                 before, self._low = self._low, now
-                self.step = _further(before, now)
+                self.step = _extrapolated_step(before, now)
                 if self._evaluations < self.tries:
                     return "try"
                 # Rounding errors may hide what the slopes say: a loss of 0 stays 0.
@@ -193,7 +193,7 @@ class WolfeSearch:
         width = abs(self._high.step - self._low.step)
         if self._evaluations >= self.tries or width <= 1e-12 * max(self._high.step, self._low.step):
             return "failed"
-        self.step = _between(self._low, self._high)
+        self.step = _interpolated_step(self._low, self._high)
         return "try"
 
     def _lowers(self, now: Point) -> bool:
@@ -215,7 +215,7 @@ def _cubic(first: Point, second: Point) -> float:
     return second.step - (second.step - first.step) * (second.slope + d2 - d1) / below if below else math.nan
 
 
-def _further(before: Point, now: Point) -> float:
+def _extrapolated_step(before: Point, now: Point) -> float:
     """Return a longer step than ``now``: the minimum of the cubic, from 1.1 to 10 times as far."""
     minimum = _cubic(before, now)
     if not math.isfinite(minimum) or minimum <= now.step:
@@ -223,7 +223,7 @@ def _further(before: Point, now: Point) -> float:
     return min(max(minimum, 1.1 * now.step), 10 * now.step)
 
 
-def _between(low: Point, high: Point) -> float:
+def _interpolated_step(low: Point, high: Point) -> float:
     """Return a step between two points: the minimum of the cubic, at least a tenth of the way from both ends."""
     width = high.step - low.step
     minimum = _cubic(low, high) if math.isfinite(high.loss) else math.nan

@@ -97,10 +97,10 @@ def _candidates(before: Sequence[str], typed: str, commands: Commands) -> Iterat
     command, remaining = commands[before[0]].load(), list(before[1:])
     while remaining and remaining[0] in command.actions:
         command = command.actions[remaining.pop(0)][1]
-    yield from _of_command(command, remaining, typed)
+    yield from _candidates_of_command(command, remaining, typed)
 
 
-def _of_command(command: Command, before: Sequence[str], typed: str) -> Iterator[tuple[str, str]]:
+def _candidates_of_command(command: Command, before: Sequence[str], typed: str) -> Iterator[tuple[str, str]]:
     parser = command.parser("ddlf")
     by_name = {name: option for option in parser.options for name in option.names}
     previous = by_name.get(before[-1]) if before else None

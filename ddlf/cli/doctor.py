@@ -25,15 +25,15 @@ from ddlf.cli.findings import (
     FAST_MBS,
     LITTLE_CARD_MEMORY,
     Problem,
+    check_problems,
+    clock_problems,
     is_driver_old,
     joined,
-    of_checks,
-    of_clock,
-    of_error,
-    of_machine,
-    of_pair,
-    of_speeds,
-    of_versions,
+    machine_problems,
+    problem_of_error,
+    problem_of_pair,
+    speed_problems,
+    version_problems,
 )
 from ddlf.cli.options import add_cluster_options, add_json, given_options, named_cluster, workers_range
 from ddlf.cli.parsing import Command, Parser
@@ -153,7 +153,7 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
     this_machine = about([Path.cwd(), Path(tempfile.gettempdir())])
     report = Diagnosis(this_machine)
     say(f"here      {versions(this_machine)}\n          {size(this_machine)}")
-    findings = [*of_machine(this_machine, HERE), *await _examine_cards(report, say)]
+    findings = [*machine_problems(this_machine, HERE), *await _examine_cards(report, say)]
     try:
         cluster = _cluster(options, report)
         if not report.launcher:
@@ -170,15 +170,15 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
             await _examine_workers(cluster.workers, options.timeout, report, say)
             findings += await _examine_pairs(options, report, say)
     except DDLFError as error:
-        findings.append(of_error(error, HERE))
+        findings.append(problem_of_error(error, HERE))
     for answer in report.answers:
-        findings += of_answer(this_machine, answer)
+        findings += answer_problems(this_machine, answer)
     speeds = {
         answer.name: (answer.there_mbs, answer.back_mbs)
         for answer in report.answers
         if answer.there_mbs is not None and answer.back_mbs is not None
     }
-    report.findings = joined([*findings, *of_speeds(speeds)])
+    report.findings = joined([*findings, *speed_problems(speeds)])
     return report
 
 
@@ -208,7 +208,7 @@ async def _examine_cards(report: Diagnosis, say: Callable[[str], None]) -> list[
             card["lost"] = ""
         if checked is not None and checked.problem and not is_driver_old(gpus):  # the driver has its own finding
             problems.append((f"{card['number']} ({card['name']})", checked.problem, checked.do or REPAIR_CARD))
-    return [*of_checks(problems, HERE)]
+    return [*check_problems(problems, HERE)]
 
 
 async def _checked(backend: str, cards: list[dict[str, Any]]) -> list[Checked]:
@@ -321,7 +321,7 @@ async def _examine_launcher(
         await _examine_workers(cluster.workers, options.timeout, report, say)
     except DDLFError as error:
         error.hint = error.hint or "correct that, and run this command again"
-        findings.append(of_error(error, report.launcher))
+        findings.append(problem_of_error(error, report.launcher))
     except TimeoutError:
         reasons = await asyncio.gather(*(launcher.waits(index) for index in range(cluster.places)))
         explanation = "; ".join(dict.fromkeys(filter(None, reasons))) or "the engine does not say why"
@@ -443,7 +443,7 @@ async def _examine_pairs(options: argparse.Namespace, report: Diagnosis, say: Ca
         return []
     count = len(free) * (len(free) - 1)
     say(f"pairs     {count - len(unreachable)} of {count} ways from worker to worker work")
-    return [of_pair(*pair) for pair in unreachable]
+    return [problem_of_pair(*pair) for pair in unreachable]
 
 
 async def _speed(worker: ProxyWorker, data: bytes, size: int) -> float:
@@ -513,16 +513,16 @@ async def unreachable_pairs(options: argparse.Namespace, numbers: Collection[int
     return [(caller.name, called.name, reason) for caller, called, reason in failed]
 
 
-def of_answer(this_machine: dict[str, Any], answer: Answer) -> Iterator[Problem]:
+def answer_problems(this_machine: dict[str, Any], answer: Answer) -> Iterator[Problem]:
     """Yield the problems that a worker's answer shows, such as a wrong clock or other package versions than this
     machine's.
     """
     if answer.error is not None:
-        yield of_error(answer.error, answer.name)
+        yield problem_of_error(answer.error, answer.name)
     if answer.machine:
-        yield from of_machine(answer.machine, answer.name)
-        yield from of_versions(this_machine, answer.machine, answer.name)
-        yield from of_clock(answer.clock_s, answer.name)
+        yield from machine_problems(answer.machine, answer.name)
+        yield from version_problems(this_machine, answer.machine, answer.name)
+        yield from clock_problems(answer.clock_s, answer.name)
 
 
 # -- what is printed ------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ddlf.app import IApp
 from ddlf.cli.card_lines import card_lines
 from ddlf.cli.config import setting_rows
-from ddlf.cli.doctor import HERE, Answer, ask_workers, difference, of_answer, size, versions
-from ddlf.cli.findings import Problem, joined, of_error, of_machine
+from ddlf.cli.doctor import HERE, Answer, answer_problems, ask_workers, difference, size, versions
+from ddlf.cli.findings import Problem, joined, machine_problems, problem_of_error
 from ddlf.cli.options import new_workers, reads_cluster_file
 from ddlf.cli.target import needs_of
 from ddlf.cluster.config.addresses import find_config
@@ -52,7 +52,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     app = target if isinstance(target, IApp) else None
     print(f"cluster   {described}")
     answers: list[Answer] = []
-    starts, timeout_s, enough = _of_file(cluster, options)
+    starts, timeout_s, enough = _facts_of_cluster_file(cluster, options)
     if options.listen:
         print(f"          {cluster.N} would join here: ddlf-worker --join HOST:{options.listen[1]}")
         await cluster.close()
@@ -71,7 +71,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         for answer in answers:
             print(f"          {answer.name:<{width}}  {_line(this_machine, answer)}")
     named = "the text" if text else f"class {type(app).__name__}" if app else f"function {target.__name__}"
-    print(f"loads     {named} of {_short(file)}")
+    print(f"loads     {named} of {_short_path(file)}")
     if app:
         where = ", which only workers load," if app.private else ""
         print(
@@ -95,9 +95,9 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
                 print(f"plan      {preview}")
     _print_files()
     findings = [
-        *of_machine(this_machine, HERE),
-        *(finding for answer in answers for finding in of_answer(this_machine, answer)),
-        *(card_findings := list(_of_cards(cluster, answers))),
+        *machine_problems(this_machine, HERE),
+        *(finding for answer in answers for finding in answer_problems(this_machine, answer)),
+        *(card_findings := list(_wrong_card_problems(cluster, answers))),
     ]
     # The run would refuse this, too.
     lacking = [answer.machine["unmet"] for answer in answers if answer.error is None] or [this_machine["unmet"]]
@@ -109,17 +109,17 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     return _exit_code(answers, enough, options) or refused
 
 
-def _of_cards(cluster: Cluster, answers: Sequence[Answer]) -> Iterator[Problem]:
+def _wrong_card_problems(cluster: Cluster, answers: Sequence[Answer]) -> Iterator[Problem]:
     """Yield the problems of workers that were started with other cards than cluster.yaml says."""
     for worker, answer in zip(cluster.workers, answers, strict=False):
         if answer.error is None:
             try:
                 cluster.check_cards(worker, answer.status)
             except ConfigError as error:
-                yield of_error(error, answer.name)
+                yield problem_of_error(error, answer.name)
 
 
-def _of_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float, int]:
+def _facts_of_cluster_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float, int]:
     """Return three facts of the cluster file: whether the run may start workers, the seconds that each worker may take,
     and the required number of workers.
     """
@@ -178,9 +178,9 @@ def _print_files() -> None:
     at_once = {Path(module.__file__).resolve() for module in own_modules()}
     later = _on_demand(folder, at_once) if folder else set()
     for number, file in enumerate(sorted(at_once)):
-        print(f"{'' if number else 'ships':<9} {_short(file)}  {file.stat().st_size / 1e3:.1f} kB")
+        print(f"{'' if number else 'ships':<9} {_short_path(file)}  {file.stat().st_size / 1e3:.1f} kB")
     for file in sorted(later):
-        print(f"          {_short(file)}  {file.stat().st_size / 1e3:.1f} kB, when a function imports it")
+        print(f"          {_short_path(file)}  {file.stat().st_size / 1e3:.1f} kB, when a function imports it")
     if not at_once | later:
         print("ships     no file: what is called travels by itself")
 
@@ -212,7 +212,7 @@ def _imported(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _short(path: str | Path) -> str:
+def _short_path(path: str | Path) -> str:
     """Return a path relative to the current folder, if it is inside."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

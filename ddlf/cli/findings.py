@@ -59,7 +59,7 @@ def joined(findings: Iterable[Problem]) -> list[Problem]:
     return sorted(rows, key=lambda finding: finding.level != "error")
 
 
-def of_error(error: DDLFError, where: str) -> Problem:
+def problem_of_error(error: DDLFError, where: str) -> Problem:
     """Return the finding for an error that occurred when ``ddlf doctor`` asked a worker."""
     do = error.hint or (
         "correct it, and run this command again" if isinstance(error, ConfigError) else "check the worker's terminal"
@@ -67,7 +67,7 @@ def of_error(error: DDLFError, where: str) -> Problem:
     return Problem("error", (where,), error.message, do, error.exit_code)
 
 
-def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
+def machine_problems(facts: dict[str, Any], where: str) -> Iterator[Problem]:
     """Yield the problems that the facts about one machine show.
 
     Args:
@@ -90,7 +90,7 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
             "overwritten some",
             f"python -m pip uninstall -y {' '.join(installed)} && python -m pip install 'ddlf[{extra}]'",
         )
-    yield from of_cards(facts.get("gpus", {}), where)
+    yield from card_problems(facts.get("gpus", {}), where)
     if "keras" in packages and not facts["has_backend"]:
         yield warning(
             f"Keras would use {facts['keras_backend']}, which is not installed",
@@ -119,7 +119,7 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
             )
 
 
-def of_cards(gpus: dict[str, Any], where: str) -> Iterator[Problem]:
+def card_problems(gpus: dict[str, Any], where: str) -> Iterator[Problem]:
     """Yield the problems that the facts about the cards of one machine show.
 
     Args:
@@ -172,7 +172,7 @@ def is_driver_old(gpus: dict[str, Any]) -> bool:
     return bool(gpus["build_cuda"]) and _major(gpus["build_cuda"]) > _major(gpus["cuda"])
 
 
-def of_checks(problems: Iterable[tuple[str, str, str]], where: str) -> Iterator[Problem]:
+def check_problems(problems: Iterable[tuple[str, str, str]], where: str) -> Iterator[Problem]:
     """Yield a finding for each problem of cards in use. Cards with the same one are in one finding.
 
     Args:
@@ -196,7 +196,7 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-def of_versions(this_machine: dict[str, Any], worker_machine: dict[str, Any], where: str) -> Iterator[Problem]:
+def version_problems(this_machine: dict[str, Any], worker_machine: dict[str, Any], where: str) -> Iterator[Problem]:
     """Yield the findings about a worker's packages whose versions do not fit this machine's packages."""
     python = _first(this_machine["python"], 2)
     if _first(worker_machine["python"], 2) != python:
@@ -233,7 +233,7 @@ def of_versions(this_machine: dict[str, Any], worker_machine: dict[str, Any], wh
         )
 
 
-def of_clock(offset_s: float, where: str) -> Iterator[Problem]:
+def clock_problems(offset_s: float, where: str) -> Iterator[Problem]:
     """Yield a finding if a worker's clock is wrong. It is ahead of this machine's clock by this number of seconds."""
     if abs(offset_s) > CLOCK_S:
         yield Problem(
@@ -245,7 +245,7 @@ def of_clock(offset_s: float, where: str) -> Iterator[Problem]:
         )
 
 
-def of_pair(caller: str, called: str, reason: str) -> Problem:
+def problem_of_pair(caller: str, called: str, reason: str) -> Problem:
     """Return the finding that one worker cannot reach another."""
     return Problem(
         "warning",
@@ -255,7 +255,7 @@ def of_pair(caller: str, called: str, reason: str) -> Problem:
     )
 
 
-def of_speeds(speeds: dict[str, tuple[float, float]]) -> Iterator[Problem]:
+def speed_problems(speeds: dict[str, tuple[float, float]]) -> Iterator[Problem]:
     """Return the findings about slow links: slow by themselves, or slower than the others if there are three or more.
 
     Args:

@@ -82,7 +82,7 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
     add_parameters(parser, common=common)
     built_in = {name: kinds for kinds in (MODE, EXCHANGE) for name in kinds.names if name not in kinds.more}
     parser.more_groups = lambda: {
-        name: partial(_of_kind, kinds, name)
+        name: partial(_help_of_kind, kinds, name)
         for name, kinds in {
             **built_in,
             **{name: kinds for kinds in (MODE, EXCHANGE) for name in kinds.more},
@@ -91,7 +91,7 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
     }
 
 
-def _of_kind(kinds: KindOf[Any], name: str, columns: int) -> str:
+def _help_of_kind(kinds: KindOf[Any], name: str, columns: int) -> str:
     """Return the help about a strategy or exchange that has no group of settings, such as one of another package, or
     the reason why it cannot be imported.
     """

@@ -31,7 +31,7 @@ def show_error(error: BaseException, *, whole: bool) -> None:
         whole: Whether to show the lines of libraries, too.
     """
     if isinstance(error, DDLFError):
-        text = (_of_the_master(error) if whole else "") + _printed_error(error, whole)
+        text = (_traceback_of_master(error) if whole else "") + _printed_error(error, whole)
     elif whole:
         text = "".join(traceback.format_exception(error))
     else:
@@ -90,7 +90,7 @@ def _row(label: str, text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of_the_master(error: DDLFError) -> str:
+def _traceback_of_master(error: DDLFError) -> str:
     """Return the traceback lines of the user's code on the master. The lines of a worker's error come last."""
     if isinstance(error, RemoteError):
         return "".join(["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)])

@@ -306,7 +306,7 @@ async def _train(app: IApp, save_path: Path | None, run: Path | None, stop: Stop
 
     path = save_path if save_path is not None or run is None else run / MODEL
     stop.gently = app.stop_training
-    stop.words = _what_an_interrupt_does(app, path)
+    stop.words = _effect_of_interrupt(app, path)
     try:
         await app.train_model()
     except BaseException as error:
@@ -340,7 +340,7 @@ async def _train(app: IApp, save_path: Path | None, run: Path | None, stop: Stop
     progress = app.run_context.progress
     stop.is_complete = progress is not None and (progress.is_complete or progress.converged)
     if stop.is_requested:
-        print(f"stopped   after {_rounds(app)}{_how_to_go_on(app)}", file=sys.stderr)
+        print(f"stopped   after {_rounds(app)}{_resume_hint(app)}", file=sys.stderr)
         return 130
     return 0
 
@@ -358,7 +358,7 @@ async def _save_what_there_is(app: IApp, path: Path | None) -> None:
             return
     if path is not None or app.checkpoint is not None:
         location = f"the model is in {path}" if path is not None else f"everything is in {app.checkpoint}"
-        print(f"kept      {_rounds(app)}: {location}{_how_to_go_on(app)}", file=sys.stderr)
+        print(f"kept      {_rounds(app)}: {location}{_resume_hint(app)}", file=sys.stderr)
 
 
 def _rounds(app: IApp) -> str:
@@ -366,7 +366,7 @@ def _rounds(app: IApp) -> str:
     return f"round {last.round} of {last.rounds}" if last.slot is None else f"update {last.version}"
 
 
-def _how_to_go_on(app: IApp) -> str:
+def _resume_hint(app: IApp) -> str:
     if app.checkpoint is None:
         return ""
     run = Path(app.checkpoint).parent
@@ -375,7 +375,7 @@ def _how_to_go_on(app: IApp) -> str:
     return f"; to continue, run the same command with --resume {run_name}"
 
 
-def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
+def _effect_of_interrupt(app: IApp, path: Path | None) -> str:
     unit = "round" if spec_of(app).train.in_rounds else "update"
     saved = f"; then the model is saved in {path}" if path is not None else ""
     locations = " and ".join(str(location) for location in (path, app.checkpoint) if location is not None)

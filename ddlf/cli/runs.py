@@ -124,7 +124,7 @@ def compare(options: argparse.Namespace) -> int:
     if len(set(paths)) < len(paths):
         raise ConfigError(f"{' and '.join(options.runs)} name the same run", hint="list the runs with: ddlf runs")
     pasts = [run_reader.read(path) for path in paths]
-    if not _print_table(table.of_runs(pasts), options):
+    if not _print_table(table.run_rows(pasts), options):
         return 0
     if differing := _differing(pasts):
         print()
@@ -286,8 +286,8 @@ def make_report(options: argparse.Namespace) -> int:
 
 def _asked_table(run: run_reader.Past, options: argparse.Namespace) -> table.Rows:
     if options.places:
-        return table.of_stays(run)
-    return table.of_workers(run) if options.workers else table.of_runs([run])
+        return table.stay_rows(run)
+    return table.worker_rows(run) if options.workers else table.run_rows([run])
 
 
 REPORT = Command(

@@ -110,7 +110,7 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def ending_what_blocks(stop: StopRequest) -> Iterator[None]:
+def interrupting_blocked_code(stop: StopRequest) -> Iterator[None]:
     """Let SIGINT also end code that blocks the event loop: an import, a download, a computation on the master.
 
     asyncio only cancels its task, and such code does not notice that. If the loop does not run soon, the signal is sent
@@ -182,7 +182,7 @@ def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) ->
         loop = asyncio.get_running_loop()
         signal.signal(signal.SIGTERM, terminate)
         try:
-            with ending_what_blocks(stop):
+            with interrupting_blocked_code(stop):
                 code = await make(stop)
         except asyncio.CancelledError:
             if not stop.terminated:

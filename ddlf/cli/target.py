@@ -89,7 +89,7 @@ class Importing:
             Importing.now = None
 
 
-async def nothing_left() -> None:
+async def nothing_to_run() -> None:
     """Do nothing. This is the target to run if the user's script has already done all its work during its import."""
 
 
@@ -130,7 +130,7 @@ def find_target(
     with importing.watched():
         spec.loader.exec_module(module)
     if importing.ran_by_itself:
-        return nothing_left
+        return nothing_to_run
     if importing.named is not None and name is None:
         return importing.named
     return _choose(path, module, name, has_option=has_option)
@@ -148,7 +148,9 @@ def find_app(path: Path) -> type[IApp]:
     target = find_target(path, has_option=False)
     if inspect.isclass(target) and issubclass(target, IApp):
         return target
-    problem = "runs by itself when it is imported" if target is nothing_left else f"has {target.__name__}(), and no app"
+    problem = (
+        "runs by itself when it is imported" if target is nothing_to_run else f"has {target.__name__}(), and no app"
+    )
     raise AppError(f"{path} {problem}", hint=f"name a file with {AN_APP}, or a model as text (.nnm)")
 
 
@@ -326,7 +328,7 @@ def function_arguments(target: Callable[..., Any], options: argparse.Namespace) 
         raise ConfigError(
             f"{', '.join(unused)} has no effect on {signature}, which is not an app", hint="set its parameters with -p"
         )
-    if not takes_a_cluster(target) and (unused := _all_given_options(options)) and target is not nothing_left:
+    if not takes_a_cluster(target) and (unused := _all_given_options(options)) and target is not nothing_to_run:
         raise ConfigError(f"{', '.join(unused)} has no effect on {signature}", hint="write async def main(cluster)")
     parameters = list(inspect.signature(target).parameters.values())[1:]
     defaults = {parameter.name: parameter.default for parameter in parameters}

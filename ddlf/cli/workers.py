@@ -93,7 +93,7 @@ def _status_of_run(path: Path, options: argparse.Namespace) -> int:
         step = f"step {passed.step:.4g}, loss {passed.loss:.6g}"
         gradient = f", gradient {state.metrics['gradient']:.4g}" if "gradient" in state.metrics else ""
         print(f"pass {passed.number} of iteration {passed.round}: {step}{gradient}")
-    for rows in (table.of_places(state), table.of_parts(state), table.of_portions(state)):
+    for rows in (table.place_rows(state), table.part_rows(state), table.portion_rows(state)):
         if len(rows) > 1:
             print(f"\n{table.as_text(rows)}")
     return 0

@@ -70,7 +70,7 @@ def batches(app: UserApp, part: str) -> tuple[Any, ...]:
 
     Like in Keras, class weights become weights of the training samples.
     """
-    return together(app, part, *(getattr(app, f"{letter}_{part}", None) for letter in "xyw"))
+    return fit_arguments(app, part, *(getattr(app, f"{letter}_{part}", None) for letter in "xyw"))
 
 
 def rows(app: UserApp, part: str, columns: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -81,10 +81,10 @@ def rows(app: UserApp, part: str, columns: Mapping[str, Any]) -> tuple[Any, ...]
         part: ``"train"``, ``"val"`` or ``"test"``.
         columns: The rows of each column, by name.
     """
-    return together(app, part, *(grown(columns, letter) for letter in "xyw"))
+    return fit_arguments(app, part, *(grown(columns, letter) for letter in "xyw"))
 
 
-def together(app: UserApp, part: str, x: Any, y: Any, w: Any) -> tuple[Any, ...]:
+def fit_arguments(app: UserApp, part: str, x: Any, y: Any, w: Any) -> tuple[Any, ...]:
     """Return inputs, labels and sample weights as the tuple that Keras's ``fit`` takes, without missing ones."""
     if part == "train" and getattr(app, "class_weight", None) is not None:
         w = class_weights(y, app.class_weight)

@@ -58,7 +58,7 @@ class Cache:
 
     def __init__(self, folder: Path | None = None, cap: int | None = None) -> None:
         self.folder = folder or _usual()
-        self._cap = _of_environment() if cap is None else cap
+        self._cap = _cap_of_environment() if cap is None else cap
         self._was_logged, self._full_until = False, 0.0
 
     def path(
@@ -209,7 +209,7 @@ def _usual() -> Path:
     return Path(platformdirs.user_cache_dir("ddlf")) / "partition-files"
 
 
-def _of_environment() -> int | None:
+def _cap_of_environment() -> int | None:
     text = os.environ.get(CAP, "")
     if not text:
         return None

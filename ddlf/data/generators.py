@@ -161,9 +161,9 @@ def as_data_set(name: str, value: Any) -> DataSet | None:
         return value
     keras, tf = sys.modules.get("keras"), sys.modules.get("tensorflow")
     if keras is not None and isinstance(value, keras.utils.PyDataset):
-        return _of_pydataset(name, value)
+        return _from_pydataset(name, value)
     if tf is not None and isinstance(value, tf.data.Dataset):
-        return _of_pipeline(name, value, tf)
+        return _from_pipeline(name, value, tf)
     if inspect.isgenerator(value) or inspect.isgeneratorfunction(value):
         raise DatasetError(
             f"{name} is a generator, which can be read only once",
@@ -172,19 +172,19 @@ def as_data_set(name: str, value: Any) -> DataSet | None:
     return None
 
 
-def _of_pydataset(name: str, data: Any) -> Generated:
+def _from_pydataset(name: str, data: Any) -> Generated:
     try:
         batches = data.num_batches
     except NotImplementedError:  # the object defines neither num_batches nor a length
         batches = None
     if batches is None:
         raise DatasetError(f"{name} does not say how many batches it has", hint="give it __len__")
-    return _of_batches(
+    return _from_batches(
         name, batches, lambda number: batch_of(f"batch {number} of {name}", data[number]), in_order=False
     )
 
 
-def _of_batches(name: str, batches: int, read: Read, *, in_order: bool) -> Generated:
+def _from_batches(name: str, batches: int, read: Read, *, in_order: bool) -> Generated:
     """Return a data set of numbered batches. All batches except the last one have the size of the first batch."""
     if not 0 < batches <= MOST_BATCHES:
         raise DatasetError(f"{name} has {batches:,} batches", hint=f"1 to {MOST_BATCHES:,} can be used")
@@ -194,7 +194,7 @@ def _of_batches(name: str, batches: int, read: Read, *, in_order: bool) -> Gener
     return Generated(name, "batch", first, sizes, read, in_order=in_order, inexact="")
 
 
-def _of_pipeline(name: str, data: Any, tf: Any) -> Generated:
+def _from_pipeline(name: str, data: Any, tf: Any) -> Generated:
     batches = int(data.cardinality())
     if batches == tf.data.INFINITE_CARDINALITY:
         raise DatasetError(f"{name} has no end", hint="end it with .take(batches), or leave out .repeat()")
@@ -224,7 +224,7 @@ def _of_pipeline(name: str, data: Any, tf: Any) -> Generated:
         reached = number + 1
         return batch_of(f"batch {number} of {name}", batch)
 
-    return _of_batches(name, batches, read, in_order=True)
+    return _from_batches(name, batches, read, in_order=True)
 
 
 def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], *, endless: bool = False) -> Generated:

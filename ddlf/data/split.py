@@ -155,7 +155,7 @@ def split(
             check_room(unfinished.folder, need)
 
             def read(first: int) -> Iterator[Rows]:
-                pieces = _of_the_source(source.rows(at_once, first), unfinished, placed=after is not None)
+                pieces = _pieces_of_source(source.rows(at_once, first), unfinished, placed=after is not None)
                 return _reported(pieces, source.samples, "reading", moved, first)
 
             if start == source.samples:
@@ -229,7 +229,7 @@ def _say_how(
         say("continues", f"{len(files):,} of {len(sizes):,} files are finished{dealt}")
 
 
-def _of_the_source(pieces: Iterator[Rows], unfinished: Unfinished, *, placed: bool) -> Iterator[Rows]:
+def _pieces_of_source(pieces: Iterator[Rows], unfinished: Unfinished, *, placed: bool) -> Iterator[Rows]:
     """Pass on the pieces of a source. If reading fails because the source is damaged, remove the unfinished work,
     because the repaired source will differ.
     """

@@ -85,7 +85,7 @@ def parts(error: DDLFError) -> tuple[str, str, str]:
         traceback, or the errors of several workers.
     """
     if error.others:
-        first, _, rows = _several([error, *error.others], error._of).partition("\n")
+        first, _, rows = _summary_of_failures([error, *error.others], error._of).partition("\n")
         return first, "", f"\n{rows}"
     return _where(error), error.hint, error._rest()
 
@@ -94,7 +94,7 @@ def _where(error: DDLFError) -> str:
     return f"{error.worker}: {error.message}" if error.worker else error.message
 
 
-def _several(errors: Sequence[Exception], workers: int) -> str:
+def _summary_of_failures(errors: Sequence[Exception], workers: int) -> str:
     """Return a text about the failures of several workers.
 
     It has each message once, with its workers, then each traceback once.

@@ -234,14 +234,14 @@ def _guesses(without: Vector, within: Vector, runs: int, delta: float) -> int:
         wrong += sqrt(wrong)  # chance must not decide whether the bound is large
         return _epsilon_of(round(right), round(right) + round(wrong), runs, delta)
 
-    def so_far(distance: float) -> float:
+    def proved(distance: float) -> float:
         hits = int(np.sum(within >= distance) + np.sum(without <= -distance))
         return _epsilon_of(hits, int(np.sum(far >= distance)), len(far), delta)
 
-    best = _best(so_far, far)
+    best = _best(proved, far)
     if spread > 0:
         normal = max((float(value) for value in spread * np.linspace(0, 5, 51)), key=expected)
-        if so_far(normal) > so_far(best) / 4:
+        if proved(normal) > proved(best) / 4:
             return max(1, round(sum(right_and_wrong(normal))))
     return max(1, round(int(np.sum(far >= best)) * runs / len(far)))
 
@@ -252,15 +252,15 @@ def _epsilon_of(right: int, guesses: int, runs: int, delta: float) -> float:
     tell_all = np.arange(int(stats.binom.isf(1e-9, runs, delta)) + 1)
     weights = stats.binom.pmf(tell_all, runs, delta)
 
-    def by_chance(epsilon: float) -> float:
+    def chance_of_hits(epsilon: float) -> float:
         return float(weights @ stats.binom.sf(right - tell_all - 1, guesses, 1 / (1 + exp(-epsilon)))) + 1e-9
 
     low, high = 0.0, 30.0
-    if by_chance(low) > 0.05:
+    if chance_of_hits(low) > 0.05:
         return 0.0
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (low, middle) if by_chance(middle) > 0.05 else (middle, high)
+        low, high = (low, middle) if chance_of_hits(middle) > 0.05 else (middle, high)
     return low
 
 

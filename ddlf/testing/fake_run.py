@@ -529,7 +529,7 @@ class Turns:
         self._done = dict.fromkeys(order, 0)
         self._waiting: dict[int, asyncio.Event] = {}
         for slot in order:
-            if slot not in self._going():
+            if slot not in self._active_slots():
                 paced = f" and {measured} rounds of all that are measured first" if measured else ""
                 raise ConfigError(
                     f"with max_staleness={bound}{paced} slot {slot} cannot be as far ahead as arrivals require"
@@ -547,10 +547,10 @@ class Turns:
         self._next()
 
     def _next(self) -> None:
-        if self._left and self._waiting.keys() == set(self._left) & self._going():
+        if self._left and self._waiting.keys() == set(self._left) & self._active_slots():
             self._waiting[self._left[0]].set()
 
-    def _going(self) -> set[int]:
+    def _active_slots(self) -> set[int]:
         """Return the slots that may still send updates, because they are not too far ahead of the others.
 
         No slot continues past the measured rounds before all slots have finished them.

@@ -2,7 +2,16 @@
 
 import pytest
 
-from ddlf.cli.findings import Problem, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
+from ddlf.cli.findings import (
+    Problem,
+    clock_problems,
+    joined,
+    machine_problems,
+    problem_of_error,
+    problem_of_pair,
+    speed_problems,
+    version_problems,
+)
 from ddlf.errors import AuthError, ConfigError
 from tests.cli.facts import card, machine, with_cards
 
@@ -14,15 +23,17 @@ def texts_of(findings):
 
 
 def test_healthy_machine_and_worker_have_no_findings():
-    assert list(of_machine(machine(), "here")) == []
+    assert list(machine_problems(machine(), "here")) == []
     assert (
         list(
-            of_versions(machine(), machine(python="3.11.9", packages={**machine()["packages"], "numpy": "2.9.0"}), "w")
+            version_problems(
+                machine(), machine(python="3.11.9", packages={**machine()["packages"], "numpy": "2.9.0"}), "w"
+            )
         )
         == []
     )
-    assert list(of_clock(1.5, "w")) == []
-    assert list(of_speeds({"a": (110.0, 500.0), "b": (112.0, 3000.0), "c": (800.0, 101.0)})) == []
+    assert list(clock_problems(1.5, "w")) == []
+    assert list(speed_problems({"a": (110.0, 500.0), "b": (112.0, 3000.0), "c": (800.0, 101.0)})) == []
 
 
 @pytest.mark.parametrize(
@@ -103,14 +114,14 @@ def test_healthy_machine_and_worker_have_no_findings():
     ],
 )
 def test_each_problem_of_a_machine_is_named_with_its_remedy(facts, sentence, do):
-    (finding,) = of_machine(machine(**facts), "here")
+    (finding,) = machine_problems(machine(**facts), "here")
     assert sentence in finding.what
     assert do in finding.do
     assert (finding.level, finding.where) == ("warning", ("here",))
 
 
 def test_unknown_memory_is_not_a_finding():
-    assert list(of_machine(machine(memory=None, memory_free=None), "here")) == []
+    assert list(machine_problems(machine(memory=None, memory_free=None), "here")) == []
 
 
 @pytest.mark.parametrize(
@@ -134,20 +145,20 @@ def test_unknown_memory_is_not_a_finding():
     ],
 )
 def test_each_version_mismatch_is_named_with_its_remedy(facts, level, sentence, do):
-    (finding,) = of_versions(machine(), machine(**facts), "worker 1")
+    (finding,) = version_problems(machine(), machine(**facts), "worker 1")
     assert sentence in finding.what
     assert do in finding.do
     assert finding.level == level
 
 
 def test_clock_finding_names_direction():
-    assert ["37 s ahead of" in text for text in texts_of(of_clock(37.2, "w"))] == [True]
-    assert ["3600 s behind" in text for text in texts_of(of_clock(-3600, "w"))] == [True]
+    assert ["37 s ahead of" in text for text in texts_of(clock_problems(37.2, "w"))] == [True]
+    assert ["3600 s behind" in text for text in texts_of(clock_problems(-3600, "w"))] == [True]
 
 
 def test_connection_is_slow_absolutely_or_relatively():
-    assert texts_of(of_speeds({"a": (11.8, 11.6), "b": (200.0, 300.0)})) == ["11.8 MB/s to it, 11.6 MB/s from it"]
-    slow = list(of_speeds({"a": (110.0, 111.0), "b": (112.0, 30.0), "c": (108.0, 112.0)}))
+    assert texts_of(speed_problems({"a": (11.8, 11.6), "b": (200.0, 300.0)})) == ["11.8 MB/s to it, 11.6 MB/s from it"]
+    slow = list(speed_problems({"a": (110.0, 111.0), "b": (112.0, 30.0), "c": (108.0, 112.0)}))
     assert [(finding.where, finding.what) for finding in slow] == [
         (("b",), "112.0 MB/s to it, 30.0 MB/s from it: 27% of the usual speed")
     ]
@@ -156,15 +167,15 @@ def test_connection_is_slow_absolutely_or_relatively():
 
 def test_problems_between_workers_are_joined_to_one_finding():
     pairs = [("worker 1", "worker 3", "refused"), ("worker 2", "worker 3", "refused")]
-    (finding,) = joined(of_pair(*pair) for pair in pairs)
+    (finding,) = joined(problem_of_pair(*pair) for pair in pairs)
     assert finding.where == ("worker 1", "worker 2")
     assert finding.what == "it cannot reach worker 3: refused"
     assert "--advertise" in finding.do
 
 
 def test_findings_are_joined_and_errors_come_first():
-    low = [finding for name in ("here", "worker 1") for finding in of_machine(machine(has_backend=False), name)]
-    refused = of_error(AuthError("it holds another token", hint="copy it"), "worker 2")
+    low = [finding for name in ("here", "worker 1") for finding in machine_problems(machine(has_backend=False), name)]
+    refused = problem_of_error(AuthError("it holds another token", hint="copy it"), "worker 2")
     merged = joined([*low, refused])
     assert merged[0] == Problem("error", ("worker 2",), "it holds another token", "copy it", 4)
     assert merged[1].where == ("here", "worker 1")
@@ -172,4 +183,4 @@ def test_findings_are_joined_and_errors_come_first():
 
 
 def test_every_error_finding_has_a_remedy():
-    assert of_error(ConfigError("cluster.yaml:3:1: unknown key"), "here").do
+    assert problem_of_error(ConfigError("cluster.yaml:3:1: unknown key"), "here").do

@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import pytest
 
-from ddlf.cli.findings import of_cards
+from ddlf.cli.findings import card_problems
 from ddlf.worker import cards as module
 from ddlf.worker.cards import facts_of_cards
 from ddlf.worker.lost_cards import forget_lost, remember_lost
@@ -15,7 +15,7 @@ FULL = dict(free=GIB // 4, processes=[1])
 
 
 def sentences(mask=None, backend="jax"):
-    return [f"{problem.what}; {problem.do}" for problem in of_cards(facts_of_cards(backend, mask), "here")]
+    return [f"{problem.what}; {problem.do}" for problem in card_problems(facts_of_cards(backend, mask), "here")]
 
 
 @pytest.mark.parametrize(

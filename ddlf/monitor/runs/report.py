@@ -50,7 +50,7 @@ def write(path: Path) -> Past:
     """
     past = read(path)
     (path / TABLES).mkdir(exist_ok=True)
-    tables = {"run": table.of_runs([past]), "workers": table.of_workers(past), "places": table.of_stays(past)}
+    tables = {"run": table.run_rows([past]), "workers": table.worker_rows(past), "places": table.stay_rows(past)}
     for name, rows in tables.items():
         folder.write_text(path / TABLES / f"{name}.csv", table.as_csv(rows))
         folder.write_text(path / TABLES / f"{name}.tex", table.as_latex(rows))
@@ -113,11 +113,11 @@ def record_of(past: Past) -> dict[str, Any]:
     """Return the facts about a run that only the report shows, not the dashboard, as JSON data."""
     status = past.status
     workers = [share for share in past.shares.values() if share.updates or share.lost]
-    portions, peers = table.of_portions(past.board.state), table.of_peers(past.board)
+    portions, peers = table.portion_rows(past.board.state), table.peer_rows(past.board)
     tables = [
-        ("Result", table.of_runs([past])),
-        *([("Workers", table.of_workers(past))] * bool(workers)),
-        *([("Places", table.of_stays(past))] * bool(past.stays)),
+        ("Result", table.run_rows([past])),
+        *([("Workers", table.worker_rows(past))] * bool(workers)),
+        *([("Places", table.stay_rows(past))] * bool(past.stays)),
         *([("Portions", portions)] * (len(portions) > 1)),
         *([("Peers", peers)] * (len(peers) > 1)),
     ]

@@ -24,7 +24,7 @@ TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciici
 NUMBER = re.compile(r"|NaN|-?inf|-?\d[\d.,:/]*(e[-+]?\d+)?( [kMGT]?B| s)?")
 
 
-def of_runs(pasts: Sequence[Past]) -> Rows:
+def run_rows(pasts: Sequence[Past]) -> Rows:
     """Return a table that compares runs, with a row for each quantity and a column for each run. Quantities that no run
     has are left out.
     """
@@ -121,7 +121,7 @@ def best_test(past: Past) -> float | None:
     return max(accuracies) if len(accuracies) > 1 else None
 
 
-def of_workers(past: Past) -> Rows:
+def worker_rows(past: Past) -> Rows:
     """Return a table with a row for each worker of a run, and its share of the work."""
     head = [
         "worker",
@@ -150,7 +150,7 @@ def of_workers(past: Past) -> Rows:
     return [head, *rows]
 
 
-def of_stays(past: Past) -> Rows:
+def stay_rows(past: Past) -> Rows:
     """Return a table with a row for each time that a worker was connected: where it was, and why it left."""
     head = ["worker", "host", "in its engine", "incarnation", "came", "left", "cause", "reason"]
     rows = [
@@ -169,7 +169,7 @@ def of_stays(past: Past) -> Rows:
     return [head, *rows]
 
 
-def of_places(state: State) -> Rows:
+def place_rows(state: State) -> Rows:
     """Return a table with a row for each worker of a run: with its present place and work."""
     rows = [
         [
@@ -194,7 +194,7 @@ def _doing(state: State, lane: WorkerLane) -> str:
     return f"{unit} {lane.slot}, round {lane.round}"
 
 
-def of_parts(state: State) -> Rows:
+def part_rows(state: State) -> Rows:
     """Return a table with a row for each part of a model that spans workers."""
     names = {lane.worker: lane.name for lane in state.lanes.values()}
     rows = [
@@ -210,7 +210,7 @@ def of_parts(state: State) -> Rows:
     return [["part", "layers", "worker", "memory", "idle"], *rows]
 
 
-def of_portions(state: State) -> Rows:
+def portion_rows(state: State) -> Rows:
     """Return a table with a row for each worker, and its work in all passes of L-BFGS."""
     rows = [
         [lane.name, f"{lane.portions.done:,}", f"{lane.portions.backup:,}", f"{lane.portions.dropped:,}"]
@@ -220,7 +220,7 @@ def of_portions(state: State) -> Rows:
     return [["worker", "portions", "backup", "dropped"], *rows]
 
 
-def of_peers(board: Board) -> Rows:
+def peer_rows(board: Board) -> Rows:
     """Return a table with a row for each peer with private data, and its work."""
     rows = []
     for number, lane in sorted(board.state.lanes.items()):

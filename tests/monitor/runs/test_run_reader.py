@@ -88,7 +88,7 @@ def test_places_of_workers_and_reasons_of_their_end_are_read(tmp_path):
     assert (first.host, first.engine, first.incarnation, first.came) == ("n1", "job 12_0", 1, BEGAN + 1)
     assert (first.left, first.cause, first.reason) == (BEGAN + 2, "node lost", "node n1 is down\nmore")
     assert (second.host, second.engine, second.left) == ("n2", "job 13_0", read(path).status.ended)
-    head, *rows = table.of_stays(read(path))
+    head, *rows = table.stay_rows(read(path))
     assert head == ["worker", "host", "in its engine", "incarnation", "came", "left", "cause", "reason"]
     assert [row[:4] + row[6:] for row in rows] == [
         ["worker 1", "n1", "job 12_0", "1", "node lost", "node n1 is down"],

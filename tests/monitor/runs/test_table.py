@@ -10,7 +10,7 @@ from tests.monitor.runs.made import BEGAN, events_of, run
 
 def test_a_run_is_a_column_of_its_results(tmp_path):
     events = [*events_of(4), (BEGAN + 9, e.Evaluated(metrics={"loss": 0.5, "accuracy": 0.875}))]
-    rows = table.of_runs([read(run(tmp_path, "a", events))])
+    rows = table.run_rows([read(run(tmp_path, "a", events))])
     results = dict(rows[1:])
     assert results["rounds"] == "4"
     assert results["seconds per round"] == "2"
@@ -24,7 +24,7 @@ def test_a_run_is_a_column_of_its_results(tmp_path):
 
 def test_runs_with_different_quantities_are_compared_in_one_table(tmp_path):
     pasts = [read(run(tmp_path, "a", events_of(4))), read(run(tmp_path, "b", events_of(0), "failed", "no"))]
-    rows = table.of_runs(pasts)
+    rows = table.run_rows(pasts)
     assert rows[0] == ["quantity", pasts[0].path.name, pasts[1].path.name]
     assert ["state", "finished", "failed"] in rows
     assert ["rounds", "4", ""] in rows
