@@ -412,7 +412,9 @@ class FakeWorker:
     async def evaluate(self, weights_ref: Any, part: str, *of_data: Any) -> dict[str, float] | None:
         """Return the mean of all values of the weights that the master names, as ``loss``."""
         weights = await (
-            self.end.marked(**weights_ref) if "moment" in weights_ref else self.replica._weights_of(weights_ref)
+            self.end.marked(weights_ref["moment"], weights_ref["others"])
+            if "moment" in weights_ref
+            else self.replica._weights_of(weights_ref)
         )
         return None if weights is None else {"loss": mean_of(weights)}
 

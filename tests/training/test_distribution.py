@@ -188,17 +188,17 @@ async def test_a_model_without_input_shape_is_built_in_its_strategy():
 
 
 async def test_a_built_model_of_a_strategy_is_not_built_by_another_batch():
-    made = Mirrored()
-    await made.load_dataset()
-    await made.create_model()
-    build = vars(ready_model(made))["_maybe_symbolic_build"]
+    mirrored = Mirrored()
+    await mirrored.load_dataset()
+    await mirrored.create_model()
+    build = vars(ready_model(mirrored))["_maybe_symbolic_build"]
 
     def batches():
-        yield None, None, iter([(made.x_test, made.y_test)])
+        yield None, None, iter([(mirrored.x_test, mirrored.y_test)])
         raise AssertionError("a second batch was read")
 
     build(batches())
-    assert made.model._compile_metrics.built
+    assert mirrored.model._compile_metrics.built
     build(iter([(None, None, None)]))
 
 
