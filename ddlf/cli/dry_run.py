@@ -111,10 +111,12 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
 
 def _wrong_card_problems(cluster: Cluster, answers: Sequence[Answer]) -> Iterator[Problem]:
     """Yield the problems of workers that were started with other cards than cluster.yaml says."""
+    from ddlf.cluster.cluster import check_cards
+
     for worker, answer in zip(cluster.workers, answers, strict=False):
         if answer.error is None:
             try:
-                cluster.check_cards(worker, answer.status)
+                check_cards(cluster, worker, answer.status)
             except ConfigError as error:
                 yield problem_of_error(error, answer.name)
 

@@ -818,26 +818,7 @@ class Cluster(Group):
             ConfigError: A worker was started with others.
         """
         for worker in self._members.present:
-            self.check_cards(worker, worker.facts)
-
-    def check_cards(self, worker: ProxyWorker, facts: Mapping[str, Any]) -> None:
-        """Compare the cards of a worker with cluster.yaml.
-
-        Args:
-            worker: The worker.
-            facts: Its facts, or its status.
-
-        Raises:
-            ConfigError: It was started with others.
-        """
-        wish = self._wishes.get((worker.host, worker.port), NO_WISH)
-        cards = facts.get("gpus", [])
-        if wish.differs(cards, facts.get("gpu_uuids", [])):
-            raise ConfigError(
-                f"{worker.name} computes on {', '.join(cards) or 'no card'}, and cluster.yaml says "
-                f"{' '.join(wish.arguments())}",
-                hint="end it, and start it with these options, or with ddlf up",
-            )
+            check_cards(self, worker, worker.facts)
 
     async def add(self, host: str, port: int = 9000) -> ProxyWorker:
         """Add a worker to the cluster. A training run gives it slots from its next round.
@@ -959,3 +940,24 @@ def default_cluster() -> Cluster:
     """
     path = find_config()
     return Cluster.from_config(path) if path is not None else Cluster.local()
+
+
+def check_cards(cluster: Cluster, worker: ProxyWorker, facts: Mapping[str, Any]) -> None:
+    """Compare the cards of a worker with cluster.yaml.
+
+    Args:
+        cluster: The cluster.
+        worker: Its worker.
+        facts: The worker's facts, or its status.
+
+    Raises:
+        ConfigError: It was started with others.
+    """
+    wish = cluster._wishes.get((worker.host, worker.port), NO_WISH)
+    cards = facts.get("gpus", [])
+    if wish.differs(cards, facts.get("gpu_uuids", [])):
+        raise ConfigError(
+            f"{worker.name} computes on {', '.join(cards) or 'no card'}, and cluster.yaml says "
+            f"{' '.join(wish.arguments())}",
+            hint="end it, and start it with these options, or with ddlf up",
+        )
