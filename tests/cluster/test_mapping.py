@@ -300,7 +300,7 @@ async def test_leaving_a_loop_over_results_ends_running_items(cluster):
 
 
 async def test_cancelling_a_map_ends_running_items(cluster):
-    task = asyncio.create_task(cluster.map(time.sleep, [PATIENCE_S] * 10)._all())
+    task = asyncio.create_task(cluster.map(time.sleep, [PATIENCE_S] * 10)._gather())
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

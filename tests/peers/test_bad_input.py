@@ -50,13 +50,13 @@ class Ticking(Running):
         for module in (server, turns):
             monkeypatch.setattr(module, "time", self.clock)
         monkeypatch.setattr(server, "TICK_S", 0.0)
-        due = self.server.ledger.due
+        due = self.server.ledger.due_entries
 
         def counted(now, heard_at):
             self.looks += 1
             return due(now, heard_at)
 
-        monkeypatch.setattr(self.server.ledger, "due", counted)
+        monkeypatch.setattr(self.server.ledger, "due_entries", counted)
 
     async def passes(self, seconds):
         """Move the clock in short steps, so that the server does not take the time for a pause of its machine."""

@@ -650,8 +650,8 @@ async def test_a_server_ends_with_a_full_disk_and_a_later_one_ends_the_training(
         running.task = asyncio.ensure_future(asyncio.sleep(0))  # the test has already checked its error
     async with Running(tmp_path, end=1.0 if how == "seconds" else 0.0) as again:
         if how == "seconds":  # the end waits for the peer, which has not reconnected yet
-            due, looks = again.server.ledger.due, []
-            again.server.ledger.due = lambda now, heard_at: looks.append(now) or due(now, heard_at)
+            due, looks = again.server.ledger.due_entries, []
+            again.server.ledger.due_entries = lambda now, heard_at: looks.append(now) or due(now, heard_at)
             await again.until(lambda: len(looks) == 2)
             peer.port = again.port
             again.peers = [peer]
