@@ -134,7 +134,7 @@ class DataSet(Mapping[str, Array]):
         }
         return Description(lines, facts)
 
-    def at(self, version: int) -> DataSet:
+    def in_version(self, version: int) -> DataSet:
         """Return the same samples in the files of another version; 0 means the version that was opened.
 
         Raises:
@@ -144,7 +144,7 @@ class DataSet(Mapping[str, Array]):
             manifest = self._location.manifest(version)
             if manifest.identity != self.manifest.identity:
                 raise DatasetError(f"{self} now contains another data set", hint="start a new run with it")
-            self._versions[version] = self._of(manifest)
+            self._versions[version] = self._with_manifest(manifest)
         return self._versions[version]
 
     def newer(self, version: int) -> DataSet | None:
@@ -159,9 +159,9 @@ class DataSet(Mapping[str, Array]):
         manifest = self._location.manifest()
         if manifest.version <= version or manifest.identity != self.manifest.identity:
             return None
-        return self._versions.setdefault(manifest.version, self._of(manifest))
+        return self._versions.setdefault(manifest.version, self._with_manifest(manifest))
 
-    def _of(self, manifest: Manifest) -> DataSet:
+    def _with_manifest(self, manifest: Manifest) -> DataSet:
         copied = copy(self)
         copied.manifest, copied._arrays, copied._available, copied._damaged = manifest, {}, (), {}
         return copied
@@ -176,7 +176,7 @@ class DataSet(Mapping[str, Array]):
         self._available = self._available or self._location.availability(self.manifest)
         return self._available
 
-    def beside(self, location: DataLocation) -> None:
+    def add_fallback(self, location: DataLocation) -> None:
         """Set a second location of the data set. This machine reads the files there that its own location lacks."""
         self._fallbacks[:] = [location]
 

@@ -163,7 +163,7 @@ def split(
             elif not shuffle:
                 rows = read(start)
             elif heaps is None:
-                rows = behind(start, buckets.shuffled(0, *buckets.read_all(read(0), kind)))
+                rows = without_first(start, buckets.shuffled(0, *buckets.read_all(read(0), kind)))
             else:
                 if heaps.samples < source.samples:
                     buckets.deal(read(heaps.samples), heaps)
@@ -386,7 +386,7 @@ class Buckets:
             end = begin + heaps.length(number)
             if end > start:
                 spilled = heaps.read(number)
-                yield from behind(start - begin, self.shuffled(number, spilled["row"], spilled["bucket"]))
+                yield from without_first(start - begin, self.shuffled(number, spilled["row"], spilled["bucket"]))
             begin = end
 
     def shuffled(self, heap: int, rows: Rows, buckets: Numbers) -> Iterator[Rows]:
@@ -419,7 +419,7 @@ class _Dealer:
         return numbers[:count]
 
 
-def behind(first: int, pieces: Iterable[Rows]) -> Iterator[Rows]:
+def without_first(first: int, pieces: Iterable[Rows]) -> Iterator[Rows]:
     """Yield pieces of samples without the first ``first`` samples, which an earlier call has already handled."""
     for rows in pieces:
         yield rows[max(first, 0) :]

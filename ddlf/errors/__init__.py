@@ -195,7 +195,7 @@ class WorkerLost(RequestFailed, ConnectionError):
     cause: str | None = None
     output_tail: str = ""
 
-    def _rest(self) -> str:
+    def _details(self) -> str:
         return f"\nits last output:\n{self.output_tail}" if self.output_tail else ""
 
 
@@ -223,7 +223,7 @@ class ExecutorCrashed(RequestFailed, RuntimeError):
     gave_up: bool = False
     begun: int = 2**64
 
-    def _rest(self) -> str:
+    def _details(self) -> str:
         return f"\nits last output:\n{self.stderr_tail}" if self.stderr_tail else ""
 
 

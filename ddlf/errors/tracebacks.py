@@ -53,7 +53,7 @@ class DDLFError(Exception):
         sentence, hint, details = parts(self)
         return (f"{sentence}; {hint}" if hint else sentence) + details
 
-    def _rest(self) -> str:
+    def _details(self) -> str:
         """Return the lines of the error's text below its sentence, beginning with a line break."""
         return ""
 
@@ -87,7 +87,7 @@ def parts(error: DDLFError) -> tuple[str, str, str]:
     if error.others:
         first, _, rows = _summary_of_failures([error, *error.others], error._of).partition("\n")
         return first, "", f"\n{rows}"
-    return _where(error), error.hint, error._rest()
+    return _where(error), error.hint, error._details()
 
 
 def _where(error: DDLFError) -> str:
@@ -122,7 +122,7 @@ def _sentence(error: Exception) -> str:
     if not isinstance(error, DDLFError):
         return f"{type(error).__name__}: {error}"
     where = _where(error)
-    details = "" if isinstance(error, RemoteError) else error._rest()  # its traceback comes below
+    details = "" if isinstance(error, RemoteError) else error._details()  # its traceback comes below
     return (f"{where}; {error.hint}" if error.hint else where) + details
 
 
@@ -197,7 +197,7 @@ class RemoteError(DDLFError):
         if isinstance(error, OSError):
             error.errno, error.strerror, error.filename = (self.attributes.get(name) for name in OS_ERROR)
 
-    def _rest(self) -> str:
+    def _details(self) -> str:
         return f"\n\n{self.remote_traceback.rstrip()}" if self.remote_traceback else ""
 
 

@@ -41,7 +41,7 @@ from ddlf.events.sinks import Events
 from ddlf.extras import provided, suffixes
 from ddlf.monitor.dashboard.server import Dashboard
 from ddlf.monitor.runs import folder as runs
-from ddlf.monitor.runs.background import Behind
+from ddlf.monitor.runs.background import BackgroundWriter
 from ddlf.peers.classes import classes_of, numbered
 from ddlf.peers.link import request
 from ddlf.peers.model import (
@@ -566,7 +566,7 @@ async def serve(
     name = runs.read_json(path / runs.STATE).get("app") or "peers"
     continues = has_begun(path)
     writer = PeersWriter(path, plan, name, continues=continues)
-    behind = Behind(writer.write, f"the run's folder {path}")
+    behind = BackgroundWriter(writer.write, f"the run's folder {path}")
     events = Events()
     events.subscribe(behind)
     server = PeerServer(
@@ -651,7 +651,7 @@ async def serve(
     return server.ledger.over
 
 
-def _write_end(behind: Behind, writer: PeersWriter, failure: BaseException | None = None) -> None:
+def _write_end(behind: BackgroundWriter, writer: PeersWriter, failure: BaseException | None = None) -> None:
     """Write the last events and how the run has ended, as far as the disk takes them."""
     behind.close(END_S)
     how, reason = writer.ended or ("stopped", "")

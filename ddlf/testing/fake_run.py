@@ -141,7 +141,7 @@ def model_of(app: FakeRun) -> NumpyModel:
         app.learning_rate,
         app.norms,
         app.samples,
-        None if data is None else lambda version: data.at(version).manifest.sizes,
+        None if data is None else lambda version: data.in_version(version).manifest.sizes,
     )
     if role_of(app).MODEL is GradientModel:
         model.gradient = model.gradient_of
@@ -180,7 +180,7 @@ class MadeUp:
         """Add a next version of the data set, with the same samples in files of other sizes."""
         self._versions.append(MadeUp(sizes, len(self._versions) + 1))
 
-    def at(self, version: int) -> MadeUp:
+    def in_version(self, version: int) -> MadeUp:
         """Return the data set in another version; 0 means this one."""
         return self._versions[version - 1] if version else self
 

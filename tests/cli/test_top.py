@@ -27,7 +27,7 @@ def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=(), app="M
             board.tell(event, at)
     for event in more:
         board.tell(event, 3.0)
-    take(view, board.since(Received(), 4.0) | {"now": 4.0, "held_s": 0.0, "over": False})
+    take(view, board.news(Received(), 4.0) | {"now": 4.0, "held_s": 0.0, "over": False})
     text = io.StringIO()
     Console(file=text, width=columns, highlight=False).print(draw(view, columns, rows))
     return text.getvalue().splitlines()

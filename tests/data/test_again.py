@@ -63,14 +63,14 @@ def test_open_data_set_finds_newer_and_older_version(location):
     assert early.newer(1) is None
     repartition(location, PartitionedSource(location), sizes_of(600, 1, files=5))
     late, newer = DataSet(str(location)), early.newer(1)
-    assert early.at(2) is newer
+    assert early.in_version(2) is newer
     assert newer.manifest == late.manifest
-    assert late.at(1).manifest == early.manifest == early.at(0).manifest
+    assert late.in_version(1).manifest == early.manifest == early.in_version(0).manifest
     assert late.manifest.identity == early.manifest.identity == early.manifest.content != late.manifest.content
-    assert np.array_equal(late.at(1).load(2)["x"], newer["x"][400:])
+    assert np.array_equal(late.in_version(1).load(2)["x"], newer["x"][400:])
     repartition(location, PartitionedSource(location), sizes_of(600, 1, files=7))
     with pytest.raises(DatasetError, match=r"version 1 of the data set in .* no longer exists"):
-        DataSet(str(location)).at(1)
+        DataSet(str(location)).in_version(1)
     location.retire(late.manifest)
     with pytest.raises(DatasetError, match="version 2"):
         location.manifest(2)
@@ -87,7 +87,7 @@ def test_another_data_set_is_not_a_newer_version(tmp_path):
     repartition(Folder(folder), PartitionedSource(Folder(folder)), [200] * 3)
     assert run.newer(1) is None
     with pytest.raises(DatasetError, match="now contains another data set"):
-        run.at(2)
+        run.in_version(2)
 
 
 def test_repartition_refuses_equal_sizes_and_second_writer(location):

@@ -65,7 +65,7 @@ def test_the_board_shows_how_much_of_an_end_in_seconds_has_passed():
             board.tell(e.PeerArrived(peer=1, name="", samples=10), now)
             now += 40.0 - passed_s
             board.tell(e.PeerLeft(peer=1, name="", why="it said goodbye"), now)
-            run = board.since(Received(), now)["run"]
+            run = board.news(Received(), now)["run"]
             assert (run["has_end"], run["done"], run["left_s"]) == (has_end, done, left_s)
 
 
@@ -88,7 +88,7 @@ def test_the_board_shows_peers_with_their_rates_and_the_averages(reported):
     board = Board()
     for event in reported.events:
         board.tell(event, 1.0)
-    message = board.since(Received(), 2.0)
+    message = board.news(Received(), 2.0)
     shown = {lane["name"]: (lane["state"], lane["rate"], lane["updates"], lane["is_peer"]) for lane in message["lanes"]}
     assert message["run"]["mode"] == "peers in swaps, sets as bfloat16"
     assert shown == {"clinic": ("busy", 200.0, 2, True), "peer 2": ("lost", 100.0, 1, True)}

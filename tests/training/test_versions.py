@@ -139,7 +139,7 @@ def test_ranges_of_two_versions_do_not_make_an_epoch():
     first = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=0, stop=5, version=1)
     second = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=5, stop=10, version=2)
     ledger = FileLedger(10)
-    ledger.at = data.at
+    ledger.at = data.in_version
     ledger.add(first, 1)
     ledger.add(second, 1)
     assert not ledger.is_exact(1)

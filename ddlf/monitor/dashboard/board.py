@@ -61,7 +61,7 @@ class Tail:
         self._entries.append(entry)
         self.count += 1
 
-    def since(self, received: int) -> list[Any]:
+    def entries_after(self, received: int) -> list[Any]:
         """Return the entries after the first ``received`` ones, as far as they are still kept."""
         new = min(self.count - received, len(self._entries))
         return list(self._entries)[len(self._entries) - new :]
@@ -262,7 +262,7 @@ class Board:
 
     # -- output -------------------------------------------------------------------------------------------------------
 
-    def since(self, received: Received, now: float) -> dict[str, Any]:
+    def news(self, received: Received, now: float) -> dict[str, Any]:
         """Return the facts that a viewer has not received yet, as JSON data, possibly empty. Update ``received``.
 
         ``"from"`` is the number of earlier points of the curves that stay valid. ``"more"`` says whether earlier spans
@@ -278,18 +278,18 @@ class Board:
             received.run = self._changes
             if received.thinned != self.series.thinned:
                 received.thinned, received.points = self.series.thinned, 0
-            x, columns = self.series.since(received.points)
+            x, columns = self.series.points_after(received.points)
             message["run"] = self._run(now)
             message["lanes"] = [self._lane(lane) for _, lane in sorted(self.state.lanes.items())]
             message["series"] = {"from": received.points, "x": x, "columns": columns}
             message["peers"] = self._peers(received)
-            message["spans"] = {"more": received.spans > 0, "new": self.spans.since(received.spans)}
+            message["spans"] = {"more": received.spans > 0, "new": self.spans.entries_after(received.spans)}
             received.points, received.spans = len(self.series), self.spans.count
         if received.workers != self._answers:
             received.workers = self._answers
             message["workers"] = self.workers
         if received.lines != self.log.count:
-            message["log"] = {"more": received.lines > 0, "new": self.log.since(received.lines)}
+            message["log"] = {"more": received.lines > 0, "new": self.log.entries_after(received.lines)}
             received.lines = self.log.count
         return message
 
@@ -300,7 +300,7 @@ class Board:
             return None
         if received.peers_thinned != peers.series.thinned:
             received.peers_thinned, received.peers_points = peers.series.thinned, 0
-        begin, (x, columns) = received.peers_points, peers.series.since(received.peers_points)
+        begin, (x, columns) = received.peers_points, peers.series.points_after(received.peers_points)
         received.peers_points = len(peers.series)
         return {"from": begin, "x": x, "columns": columns, "names": peers.names, "count": peers.count}
 

@@ -46,7 +46,7 @@ class Series:
         if len(self._x) == self._most:
             self._thin()
 
-    def since(self, received: int) -> tuple[list[float], dict[str, Column]]:
+    def points_after(self, received: int) -> tuple[list[float], dict[str, Column]]:
         """Return the points of the curves after the first ``received`` ones: the values of x, and for each curve equally
         many values, None where it has no value.
         """

@@ -335,7 +335,7 @@ class Dashboard:
             while not listening.done():
                 over = "over" in self._board.about
                 now = time.time()
-                message = self._board.since(received, now)
+                message = self._board.news(received, now)
                 if message or over or now - told_at >= LOOK_S:
                     told_at = now
                     message |= {"now": now, "held_s": self._held_s, "over": over}

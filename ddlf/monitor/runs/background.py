@@ -27,7 +27,7 @@ def reason(error: Exception) -> str:
     return f"{error.strerror}, {error.filename}" if error.filename else error.strerror
 
 
-class Behind:
+class BackgroundWriter:
     """Passes all events in order to a function, in batches, on its own thread.
 
     Attributes:

@@ -26,7 +26,7 @@ from ddlf.events.record import RoundRecord, row
 from ddlf.events.sinks import to_json
 from ddlf.monitor.card_use import CardUse
 from ddlf.monitor.runs import folder, summary
-from ddlf.monitor.runs.background import Behind, Timed, log, reason
+from ddlf.monitor.runs.background import BackgroundWriter, Timed, log, reason
 from ddlf.monitor.runs.logs import OF_USER_CODE, OF_WORKER, STAMP
 from ddlf.monitor.runs.trackers import WRITERS, check_installed
 from ddlf.settings.declared import declared, declared_with
@@ -312,8 +312,10 @@ class Recording:
         declared = declared_with(app.mode, app.exchange)
         settings = {name: getattr(app, name, setting.default) for name, setting in declared.items()}
         self._trackers = {name: WRITERS[name][0](path, settings) for name in trackers}
-        self._folder = Behind(self._writer.write, f"the run's folder {path}")
-        self._behind = {name: Behind(tracker.write, f"the data for {name}") for name, tracker in self._trackers.items()}
+        self._folder = BackgroundWriter(self._writer.write, f"the run's folder {path}")
+        self._behind = {
+            name: BackgroundWriter(tracker.write, f"the data for {name}") for name, tracker in self._trackers.items()
+        }
         self._take_off: list[Callable[[], None]] = [
             app.subscribe(sink) for sink in (self._folder, *self._behind.values())
         ]

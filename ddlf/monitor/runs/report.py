@@ -98,7 +98,7 @@ def state_of(past: Past) -> dict[str, Any]:
         if lane := board.state.lanes.get(share.worker):
             lane.name = share.name
     now = time.time() if status.state == "running" else status.began + past.seconds
-    state = {**board.since(Received(), now), "now": now, "held_s": 0, "over": True, "record": record_of(past)}
+    state = {**board.news(Received(), now), "now": now, "held_s": 0, "over": True, "record": record_of(past)}
     if series := state.get("series"):
         x, columns = thinned(series["x"], series["columns"])
         rounded = {

@@ -217,7 +217,7 @@ async def begin(
         )
         progress.plan(epochs, worker_epochs, more=False, **length)
     if data is not None:
-        progress.ledger.sizes, progress.ledger.at = data.manifest.sizes, data.at
+        progress.ledger.sizes, progress.ledger.at = data.manifest.sizes, data.in_version
         progress.ledger.inexact = data.inexact
     fewest = min(map(progress.tasks_in, range(progress.reached, len(progress.epochs))), default=0)
     check_slots(spec, len(progress.states), fewest)

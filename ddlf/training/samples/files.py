@@ -70,7 +70,7 @@ def left_out(
     """
     assert isinstance(reply.task.indices, Portion)  # the reply was checked when it was decoded
     version = reply.task.indices.version
-    files = data.at(version).manifest.files
+    files = data.in_version(version).manifest.files
     for number, _ in reply.skipped:
         if (version, number) not in warned:
             warned.add((version, number))

@@ -250,7 +250,7 @@ class FileFeed:
         before, self.error = self._last, None
         self._put_away()
         assert self._order is not None
-        data = self.data.at(self._order.version)
+        data = self.data.in_version(self._order.version)
         bad = self._bad(data, self._order) if self._skips else {}
         self._stream = self._last = SampleStream(data, self._order, self.batch_size, self._memory, before, bad)
         self.skipped, self._samples = self._stream.left_out, self._stream.samples

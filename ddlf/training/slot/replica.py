@@ -156,7 +156,7 @@ class Replica:
         self._worker.tell(what="loading")
         data: dict[str, Any] = await compute(self.load_data, fingerprints or {}, array_cache)
         if data["here"] is not None and (data_set := data_set_of(self.app, "train")) is not None:
-            data_set.beside(
+            data_set.add_fallback(
                 RemoteFolder(str(data_set), store=PeerFiles(data_set, self._worker, asyncio.get_running_loop()))
             )
         self._worker.tell(what="building")

@@ -27,9 +27,9 @@ def test_a_curve_has_every_round_until_it_is_thinned():
     series = Series(most=8)
     for x in range(1, 8):
         series.add(x, {"loss": float(x)})
-    assert series.since(0) == ([1, 2, 3, 4, 5, 6, 7], {"loss": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]})
+    assert series.points_after(0) == ([1, 2, 3, 4, 5, 6, 7], {"loss": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]})
     series.add(8, {"loss": 8.0})
-    assert series.since(0) == ([2, 4, 6, 8], {"loss": [1.5, 3.5, 5.5, 7.5]})
+    assert series.points_after(0) == ([2, 4, 6, 8], {"loss": [1.5, 3.5, 5.5, 7.5]})
     assert (len(series), series.thinned) == (4, 1)
 
 
@@ -37,7 +37,7 @@ def test_the_newest_point_of_a_thinned_curve_is_the_mean_of_its_rounds_so_far():
     series = Series(most=4)
     for x in range(1, 8):
         series.add(x, {"loss": float(x)})
-    x, columns = series.since(0)
+    x, columns = series.points_after(0)
     assert x[-1] == 7
     assert columns["loss"][-1] == 7.0  # the first of the two rounds of this point
     assert len(x) == len(columns["loss"])
@@ -49,7 +49,7 @@ def test_curves_that_begin_late_or_have_gaps_have_the_length_of_all_curves():
         series.add(
             x, {"loss": 1.0 / x, **({"test_loss": 2.0} if x % 10 == 0 else {}), **({"late": 1.0} if x > 20 else {})}
         )
-        points, columns = series.since(0)
+        points, columns = series.points_after(0)
         assert {len(points)} == {len(column) for column in columns.values()}
     assert set(filter(None, columns["test_loss"])) == {2.0}
 
@@ -58,12 +58,12 @@ def test_values_that_are_not_finite_are_gaps():
     series = Series()
     series.add(1, {"loss": float("nan"), "accuracy": float("inf")})
     series.add(2, {"loss": 0.5})
-    assert series.since(0) == ([1, 2], {"loss": [None, 0.5]})
+    assert series.points_after(0) == ([1, 2], {"loss": [None, 0.5]})
 
 
 def test_ten_thousand_rounds_need_no_more_memory_than_a_thousand():
     board = trained(10_000, workers=2)
-    message = board.since(Received(), 0.0)
+    message = board.news(Received(), 0.0)
     assert MOST_POINTS / 2 <= len(message["series"]["x"]) <= MOST_POINTS
     assert message["series"]["x"][-1] == 10_000
     assert len(message["spans"]["new"]) == MOST_SPANS
@@ -80,7 +80,7 @@ def test_a_viewer_receives_everything_once_at_any_times():
         board.tell(event, at)
         if index % 37 and index != len(events) - 1:
             continue
-        message = board.since(position, at)
+        message = board.news(position, at)
         start = message["series"]["from"]
         x = [*x[:start], *message["series"]["x"]]
         columns = {
@@ -88,10 +88,10 @@ def test_a_viewer_receives_everything_once_at_any_times():
             for name, values in message["series"]["columns"].items()
         }
         spans += message["spans"]["new"]
-    assert (x, columns) == board.series.since(0)
+    assert (x, columns) == board.series.points_after(0)
     assert spans[-1][2] == 2500
     assert len(spans) == 2 * 2500
-    assert "series" not in board.since(position, 0.0)
+    assert "series" not in board.news(position, 0.0)
 
 
 def test_messages_are_plain_json_although_a_loss_is_not_finite():
@@ -105,16 +105,16 @@ def test_messages_are_plain_json_although_a_loss_is_not_finite():
         | {"metrics": {"loss": float("nan")}}
     )
     board.tell(e.Committed(record=worse), at)
-    message = json.loads(json.dumps(board.since(Received(), at), allow_nan=False))
+    message = json.loads(json.dumps(board.news(Received(), at), allow_nan=False))
     assert message["run"]["metrics"]["loss"] is None
 
 
 def test_a_second_run_clears_the_curves_of_viewers():
     board, position = trained(5), Received()
-    board.since(position, 0.0)
+    board.news(position, 0.0)
     for at, event in beginning(rounds=3, at=100.0):
         board.tell(event, at)
-    message = board.since(position, 101.0)
+    message = board.news(position, 101.0)
     assert message["run"]["number"] == 2
     assert message["series"] == {"from": 0, "x": [], "columns": {}}
     assert message["spans"] == {"more": False, "new": []}
@@ -124,7 +124,7 @@ def test_a_second_run_clears_the_curves_of_viewers():
 def test_lines_of_workers_have_their_names_and_dropped_lines_are_reported(dropped):
     board = Board()
     board.tell(e.WorkerWrote(worker=2, name="pc02", stream="stderr", lines=("one", "two"), dropped=dropped), 7.0)
-    lines = board.since(Received(), 7.0)["log"]["new"]
+    lines = board.news(Received(), 7.0)["log"]["new"]
     assert lines[-2:] == [[7.0, "stderr", "pc02", "one"], [7.0, "stderr", "pc02", "two"]]
     assert ["12 lines were dropped here" in line[3] for line in lines[:-2]] == [True] * bool(dropped)
 
@@ -133,15 +133,15 @@ def test_the_log_keeps_the_last_lines_only():
     board, position = Board(), Received()
     for number in range(3 * MOST_LINES):
         board.tell(e.WorkerWrote(worker=1, name="w", stream="stdout", lines=(f"line {number}",)), 0.0)
-    lines = board.since(position, 0.0)["log"]["new"]
+    lines = board.news(position, 0.0)["log"]["new"]
     assert [line[3] for line in lines] == [f"line {number}" for number in range(2 * MOST_LINES, 3 * MOST_LINES)]
-    assert "log" not in board.since(position, 0.0)
+    assert "log" not in board.news(position, 0.0)
 
 
 def test_each_worker_has_its_updates_and_its_number_of_losses():
     board = trained(3, workers=2)
     board.tell(e.WorkerLost(round=3, worker=2, slot=2, why="the connection ended"), 9.0)
-    first, second = board.since(Received(), 9.0)["lanes"]
+    first, second = board.news(Received(), 9.0)["lanes"]
     assert (first["updates"], first["trained"], first["lost"], first["state"]) == (3, 90_000, 0, "idle")
     assert (second["state"], second["why"], second["lost"]) == ("lost", "the connection ended", 1)
 
@@ -149,7 +149,7 @@ def test_each_worker_has_its_updates_and_its_number_of_losses():
 def test_colours_and_control_codes_are_not_in_the_log():
     board = Board()
     board.tell(e.WorkerWrote(worker=1, name="pc01", stream="stdout", lines=("\x1b[31mred\x1b[0m \x1b[2J", "b\ra")), 1.0)
-    assert [text for *_, text in board.log.since(0)] == ["red \\x1b[2J", "b\\ra"]
+    assert [text for *_, text in board.log.entries_after(0)] == ["red \\x1b[2J", "b\\ra"]
 
 
 def test_the_reason_of_an_unreachable_worker_does_not_repeat_its_address():
@@ -159,7 +159,7 @@ def test_the_reason_of_an_unreachable_worker_does_not_repeat_its_address():
     refused = "10.0.0.11:9000: connection refused, nothing listens there"
     board.tell(e.WorkerLost(round=1, worker=1, why="cut"), 3.0)
     board.tell(e.WorkerNotReached(worker=1, name="pc01", tries=2, why=refused), 4.0)
-    (lane,) = board.since(Received(), 5.0)["lanes"]
+    (lane,) = board.news(Received(), 5.0)["lanes"]
     assert (lane["state"], lane["why"]) == ("lost", "connection refused, nothing listens there (2 tries)")
 
 
@@ -167,7 +167,7 @@ def shown(events):
     board = Board()
     for at, event in events:
         board.tell(event, at)
-    message = json.loads(json.dumps(board.since(Received(), 100.0), allow_nan=False))
+    message = json.loads(json.dumps(board.news(Received(), 100.0), allow_nan=False))
     return message["run"], {lane["worker"]: lane for lane in message["lanes"]}, message["spans"]["new"]
 
 
@@ -213,7 +213,7 @@ def test_the_next_run_has_no_parts_and_portions_of_the_last_run():
 
 
 def curves_of(board, position=None):
-    return json.loads(json.dumps(board.since(position or Received(), 100.0), allow_nan=False))["peers"]
+    return json.loads(json.dumps(board.news(position or Received(), 100.0), allow_nan=False))["peers"]
 
 
 def test_each_peer_has_curves_with_gaps_while_it_is_away():
@@ -242,13 +242,13 @@ def test_curves_of_many_peers_for_a_day_are_bounded_and_complete_for_each_viewer
     for at, event in with_peers(220, 280):
         board.tell(event, at)
         if isinstance(event, e.Committed) and event.record.round % 37 == 0:
-            new = board.since(position, at)["peers"]
+            new = board.news(position, at)["peers"]
             begin = new["from"]
             x = [*x[:begin], *new["x"]]
             columns = {
                 name: [*columns.get(name, [None] * begin)[:begin], *values] for name, values in new["columns"].items()
             }
-    new = board.since(position, at)["peers"]
+    new = board.news(position, at)["peers"]
     curves = curves_of(board)
     assert [*x[: new["from"]], *new["x"]] == curves["x"]
     assert {
