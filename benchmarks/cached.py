@@ -63,7 +63,7 @@ class Oldest(Cache):
 
     def path(self, *args: Any, **more: Any) -> Path | None:
         """See ``Cache``."""
-        return super().path(*args, **more | {"beside": ()})
+        return super().path(*args, **more | {"protected": ()})
 
 
 def read(url: str, case: str, folder: Path, part: float, epochs: int) -> tuple[float, float, int, int]:

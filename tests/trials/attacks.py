@@ -187,18 +187,18 @@ class Table:
         """Judge a post like the server, and return the answers with their sets."""
         learner.number += 1
         if self.ledger.out_s(peer, self.now):
-            judgement = Finding(why="out")
+            judgement = Finding(reason="out")
         else:
             sketch = self._sketcher.sketch(self.layout.encode(weights))
             judgement = self.check.judge(peer, sketch, updates, learner.contains, learner.base)
-        if judgement.why:
-            self.rejected.setdefault(peer, []).append(judgement.why)
+        if judgement.reason:
+            self.rejected.setdefault(peer, []).append(judgement.reason)
             entry: Entry = Rejected(
                 at=self.now,
                 peer=peer,
                 number=learner.number,
                 contains=learner.contains,
-                why=judgement.why,
+                why=judgement.reason,
                 strike=judgement.strike,
             )
         else:
