@@ -149,7 +149,9 @@ def parts_of(samples: int, seed: int, owners: Owners | None, data: Any, shuffle:
         data: The data set of partition files; None for arrays.
         shuffle: The shuffle rule for rows of files, as text.
     """
-    return Parts(samples, seed, owners) if data is None else FileParts(data.manifest.sizes, seed, shuffle, data.in_version)
+    return (
+        Parts(samples, seed, owners) if data is None else FileParts(data.manifest.sizes, seed, shuffle, data.in_version)
+    )
 
 
 def owners_of(app: App, rule: Partition, samples: int, slots: int, seed: int) -> Owners | None:
