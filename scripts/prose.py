@@ -38,10 +38,26 @@ NO_NAMES = {
 }
 """Words that do not say what a variable, parameter, attribute, function or class is."""
 FIXED_NAMES = {
-    **dict.fromkeys(("place", "places"), ("ddlf/cluster/", "ddlf/rpc/join.py", "ddlf/worker/joining.py", "tests/")),
+    # A place, where a launcher starts a worker, is a word of the glossary. Users name data sets by ``place``.
+    "place": ("ddlf/cluster/", "ddlf/data/__init__.py", "ddlf/events/", "ddlf/rpc/join.py", "ddlf/worker/", "tests/"),
+    "places": ("ddlf/cluster/", "ddlf/peers/ledger.py", "ddlf/testing/", "tests/"),
+    # Fields of events, errors, journals and results, and the tools for tests of users.
+    "asked": ("ddlf/peers/ledger.py", "ddlf/testing/"),
+    "others": ("ddlf/errors/", "ddlf/testing/", "tests/training/"),
+    "told": ("ddlf/testing/",),
+    "what": ("ddlf/cli/findings.py", "ddlf/events/"),
     "why": ("ddlf/events/", "ddlf/monitor/runs/folder.py", "ddlf/peers/"),
+    # Methods that a user or another process calls by name, and fields of messages.
+    "apart": ("ddlf/training/slot/task.py",),
+    "each": ("ddlf/cluster/cluster.py",),
+    "given": ("ddlf/training/exchanges/sharded/means.py",),
+    "here": ("ddlf/training/strategies/",),
+    "kept": ("ddlf/testing/", "ddlf/training/exchanges/sharded/"),
+    "own": ("ddlf/training/strategies/",),
+    "wanted": ("ddlf/training/slot/task.py",),
+    "who": ("benchmarks/private_accuracy.py", "ddlf/worker/daemon.py"),
 }
-"""Names of ``NO_NAMES`` that some files use, because the glossary, an event or a message defines them."""
+"""Files that use names of ``NO_NAMES``, because the glossary, an event, a message or the public interface defines them."""
 
 START = r"(?:^|(?<=[.!?:;] ))"
 
