@@ -25,7 +25,7 @@ COMMAND = "keras tensorflow pyarrow pydantic yaml cloudpickle asyncio ddlf.event
         ("import ddlf.rpc.tokens", "numpy pydantic yaml platformdirs asyncio"),
         ("import ddlf.worker.daemon, ddlf.rpc.dial", "cryptography"),
         ("import ddlf.cli.worker, ddlf.worker.daemon, ddlf.rpc.tokens", f"{ARRAYS} cloudpickle pydantic yaml"),
-        ("from ddlf.worker.machine import about\nabout()", ARRAYS),
+        ("from ddlf.worker.machine import machine_facts\nmachine_facts()", ARRAYS),
         ("import ddlf.cluster.config.addresses", "ddlf.cluster.config.cluster_file pydantic yaml"),
         ("import ddlf.cli.run, ddlf.monitor.ui\nwith ddlf.monitor.ui.opened('plain'): pass", "rich"),
         ("import ddlf\nddlf.load_notation('apps/models/digits.nnm')", "keras tensorflow pydantic"),

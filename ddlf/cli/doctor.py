@@ -42,7 +42,7 @@ from ddlf.errors import ConfigError, ConnectError, DDLFError, LeaseError, Protoc
 from ddlf.rpc.tokens import find_tokens
 from ddlf.worker.card_check import Checked, check_card
 from ddlf.worker.lost_cards import forget_lost
-from ddlf.worker.machine import TENSORFLOWS, about
+from ddlf.worker.machine import TENSORFLOWS, machine_facts
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
@@ -74,7 +74,7 @@ class Answer:
         name: Name of the worker, for people.
         error: The error of the questions to this worker; None if it has answered.
         status: The worker's answer for ``ddlf status``.
-        machine: Facts about the worker's machine, from ``ddlf.worker.machine.about``.
+        machine: Facts about the worker's machine, from ``ddlf.worker.machine.machine_facts``.
         round_trip_s: Fastest round trip of some small questions, in seconds.
         clock_s: Seconds by which the worker's clock is ahead of this machine's clock.
         there_mbs: Speed to the worker, in MB/s; None if it was not measured.
@@ -96,7 +96,7 @@ class Diagnosis:
     """The facts about this machine and a cluster, and the findings.
 
     Args:
-        machine: Facts about this machine, from ``ddlf.worker.machine.about``.
+        machine: Facts about this machine, from ``ddlf.worker.machine.machine_facts``.
         token: Location and fingerprint of the token; empty without a token.
         cluster: Description of the examined cluster; empty without one.
         launcher: Name of the launcher that starts workers for each run; empty if workers run permanently.
@@ -150,7 +150,7 @@ async def doctor(options: argparse.Namespace) -> int:
 
 async def examine(options: argparse.Namespace, say: Callable[[str], None] = lambda line: None) -> Diagnosis:
     """Examine this machine and the workers, and report each fact as soon as it is known."""
-    this_machine = about([Path.cwd(), Path(tempfile.gettempdir())])
+    this_machine = machine_facts([Path.cwd(), Path(tempfile.gettempdir())])
     report = Diagnosis(this_machine)
     say(f"here      {versions(this_machine)}\n          {size(this_machine)}")
     findings = [*machine_problems(this_machine, HERE), *await _examine_cards(report, say)]

@@ -30,7 +30,7 @@ from ddlf.training.refusals import privacy_choice
 from ddlf.training.registry import spec_of
 from ddlf.training.strategy import parts_of
 from ddlf.worker.assignment import CardWish, cards_for, unused_cards
-from ddlf.worker.machine import about
+from ddlf.worker.machine import machine_facts
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
@@ -48,7 +48,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     text = getattr(target, "notation", None) if getattr(target, "takes_data", False) else None
     file = text.file if text else inspect.getfile(type(target) if isinstance(target, IApp) else target)
     needs = needs_of(target)
-    this_machine = about(needs=needs)
+    this_machine = machine_facts(needs=needs)
     app = target if isinstance(target, IApp) else None
     print(f"cluster   {described}")
     answers: list[Answer] = []

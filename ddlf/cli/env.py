@@ -22,7 +22,7 @@ from ddlf.cli.target import find_target, prepare_app
 from ddlf.cluster.config.addresses import find_config
 from ddlf.errors import ConfigError, DDLFError
 from ddlf.rpc import tokens
-from ddlf.worker.machine import PACKAGES, about, packages
+from ddlf.worker.machine import PACKAGES, machine_facts, packages
 
 PREFIXES = (
     *("DDLF_", "KERAS_", "XLA_", "JAX_", "OMP_", "PYTHON", "XDG_", "CUDA_VISIBLE_DEVICES", "TMPDIR"),
@@ -62,7 +62,7 @@ def env(options: argparse.Namespace) -> int:
 def _facts(options: argparse.Namespace) -> dict[str, Any]:
     # This comes first, because the search for a token removes it from the environment.
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)}
-    machine = about([Path.cwd()])
+    machine = machine_facts([Path.cwd()])
     requirements = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("ddlf") or []]
     versions = packages(sorted({*PACKAGES, *requirements}))
     return {

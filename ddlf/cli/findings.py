@@ -71,7 +71,7 @@ def machine_problems(facts: dict[str, Any], where: str) -> Iterator[Problem]:
     """Yield the problems that the facts about one machine show.
 
     Args:
-        facts: The result of ``ddlf.worker.machine.about``.
+        facts: The result of ``ddlf.worker.machine.machine_facts``.
         where: Name of the machine, for people.
     """
 

@@ -277,13 +277,13 @@ def list_peers(options: argparse.Namespace) -> int:
     """Run ``ddlf peers list``: print the peers and the sets of a server."""
     from ddlf.events.record import size
     from ddlf.peers import training_folders
-    from ddlf.peers.serving import ask, running
+    from ddlf.peers.serving import ask, running_servers
 
     trainings = training_folders.folders() if options.port is None else []
     for path in trainings:
         run = training_folders.run_of(path)
         print(f"training  {path}  {'new' if run is None else run.name}")
-    if trainings and not running():
+    if trainings and not running_servers():
         return 0
     facts = _server(options)
     training = ask(facts, "list")
@@ -404,11 +404,11 @@ def _locked(path: Path) -> Iterator[None]:
     Raises:
         ConfigError: It is being trained.
     """
-    from ddlf.peers.serving import running
+    from ddlf.peers.serving import running_servers
 
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        served = [Path(facts["folder"]).resolve() for facts in running()]
+        served = [Path(facts["folder"]).resolve() for facts in running_servers()]
         is_free = not any(path.resolve() in (folder_served, *folder_served.parents) for folder_served in served)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -422,9 +422,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _server(options: argparse.Namespace) -> dict[str, Any]:
-    from ddlf.peers.serving import running
+    from ddlf.peers.serving import running_servers
 
-    servers = [facts for facts in running() if options.port is None or facts["port"] == options.port]
+    servers = [facts for facts in running_servers() if options.port is None or facts["port"] == options.port]
     if not servers:
         raise ConnectError(
             "no server of peers of yours runs on this machine", hint="start one with: ddlf peers serve MODEL"

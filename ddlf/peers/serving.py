@@ -595,7 +595,7 @@ async def serve(
         say(f"dashboard {page.url}")
     server.tell_begin(name)
     facts = {"origin": origin, "pin": pin, "control": control, "pid": os.getpid(), "folder": str(path)}
-    facts |= place_of(sock, (cert or own_certificate()) if context else None)
+    facts |= control_address(sock, (cert or own_certificate()) if context else None)
     say(f"folder    {path}")
     if served.unused and not continues:  # a resumed run has a text with all decisions
         names = ", ".join(served.unused)
@@ -691,7 +691,7 @@ def _in_link(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def place_of(sock: socket.socket, certificate: Path | None) -> dict[str, Any]:
+def control_address(sock: socket.socket, certificate: Path | None) -> dict[str, Any]:
     """Return where commands of this machine reach a server: address, port, and the file of its certificate if it has TLS."""
     address, port = sock.getsockname()[:2]
     local_address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address) or _in_link(address)
@@ -716,7 +716,7 @@ def _announce(path: Path, facts: dict[str, Any]) -> Iterator[None]:
             own_file.unlink()
 
 
-def running() -> list[dict[str, Any]]:
+def running_servers() -> list[dict[str, Any]]:
     """Return the servers of this user on this machine, newest first. Entries of killed servers are removed."""
     result = []
     for file in (state_folder() / "peer-servers").glob("*.json"):

@@ -155,7 +155,7 @@ def read(nvml: Any, card: Card) -> Reading:
     handle = nvml.nvmlDeviceGetHandleByUUID(card.uuid)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
 
-    def or_none(ask: Any) -> Any:
+    def value_or_none(ask: Any) -> Any:
         try:
             return ask()
         except nvml.NVMLError as error:
@@ -163,15 +163,15 @@ def read(nvml: Any, card: Card) -> Reading:
                 raise
             return None  # an instance of a divided card does not report it
 
-    watts = or_none(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+    watts = value_or_none(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     return Reading(
         number=card.number,
         name=card.name,
-        utilisation=or_none(lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        utilisation=value_or_none(lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
         memory=int(memory.used),
         total=int(memory.total),
         watts=None if watts is None else watts / 1000,
-        celsius=or_none(lambda: int(nvml.nvmlDeviceGetTemperature(handle, 0))),
+        celsius=value_or_none(lambda: int(nvml.nvmlDeviceGetTemperature(handle, 0))),
     )
 
 

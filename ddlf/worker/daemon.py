@@ -806,10 +806,10 @@ class Daemon:
         """Return a description of this machine and its installed packages, as data. A thread collects it, because the
         disk may be slow or remote.
         """
-        from ddlf.worker.machine import about
+        from ddlf.worker.machine import machine_facts
 
         folders = [self._folder.path, *([self._options.state_dir] if self._options.state_dir else [])]
-        return await asyncio.to_thread(about, folders, list(map(str, needs)))
+        return await asyncio.to_thread(machine_facts, folders, list(map(str, needs)))
 
     async def dial(self, control: Control, addresses: list[list[Any]], me: int, number: int) -> str:
         """Offer connections to another worker of the run, which may call this worker, and cannot dial it.

@@ -34,7 +34,7 @@ LARGE = ("tensorflow", "keras", "jax", "torch", "numpy")
 """Large packages. Without bytecode files, their import takes seconds longer."""
 
 
-def about(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> dict[str, Any]:
+def machine_facts(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> dict[str, Any]:
     """Return a description of this machine as data.
 
     Args:

@@ -43,7 +43,7 @@ def card(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def machine(**changes: Any) -> dict[str, Any]:
-    """Return facts about a machine in the form of ``ddlf.worker.machine.about``."""
+    """Return facts about a machine in the form of ``ddlf.worker.machine.machine_facts``."""
     return {
         "ddlf": "0.1.0",
         "python": "3.11.7",

@@ -38,8 +38,8 @@ def healthy_machine(tmp_path, monkeypatch):
     """Set up a healthy machine, with a token and without a cluster file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DDLF_CONFIG", raising=False)
-    monkeypatch.setattr(module, "about", lambda folders=(): machine())
-    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine())
+    monkeypatch.setattr(module, "machine_facts", lambda folders=(): machine())
+    monkeypatch.setattr("ddlf.worker.machine.machine_facts", lambda folders=(), needs=(): machine())
     monkeypatch.setattr(module, "MOST_PIECES", 4)
     (tmp_path / "token").write_bytes(TOKEN)
     (tmp_path / "token").chmod(0o600)
@@ -118,7 +118,7 @@ async def test_doctor_checks_only_this_machine_without_a_cluster(capsys, monkeyp
 async def test_doctor_computes_on_each_card_that_can_be_used(monkeypatch, capsys, free_port):
     cards = [card(0), card(1, processes=[7]), card(2), card(3, free=GB // 2)]
     gpus = with_cards(*cards, seen=["0", "1", "3"], mask="0,1,3")
-    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=gpus, keras_backend="jax"))
+    monkeypatch.setattr(module, "machine_facts", lambda folders=(): machine(gpus=gpus, keras_backend="jax"))
     results = {"GPU-0": Checked("Test Card", 51.2), "GPU-1": Checked(problem="jax cannot use it: no kernel image")}
 
     async def check(backend, uuid):
@@ -141,7 +141,7 @@ async def test_doctor_computes_on_each_card_that_can_be_used(monkeypatch, capsys
 async def test_cards_that_fail_for_one_reason_have_one_finding(monkeypatch, capsys, free_port, cuda, failures):
     """An old driver explains the failures itself."""
     gpus = with_cards(card(0), card(1), cuda=cuda, build_cuda="12")
-    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=gpus, keras_backend="jax"))
+    monkeypatch.setattr(module, "machine_facts", lambda folders=(): machine(gpus=gpus, keras_backend="jax"))
 
     async def check(backend, uuid):
         return Checked(problem="jax cannot use it: no kernel image")
@@ -158,7 +158,7 @@ async def test_cards_that_fail_for_one_reason_have_one_finding(monkeypatch, caps
 async def test_doctor_lets_workers_take_a_repaired_card_again(monkeypatch, capsys, free_port):
     lost = "has fallen off the bus (Xid 79)"
     both = [card(0, lost=lost, free=0, memory=0), card(1, lost=lost, free=0, memory=0)]
-    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=with_cards(*both), keras_backend="jax"))
+    monkeypatch.setattr(module, "machine_facts", lambda folders=(): machine(gpus=with_cards(*both), keras_backend="jax"))
 
     async def check(backend, uuid):
         return Checked("Test Card", 51.2) if uuid == "GPU-0" else Checked(problem="jax cannot use it: no device")
@@ -180,7 +180,7 @@ async def test_doctor_lets_workers_take_a_repaired_card_again(monkeypatch, capsy
 
 
 async def test_doctor_names_unsupported_cards(monkeypatch, capsys, free_port):
-    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=with_cards(others="AMD's (ROCm)")))
+    monkeypatch.setattr(module, "machine_facts", lambda folders=(): machine(gpus=with_cards(others="AMD's (ROCm)")))
     monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
     assert await doctor(options()) == 0
     assert "cards     AMD's (ROCm)\n" in capsys.readouterr().out
@@ -188,7 +188,7 @@ async def test_doctor_names_unsupported_cards(monkeypatch, capsys, free_port):
 
 async def test_doctor_says_that_a_framework_for_cards_has_none(monkeypatch, capsys, free_port):
     cards = with_cards(package="jax 0.10.2", build_cuda="12")
-    monkeypatch.setattr(module, "about", lambda folders=(): machine(gpus=cards))
+    monkeypatch.setattr(module, "machine_facts", lambda folders=(): machine(gpus=cards))
     monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
     assert await doctor(options()) == 0
     assert "cards     none of NVIDIA found; jax 0.10.2 could use one, with a driver\n" in capsys.readouterr().out
@@ -409,15 +409,15 @@ async def test_doctor_accepts_a_worker_on_the_default_port(daemons, monkeypatch)
     ],
 )
 async def test_doctor_reports_problems_of_a_workers_machine(daemons, monkeypatch, facts, sentence):
-    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine(**facts))
+    monkeypatch.setattr("ddlf.worker.machine.machine_facts", lambda folders=(), needs=(): machine(**facts))
     (finding,) = await findings(*(daemon.port for daemon in daemons))
     assert sentence in finding.what
     assert finding.where == tuple(f"worker {n} (127.0.0.1:{daemon.port})" for n, daemon in enumerate(daemons, 1))
 
 
 async def test_doctor_reports_a_shared_problem_once(daemons, monkeypatch):
-    monkeypatch.setattr(module, "about", lambda folders=(): machine(memory_free=1))
-    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine(memory_free=2))
+    monkeypatch.setattr(module, "machine_facts", lambda folders=(): machine(memory_free=1))
+    monkeypatch.setattr("ddlf.worker.machine.machine_facts", lambda folders=(), needs=(): machine(memory_free=2))
     (finding,) = await findings(daemons[0].port)
     assert finding.where == ("this machine", f"worker 1 (127.0.0.1:{daemons[0].port})")
 

@@ -56,8 +56,8 @@ def folder(tmp_path, monkeypatch):
         "ddlf.cli.dry_run.own_modules",
         lambda: [module for module in own_modules() if Path(module.__file__).is_relative_to(tmp_path)],
     )
-    monkeypatch.setattr("ddlf.cli.dry_run.about", lambda folders=(), needs=(): machine())
-    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine())
+    monkeypatch.setattr("ddlf.cli.dry_run.machine_facts", lambda folders=(), needs=(): machine())
+    monkeypatch.setattr("ddlf.worker.machine.machine_facts", lambda folders=(), needs=(): machine())
     yield tmp_path
     for name in {*sys.modules} - before:  # the next test has other modules with these names
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
@@ -145,7 +145,7 @@ async def test_dry_run_asks_workers_as_guest_and_prints_versions(folder, capsys,
         assert await planned(*hosts, "--takeover") == 0
         assert (await master.status())["lease"]["state"] == "alive"
     capsys.readouterr()
-    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine(python="3.12.0"))
+    monkeypatch.setattr("ddlf.worker.machine.machine_facts", lambda folders=(), needs=(): machine(python="3.12.0"))
     assert await planned(hosts[0], f"{hosts[1]},127.0.0.1:{free_port}", *hosts[2:]) == 3
     text = capsys.readouterr().out
     assert f"worker 2 (127.0.0.1:{free_port})  no answer, see below" in text
@@ -171,12 +171,12 @@ async def test_dry_run_checks_script_requirements_here_and_on_each_worker(folder
     (folder / "app.py").write_text(block + APP)
     requests = []
 
-    def about(folders=(), needs=()):
+    def machine_facts(folders=(), needs=()):
         requests.append(list(needs))
         return machine(unmet=["pandas>=2 (not installed)"])
 
-    monkeypatch.setattr("ddlf.cli.dry_run.about", about)
-    monkeypatch.setattr("ddlf.worker.machine.about", about)
+    monkeypatch.setattr("ddlf.cli.dry_run.machine_facts", machine_facts)
+    monkeypatch.setattr("ddlf.worker.machine.machine_facts", machine_facts)
     daemon = DaemonWithoutProcesses(TOKEN)
     assert await planned("--hosts", f"127.0.0.1:{daemon.port}", "--token-file", "token") == 4
     await daemon.end()
@@ -200,7 +200,7 @@ async def test_run_names_workers_that_lack_requirements(folder, monkeypatch, nam
     _, options = parse(["run", "app.py", "--target", name])
     target = find_target(options.app, name, options)
     answers = [["pandas>=2 (not installed)"], []]
-    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders, needs: {"unmet": answers.pop(0)})
+    monkeypatch.setattr("ddlf.worker.machine.machine_facts", lambda folders, needs: {"unmet": answers.pop(0)})
     daemons, messages = [DaemonWithoutProcesses(TOKEN) for _ in range(2)], []
     async with Cluster(["127.0.0.1"] * 2, [daemon.port for daemon in daemons], token_file="token") as cluster:
         await check_needs(cluster, target, messages.append, local=False)

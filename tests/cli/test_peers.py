@@ -175,7 +175,7 @@ def test_the_list_has_no_gap_for_a_peer_without_a_name(capsys, monkeypatch):
     peers[1] |= {"strikes": 2, "out_s": 43.2}
     overview = {"way": "swap", "codec": "float32", "set_bytes": 1, "accuracy": None, "sets": {}, "shards": 0}
     overview["missing_posts"] = 2
-    monkeypatch.setattr(serving, "running", lambda: [{"origin": "http://127.0.0.1:1", "port": 1}])
+    monkeypatch.setattr(serving, "running_servers", lambda: [{"origin": "http://127.0.0.1:1", "port": 1}])
     monkeypatch.setattr(serving, "ask", lambda *_: overview | {"peers": peers})
     with pytest.raises(SystemExit) as ended:
         main(["peers", "list"])

@@ -16,7 +16,7 @@ from ddlf.worker.worker import Worker, set_threads
 
 
 def test_facts_are_plain_data_about_this_machine(tmp_path):
-    facts = machine.about([tmp_path, tmp_path / "not there", tmp_path.parent])
+    facts = machine.machine_facts([tmp_path, tmp_path / "not there", tmp_path.parent])
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
     assert facts["packages"]["numpy"] == metadata.version("numpy")
     assert 0 < facts["memory_free"] <= facts["memory"]
