@@ -21,8 +21,8 @@ from ddlf.training import start
 from ddlf.training.crew.crew import Crew
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.exchanges.sharded.replica import ShardedReplica
+from ddlf.training.reporter import hooked
 from ddlf.training.roles import REPLICA
-from ddlf.training.run import hooked
 from ddlf.training.samples.policy import CommonData
 from ddlf.training.slot.parts import read_weights, send_update
 from ddlf.training.slot.task import Reply, Task

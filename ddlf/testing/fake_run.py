@@ -32,8 +32,8 @@ from ddlf.training import start
 from ddlf.training.crew.crew import Crew
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.registry import EXCHANGE, MODE, spread
+from ddlf.training.reporter import hooked
 from ddlf.training.roles import REPLICA, SERVERS
-from ddlf.training.run import hooked
 from ddlf.training.samples.policy import CommonData
 from ddlf.training.slot.gradients import GradientModel
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel

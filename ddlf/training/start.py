@@ -57,8 +57,9 @@ from ddlf.training.refusals import (
     privacy_choice,
 )
 from ddlf.training.registry import spec_of
+from ddlf.training.reporter import Reporter
 from ddlf.training.roles import REPLICA
-from ddlf.training.run import Ended, Facts, Reporter, Run
+from ddlf.training.run import Ended, Facts, Run
 from ddlf.training.samples.files import Nearby, files_of, settled
 from ddlf.training.samples.parts import PlannedSteps, partitioned
 from ddlf.training.slot.batchnorm import batch_norms, warning

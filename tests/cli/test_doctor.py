@@ -158,7 +158,9 @@ async def test_cards_that_fail_for_one_reason_have_one_finding(monkeypatch, caps
 async def test_doctor_lets_workers_take_a_repaired_card_again(monkeypatch, capsys, free_port):
     lost = "has fallen off the bus (Xid 79)"
     both = [card(0, lost=lost, free=0, memory=0), card(1, lost=lost, free=0, memory=0)]
-    monkeypatch.setattr(module, "machine_facts", lambda folders=(): machine(gpus=with_cards(*both), keras_backend="jax"))
+    monkeypatch.setattr(
+        module, "machine_facts", lambda folders=(): machine(gpus=with_cards(*both), keras_backend="jax")
+    )
 
     async def check(backend, uuid):
         return Checked("Test Card", 51.2) if uuid == "GPU-0" else Checked(problem="jax cannot use it: no device")

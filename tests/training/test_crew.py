@@ -19,7 +19,7 @@ from ddlf.errors import (
 from ddlf.testing import FakeCluster, FakeWorker
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS
-from ddlf.training.run import hooked
+from ddlf.training.reporter import hooked
 from tests.patience import PATIENCE_S
 
 

@@ -98,7 +98,7 @@ async def test_validation_data_is_evaluated_once_an_epoch(monkeypatch):
         evaluations.append(validate)
         return await usual(self, weights, validate=validate, last=last)
 
-    from ddlf.training.run import Reporter
+    from ddlf.training.reporter import Reporter
 
     usual = Reporter.report
     monkeypatch.setattr(Reporter, "report", report)

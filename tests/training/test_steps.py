@@ -224,7 +224,7 @@ async def test_validation_data_is_evaluated_once_an_epoch(mode, monkeypatch):
     async def measured(function, app, weights, *more, **how):
         return {"val_loss": 1.0}
 
-    monkeypatch.setattr("ddlf.training.run.measured", measured)
+    monkeypatch.setattr("ddlf.training.reporter.measured", measured)
     run = FakeRun(FakeCluster(2), mode=mode, worker_steps=1, master_epochs=3)
     run.x_val = run.y_val = np.zeros((1, 1))
     await run.train_model()

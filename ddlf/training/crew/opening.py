@@ -29,8 +29,8 @@ from ddlf.rpc.iworker import awaited
 from ddlf.training.context import App, travels
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cores
+from ddlf.training.reporter import hooked
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
-from ddlf.training.run import hooked
 from ddlf.training.samples.files import check_all_present, files_of, unpacked_files
 from ddlf.training.samples.policy import CommonData, data_of
 from ddlf.training.slot.arithmetic import (
