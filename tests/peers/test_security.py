@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 from ddlf.errors import AuthError, ConfigError, ConnectError
 from ddlf.peers import server
 from ddlf.peers.peer import Peer
-from ddlf.peers.serving import ask, link_of, place_of, protection
+from ddlf.peers.serving import ask, control_address, link_of, protection
 from ddlf.rpc.tls import make_certificate
 from tests.patience import PATIENCE_S
 from tests.peers.light import get
@@ -109,7 +109,7 @@ async def test_commands_reach_a_server_on_one_address_also_with_a_given_certific
     assert bool(pin) == with_tls
     server = Running(tmp_path).server
     ready, sock = asyncio.Event(), socket.create_server(("127.0.0.2", 0))  # no server listens on 127.0.0.1
-    facts = place_of(sock, certificate) | {"control": "secret"}
+    facts = control_address(sock, certificate) | {"control": "secret"}
     task = asyncio.ensure_future(server.serve(sock, ready.set, context))
     await asyncio.wait_for(ready.wait(), PATIENCE_S)
     try:
