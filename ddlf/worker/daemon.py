@@ -854,7 +854,7 @@ class Daemon:
         Raises:
             LeaseError: Another master has the worker, and ``force`` is false.
         """
-        who = (
+        requester = (
             "".join(letter if letter.isprintable() else "?" for letter in str(who)[:100])
             or control.master_name
             or "somebody"
@@ -865,12 +865,12 @@ class Daemon:
                 since = self._lease.holder.since if self._lease.holder else ""
                 raise LeaseError(f"in use by {holder.master_name} since {since}", hint="--force ends that run")
             if doing == "stopped":  # a restarted executor reports its own end
-                holder.event("stopped_by", {"by": who})
+                holder.event("stopped_by", {"by": requester})
         self.log(
-            f"{doing} by {who}"
+            f"{doing} by {requester}"
             + (f", while {holder.master_name} had this worker" if holder not in (None, control) else "")
         )
-        return who
+        return requester
 
     async def preload(self, modules: list[str], *, replace: bool = False) -> dict[str, Any]:
         """Let the executors that start from now on have these modules imported already, and wait until this is
