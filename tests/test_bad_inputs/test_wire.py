@@ -204,7 +204,7 @@ async def test_peer_that_floods_a_daemon_is_held_back_alone(running, serves_othe
         await held_back.wait()
         async with connected(running.port) as other:
             assert await other.run_code("2 + 2") == 4
-        assert control._held_back
+        assert control._is_held_back
         assert control._connection.queued_bytes < 10_000 + 1500 * 30  # plus the answers to the requests of one read
         for _ in range(count):
             assert (await peer.hear()).kind == Kind.RESULT

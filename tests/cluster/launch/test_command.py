@@ -45,8 +45,8 @@ async def test_command_starts_workers_that_end_with_the_run(text, tmp_path, desc
 
 async def test_token_file_is_removed_although_the_master_is_killed(tmp_path):
     program = (
-        "import asyncio, sys\nfrom pathlib import Path\nfrom tests.cluster.launch.test_command import commanded\n"
-        "async def main():\n    launcher = commanded('true # {worker}', 1, Path(sys.argv[1]))\n    await launcher.start()\n"
+        "import asyncio, sys\nfrom pathlib import Path\nfrom tests.cluster.launch.test_command import launcher_of\n"
+        "async def main():\n    launcher = launcher_of('true # {worker}', 1, Path(sys.argv[1]))\n    await launcher.start()\n"
         "asyncio.run(main())\n"
     )
     master = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(tmp_path))
