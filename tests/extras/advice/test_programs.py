@@ -61,7 +61,7 @@ async def found_in(text, folder, level, name="program", with_workers=False):
 ALONE = {
     "related": ("D24",),
     "seconds_of_a_step": ("C12",),
-    "learnt": ("L16", "L21", "M21", "M24", "M29", "M34"),
+    "memorize_batch": ("L16", "L21", "M21", "M24", "M29", "M34"),
 }
 """Slow analyses, each with the rules that use it."""
 NEAR = {}
@@ -85,7 +85,7 @@ def only_needed_analyses(rule, monkeypatch):
     async def nothing(*of):
         return {}
 
-    for name, module in (("related", "advise"), ("seconds_of_a_step", "advise"), ("learnt", "batch")):
+    for name, module in (("related", "advise"), ("seconds_of_a_step", "advise"), ("memorize_batch", "batch")):
         if rule.id not in ALONE[name]:
             monkeypatch.setattr(f"ddlf.extras.advice.{module}.{name}", lambda *of, **how: {})
     if rule.level == "cluster":
