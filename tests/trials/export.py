@@ -146,7 +146,7 @@ def rows_of(
 
 def line_of(model: str, backend: str, row: Row) -> str:
     """Return a row as a line of text."""
-    return f"{model:<12}{BACKENDS[backend]:<12}{row.what:<13}{row.by:<38}{outcome(row)}"
+    return f"{model:<12}{BACKENDS[backend]:<12}{row.label:<13}{row.by:<38}{outcome(row)}"
 
 
 def outcome(row: Row) -> str:
@@ -162,7 +162,7 @@ def table(rows_by_model: dict[tuple[str, str], list[Row]]) -> str:
     """Return all differences as a table of Markdown, with the refusals below."""
     columns: dict[tuple[str, str, str], None] = {}
     for (_, backend), rows in rows_by_model.items():
-        columns |= {(backend, row.what, row.by): None for row in rows if row.what != "keras"}
+        columns |= {(backend, row.label, row.by): None for row in rows if row.label != "keras"}
     lines = [
         "| model | " + " | ".join(f"{kind}, {by}, from {BACKENDS[backend]}" for backend, kind, by in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
@@ -171,7 +171,9 @@ def table(rows_by_model: dict[tuple[str, str], list[Row]]) -> str:
     for model in dict.fromkeys(model for model, _ in rows_by_model):
         cells = []
         for backend, kind, by in columns:
-            row = next((entry for entry in rows_by_model[model, backend] if (entry.what, entry.by) == (kind, by)), None)
+            row = next(
+                (entry for entry in rows_by_model[model, backend] if (entry.label, entry.by) == (kind, by)), None
+            )
             text = outcome(row) if row is not None else "-"
             cells.append(text if len(text) < 20 else f"({notes.setdefault(text, len(notes) + 1)})")
         lines.append(f"| {model} | {' | '.join(cells)} |")

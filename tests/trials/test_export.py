@@ -12,7 +12,7 @@ def test_model_of_two_inputs_is_within_tolerance_in_installed_formats():
     formats = [name for name in ("saved_model", "stablehlo") if not FORMATS[name].lacks("jax")]
     short = ["--models", "two", "--backends", "jax", "--batches", "1,7"]
     rows = export.main([*short, "--formats", ",".join(formats)])
-    ran = {(row.what, row.by.partition(" ")[0]) for row in rows if row.difference is not None}
+    ran = {(row.label, row.by.partition(" ")[0]) for row in rows if row.difference is not None}
     assert ran >= {("saved_model", "TensorFlow"), ("stablehlo", "JAX")}
     assert max(row.difference for row in rows if row.difference is not None) < TOLERANCE
     assert {row.refused for row in rows} == {None}

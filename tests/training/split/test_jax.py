@@ -16,7 +16,7 @@ def test_parts_cut_layers_and_image_rows_take_the_steps_of_whole_models_with_jax
     """A process has one backend, so these tests need another process. They share it, because they compile the same functions."""
     cases = {
         "test_parts.py": "test_parts and skips",
-        "test_within.py": "whole_ones and block-within:2",
+        "test_layer_plan.py": "whole_ones and block-within:2",
         "test_images.py": "whole_images and within:2 and padded and not stages",  # 3 workers: tests/trials/test_layer_plan.py
     }
     files = [str(Path(__file__).with_name(name)) for name in cases]
