@@ -9,7 +9,7 @@ from ddlf.errors import AppError, ConfigError, WorkerLost
 from ddlf.events import RunEnded, Warned
 from ddlf.monitor.terminal.lines import Lines
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.training import run as running
+from ddlf.training import reporter
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -235,7 +235,7 @@ async def test_a_rejected_update_does_not_move_the_end_of_an_epoch():
         "x_val": np.zeros((1, 1)),
         "x_test": np.zeros((1, 1)),
     }
-    with mock.patch.object(running, "validate", return_value={"val_loss": 0.5}):
+    with mock.patch.object(reporter, "validate", return_value={"val_loss": 0.5}):
         run = await trained(cluster=spoiling(FakeCluster(2), slot=0, round=1), **settings)
     validated = [(r.slot, r.round) for r in run.history if "val_loss" in r.metrics]
     assert validated == [(2, 1), (2, 2), (2, 3), (2, 4)]

@@ -15,7 +15,7 @@ from ddlf.algorithms.merge import TrimmedMean
 from ddlf.algorithms.outer import Nesterov, Subtract
 from ddlf.errors import AppError, BadUpdate, ConfigError
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.training import run as running
+from ddlf.training import reporter
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.registry import EXCHANGES, SETTINGS, STRATEGIES, flat
 from ddlf.training.start import check
@@ -470,7 +470,7 @@ async def outcome(mode, folder, **settings):
 
     with (
         mock.patch.object(CheckpointFolder, "open", spied),
-        mock.patch.object(running, "evaluate", return_value={"loss": 0.0}) as evaluate,
+        mock.patch.object(reporter, "evaluate", return_value={"loss": 0.0}) as evaluate,
         contextlib.redirect_stdout(output),
     ):
         try:
