@@ -33,7 +33,7 @@ class Generated(DataSet):
 
     Args:
         name: The user's name of the data set, for errors.
-        what: Word for one unit: a batch or a part.
+        unit: Word for one unit: a batch or a part.
         first: Columns of the first batch.
         sizes: Number of samples of each unit, each > 0.
         read: Makes the unit with a number from 0.

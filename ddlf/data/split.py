@@ -436,7 +436,7 @@ class Heaps:
     Files of an earlier call are used again if they have the noted hashes.
 
     Args:
-        left: The folder of the heaps.
+        unfinished: The unfinished data set, with the folder of the heaps.
         buckets: Buckets of each heap.
         kind: Type of a sample with its bucket.
 

@@ -22,7 +22,7 @@ class Phase:
 
     Args:
         emit: Receives its events.
-        what: Kind of the phase.
+        kind: Kind of the phase.
         worker: Number of the worker that it concerns; 0 for the master.
         name: Name of that worker.
         total: Amount of work; 0 if unknown.

@@ -368,7 +368,7 @@ class Owner(Protocol):
 
     ``name`` appears in errors. ``spawn`` runs a coroutine in its own task. ``on_event`` receives events. ``on_end``
     reports the end of the channel; after it the owner must not refer to the channel. ``on_cancel`` reports a request
-    whose caller no longer waits. ``why`` returns the error for requests that are open at the end.
+    whose caller no longer waits. ``error_of`` returns the error for requests that are open at the end.
     """
 
     @property

@@ -313,7 +313,7 @@ def trained_by_hand(run):
 
 
 def fragments_by_hand(run, rule):
-    """Like ``alone``, but the slot keeps its values of fragments that a round does not exchange."""
+    """Like ``trained_by_hand``, but the slot keeps its values of fragments that a round does not exchange."""
     weights, local, velocity = list(START.values()), list(START.values()), Nesterov().init(list(START.values()))
     trains = [name not in FROZEN for name in START]
     fragments, momentum, residual = deal(weights, trains, rule.fragments), None, [None] * len(weights)

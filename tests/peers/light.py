@@ -40,7 +40,7 @@ class Light:
 
     Attributes:
         set: The bytes of the last set that the server has sent.
-        given: Number of that set.
+        set_number: Number of that set.
         number: Number of its last post.
     """
 

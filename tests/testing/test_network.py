@@ -21,7 +21,7 @@ LINGER_0 = struct.pack("ii", 1, 0)
 
 
 class Line:
-    """A proxy between two raw sockets. ``there`` and ``back`` send bytes and return the received bytes."""
+    """A proxy between two raw sockets. ``carry`` sends bytes from one to the other, and returns the received bytes."""
 
     def __init__(self):
         self.loop = asyncio.get_running_loop()

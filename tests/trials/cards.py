@@ -120,7 +120,7 @@ class Outcome:
     Args:
         kind: The fault.
         sha: The SHA-256 of the weights; empty if the run ended with an error.
-        why: The reason of the loss, or the error.
+        reason: The reason of the loss, or the error.
         moved: Whether the worker returned on another card.
     """
 

@@ -42,7 +42,7 @@ class Child:
     Args:
         app: The pickled app.
         request: Facts for the child.
-        ends: The time when the child must be done, on the clock of ``time.monotonic``.
+        deadline: The time when the child must be done, on the clock of ``time.monotonic``.
 
     Attributes:
         facts: Bytes of the opened app, as ``Trial.open`` returns them.

@@ -70,7 +70,7 @@ class Watch:
     """Hears a run.
 
     Args:
-        kept: The measurements.
+        measurements: The measurements.
         path: Their file.
         emit: Receives the prediction and its comparison.
         clock: Returns seconds.

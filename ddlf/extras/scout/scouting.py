@@ -222,7 +222,7 @@ class Trials:
         starts: The seeds of the starts.
         broken: The seeds that were left out, each with the reason.
         run_steps: Steps of the whole run.
-        own: The user's rate; of a schedule or several optimizers, the highest one.
+        own_rate: The user's rate; of a schedule or several optimizers, the highest one.
         is_scaled: Whether it is such a highest one.
     """
 

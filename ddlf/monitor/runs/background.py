@@ -35,7 +35,7 @@ class BackgroundWriter:
 
     Args:
         write: Writes a batch. If it raises, the batch is lost. The first error is logged, and later batches are tried.
-        what: Name of the target, for the log, such as ``"the run's folder"``.
+        target: Name of the target, for the log, such as ``"the run's folder"``.
     """
 
     def __init__(self, write: Callable[[list[Timed]], None], target: str) -> None:

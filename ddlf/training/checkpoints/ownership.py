@@ -133,7 +133,7 @@ class Ownership:
     def check(self) -> None:
         """Check that this session still owns the folder.
 
-        Without the lock of ``held``, the owner can change at any time.
+        Without the lock of ``exclusive``, the owner can change at any time.
 
         Raises:
             LeaseError: The folder has another owner.

@@ -374,8 +374,8 @@ class TrainingSamples:
 
     Args:
         app: The user's app, with its data.
-        found: The fingerprint of each array.
-        held: The arrays that this worker holds, by fingerprint.
+        fingerprints: The fingerprint of each array.
+        array_cache: The arrays that this worker holds, by fingerprint.
         ends: Returns whether reading files must end at once.
     """
 

@@ -107,7 +107,7 @@ class Blocks(dict[str, Block]):
     Args:
         parsed: The parsed statements.
         problems: Collects the mistakes.
-        own: The names of the user's own Keras layers.
+        custom_layers: The names of the user's own Keras layers.
     """
 
     def __init__(self, parsed: Parsed, problems: Problems, custom_layers: Collection[str] = ()) -> None:

@@ -45,7 +45,7 @@ class Train:
     """The content of a model text's block ``train``, which says how to train the model.
 
     Attributes:
-        own: The values of the block's own keys.
+        key_values: The values of the block's own keys.
         settings: The values of settings of a run, by their full names.
         at: The position of each key.
     """

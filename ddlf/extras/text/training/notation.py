@@ -94,7 +94,7 @@ class Notation:
         settings: The values of settings of a run by name, written or decided.
         inputs: The shape of each input, by name.
         outputs: The shape of each output, by name.
-        places: After the model is built: the character offset of each layer in the text, by the layer's name.
+        layer_positions: After the model is built: the character offset of each layer in the text, by the layer's name.
         tensors: Weights to start with, by name; None to draw them.
 
     Raises:
