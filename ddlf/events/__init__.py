@@ -64,6 +64,7 @@ class ModelBuilt(Event):
         seconds: Seconds from the first connection until model and data were ready.
         bfloat16_gain: Speed-up of matrix products in bfloat16 on the first worker's machine; 0 if not measured.
         tf32: Which float32 products cards round to TF32, such as ``"products and convolutions"``; empty for none.
+        batch_parts: Into how many parts the cards of a worker divide each batch; 1 if each batch stays on one card.
     """
 
     name: str
@@ -74,6 +75,7 @@ class ModelBuilt(Event):
     seconds: float
     bfloat16_gain: float = 0.0
     tf32: str = ""
+    batch_parts: int = 1
 
 
 class DataLoaded(Event):

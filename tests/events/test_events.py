@@ -141,6 +141,7 @@ def test_the_lines_of_the_start_of_a_run():
     assert line(events.ModelBuilt(**built, bfloat16_gain=1.94)) == (
         f"{text}\nprecision float32; matrix products are 1.9x as fast in bfloat16 here: try mixed_bfloat16"
     )
+    assert line(events.ModelBuilt(**built, batch_parts=2)) == f"{text}\ncards     2 cards of a worker share each batch"
     data = dict(samples=60000, shape=(28, 28), content="abc", seconds=0.25)
     text = "data      60,000 samples of shape (28, 28), content abc: "
     assert line(events.DataLoaded(**data, workers=2, loaded=1)) == f"{text}loaded on 1 worker in 0.2 s"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppError, ConfigError
+from ddlf.events import ModelBuilt
 from ddlf.testing import in_process_cluster
 from ddlf.training.slot.build import ready_model
 from ddlf.training.slot.distribution import (
@@ -132,6 +133,15 @@ async def test_model_of_a_strategy_trains_to_the_same_weights_as_without():
     assert type(strategy_of(trained.model)).__name__ == "MirroredStrategy"
     for plain, mirrored in zip(*weights, strict=True):
         np.testing.assert_allclose(plain, mirrored, atol=1e-5)
+
+
+async def test_run_reports_into_how_many_parts_cards_divide_each_batch(monkeypatch):
+    monkeypatch.setattr("ddlf.training.slot.replica.parts_of_batch", lambda model: 2)
+    async with in_process_cluster(1) as cluster:
+        trained, built = app(cluster, Blobs, master_epochs=1), []
+        trained.subscribe(lambda event: built.append(event.batch_parts) if isinstance(event, ModelBuilt) else None)
+        await trained.train_sync()
+    assert built == [2]
 
 
 async def test_a_strategy_with_steps_per_execution_is_refused_on_the_master():

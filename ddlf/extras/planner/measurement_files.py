@@ -30,7 +30,7 @@ from ddlf.training.registry import SETTINGS
 from ddlf.version import __version__
 from ddlf.worker.machine import keras_backend, packages
 
-FORMAT = 4
+FORMAT = 5
 OF_TIME = (
     *("threads", "deterministic", "partition", "shuffle", "data_memory", "on_bad", "class_weight"),
     *("optimizer_state", "local_rule", "precision", "tf32", "weights_codec", "update_policy", "merge", "outer"),
@@ -53,6 +53,7 @@ class Measurements:
     Args:
         measured: The measured rounds.
         samples: n, the training samples.
+        batch_parts: Into how many parts the cards of a worker divide each batch.
         budget_s: Seconds that the measurements were allowed to take.
         when: When they were made, in seconds since 1970.
         data: The fingerprint of the training data; empty if unknown.
@@ -64,6 +65,7 @@ class Measurements:
     measured: tuple[Measured, ...]
     samples: int
     budget_s: float
+    batch_parts: int = 1
     when: float = field(default_factory=time.time)
     data: str = ""
     files: dict[str, str] = field(default_factory=dict)
@@ -119,6 +121,7 @@ def read_file(path: Path) -> Measurements | None:
             measured=tuple(_measured(rounds) for rounds in data["measured"]),
             samples=int(data["samples"]),
             budget_s=float(data["budget_s"]),
+            batch_parts=int(data["batch_parts"]),
             when=float(data["when"]),
             data=str(data["data"]),
             files={str(file): str(digest) for file, digest in data["files"].items()},

@@ -118,8 +118,15 @@ def possible_ways(app: IApp, ways: Sequence[Way]) -> list[Way]:
     return [ways[0], *filter(can, ways[1:])]
 
 
-def can_follow_speeds(app: IApp) -> bool:
-    """Return whether an app can be trained with parts that follow the speed of workers."""
+def can_follow_speeds(app: IApp, batch_parts: int) -> bool:
+    """Return whether an app can be trained with parts that follow the speed of workers.
+
+    Args:
+        app: The app.
+        batch_parts: Into how many parts the cards of a worker divide each batch. Several cards cannot divide parts of any size.
+    """
+    if batch_parts > 1 and app.worker_steps is None:
+        return False
     trained = Probe(copy_of_app(app)).app
     trained.slots, trained.mode, trained.exchange, trained.balance = None, "sync", "star", "speed"
     with suppress(DDLFError):
@@ -198,6 +205,7 @@ async def _measured(
         measured=tuple(measured),
         samples=probe.samples,
         budget_s=budget.seconds,
+        batch_parts=probe.batch_parts,
         data=data_of(probe.app),
         files=files_of(app),
         memory=None if memory.peaks is None else with_master(memory.peaks),
@@ -332,7 +340,7 @@ def plan_from(
         )
     length = length_of(app, measurements.samples)
     is_balanced = app.balance == "speed"
-    balance = (False, True) if model.slowness and can_follow_speeds(app) else (is_balanced,)
+    balance = (False, True) if model.slowness and can_follow_speeds(app, measurements.batch_parts) else (is_balanced,)
     compared = choices(model, length, batches, range(1, workers + 1), model.ways, memory, balance)
     _check_batches(batches, measurements.samples)
     now = next(

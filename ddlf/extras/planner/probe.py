@@ -158,12 +158,13 @@ class Probe:
 
     Attributes:
         samples: n, the number of training samples; 0 before the first measurement.
+        batch_parts: Into how many parts the cards of a worker divide each batch.
         threads: The threads of a worker in each measurement, by its number of slots.
     """
 
     def __init__(self, app: IApp) -> None:
         self.app = app
-        self.samples = 0
+        self.samples, self.batch_parts = 0, 1
         self.threads: dict[int, int] = {}
         self._setting: Setting | None = None
         for name, value in QUIET.items():
@@ -204,6 +205,7 @@ class Probe:
     def _hear(self, event: Event) -> None:
         if isinstance(event, ModelBuilt):
             self.app.callbacks = []  # create_model may have set some
+            self.batch_parts = event.batch_parts
         if isinstance(event, TrainingBegan):
             self.samples = event.samples
             self.threads[event.slots] = self.app.run_context.threads or 0

@@ -150,6 +150,8 @@ def _line(event: e.Event) -> str:
                     f"\nprecision float32; matrix products are {event.bfloat16_gain:.1f}x as fast in bfloat16 here: "
                     "try mixed_bfloat16"
                 )
+            if event.batch_parts > 1:
+                text += f"\ncards     {event.batch_parts} cards of a worker share each batch"
             if event.tf32:
                 text += f"\nprecision {event.tf32} of float32 use TF32 on cards, with 10 of 23 bits: --tf32 off computes with all"
             return text

@@ -413,6 +413,7 @@ def _tell(app: App, opening: Opening, seconds: float) -> None:
             seconds=seconds,
             bfloat16_gain=max(facts["gain"] for facts in opened.values()),
             tf32=next((arithmetic.tf32 for arithmetic in computed.values() if arithmetic.tf32), ""),
+            batch_parts=max(facts["batch_parts"] for facts in opened.values()),
         )
     )
     for about, sentence in arithmetic_warnings(app, computed, opening.arithmetic):

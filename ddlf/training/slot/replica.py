@@ -45,6 +45,7 @@ from ddlf.training.slot.distribution import (
     check_one_card,
     forget_distribution,
     own_distribution,
+    parts_of_batch,
     separate_strategies,
 )
 from ddlf.training.slot.feed import Samples, TrainingSamples, reordered
@@ -316,6 +317,7 @@ class Replica:
             **model.facts(),
             "text": getattr(getattr(self.app.model, "notation", None), "digest", ""),
             "arithmetic": asdict(self._arithmetic),
+            "batch_parts": parts_of_batch(self.app.model),
             "gain": gain_of_bfloat16() if self._may_gain() else 0.0,
         }
 

@@ -22,7 +22,9 @@ def measured(way, batch, seconds=(0.1, 0.2), **more):
     return Measured(setting=setting, seconds=seconds, computing=(0.05, 0.1), sent=8e3, **more)
 
 
-KEPT = Measurements(measured=(measured(STAR, 64), measured(STAR, 128)), samples=1000, budget_s=30.0, when=1e9)
+KEPT = Measurements(
+    measured=(measured(STAR, 64), measured(STAR, 128)), samples=1000, budget_s=30.0, batch_parts=2, when=1e9
+)
 
 
 @pytest.fixture(autouse=True)

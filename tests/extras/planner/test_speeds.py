@@ -10,11 +10,12 @@ from ddlf.events.record import RoundRecord
 from ddlf.extras.planner.measurement_files import Measurements
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
 from ddlf.extras.planner.planned import option_words
-from ddlf.extras.planner.planning import plan_from
+from ddlf.extras.planner.planning import can_follow_speeds, plan_from
 from ddlf.extras.planner.probe import Rounds
 from ddlf.extras.planner.result import slowest_worker_line
 from ddlf.extras.planner.speeds import slowest, slowness_of
 from tests.extras.planner.test_explain import rounds
+from tests.training.models import Quick
 
 STAR = Way("sync", "star", "float32")
 
@@ -76,7 +77,9 @@ def test_parts_by_speed_have_at_least_one_full_and_one_incomplete_batch():
 
 def plan_of(slowness, monkeypatch, batches=(64,), **settings):
     """Return the plan of an app on made-up workers. The parts of the data may follow the speeds."""
-    monkeypatch.setattr("ddlf.extras.planner.planning.can_follow_speeds", lambda app: settings["balance"] is not None)
+    monkeypatch.setattr(
+        "ddlf.extras.planner.planning.can_follow_speeds", lambda app, batch_parts: settings["balance"] is not None
+    )
     workers = [SimpleNamespace(id=number, facts={"host": f"pc{number:02}"}) for number in range(1, len(slowness) + 1)]
     app = SimpleNamespace(
         cluster=SimpleNamespace(N=len(slowness), workers=workers),
@@ -106,6 +109,13 @@ def test_a_slow_worker_is_left_out_or_gets_less(monkeypatch):
     assert (plan.best.setting.slots, plan.best.setting.balanced) == (4, True)
     assert option_words(plan.best) == ["--slots 4", "--balance speed"]
     assert plan.now.epoch.seconds == pytest.approx(2500 * made_up((1, 1, 1, 3), 4, 64, 1) - 2499 * 0.05, rel=1e-6)
+
+
+@pytest.mark.parametrize(("batch_parts", "worker_steps", "follows"), [(1, None, True), (2, None, False), (2, 10, True)])
+def test_parts_do_not_follow_speeds_if_cards_cannot_divide_them(batch_parts, worker_steps, follows):
+    app = Quick()
+    app.worker_steps = worker_steps
+    assert can_follow_speeds(app, batch_parts) is follows
 
 
 def test_a_slow_first_worker_is_named(monkeypatch):

@@ -294,6 +294,7 @@ class SplitReplica(Replica, Restored):
             "backend": keras.backend.backend(),
             "text": getattr(getattr(model, "notation", None), "digest", ""),
             "arithmetic": asdict(self._arithmetic),
+            "batch_parts": 1,  # each part computes on one card
             "gain": 0.0,  # split computes in float32
         }
 
