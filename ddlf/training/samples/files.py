@@ -23,7 +23,6 @@ from ddlf.training.progress import Progress
 from ddlf.training.refusals import USUAL_SHUFFLE, check_arrays, check_files
 
 if TYPE_CHECKING:
-    from ddlf.data.data_set import DataSet
     from ddlf.training.slot.task import Reply
     from ddlf.training.spec import RunSpec
 
