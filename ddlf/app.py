@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import AppError, ConfigError, RemoteError
 from ddlf.events import Event
-from ddlf.events.record import History, RoundRecord, TrainingEvent, put
+from ddlf.events.record import History, RoundRecord, TrainingEvent, print_at_once
 from ddlf.events.sinks import Sink
 from ddlf.monitor.terminal.lines import line_without_hook, training_event
 from ddlf.monitor.ui import shown
@@ -235,7 +235,7 @@ class IApp:
     def say(self, text: str) -> None:
         """Print a line, if the setting ``verbose`` is on."""
         if self.verbose and (self.run_context.display is None or self.run_context.display.prints):
-            put(text)
+            print_at_once(text)
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
         """Call ``sink(event)`` on the master for each event of ``ddlf.events``. There may be any number of sinks.

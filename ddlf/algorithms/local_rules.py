@@ -44,7 +44,7 @@ class LocalRule(Protocol):
     def correction(self, weight: Any, constant: Any) -> Any:
         """Return the term to add to the gradient. Arguments and result are tensors of the backend."""
 
-    def left(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
+    def new_control(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
         """Return the slot's new control (estimate of its gradients) after a round.
 
         Args:
@@ -82,7 +82,7 @@ class Plain(Named):
     def correction(self, weight: Any, constant: Any) -> Any:
         return 0.0
 
-    def left(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
+    def new_control(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
         return control
 
     def check_optimizer(self, optimizer: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ class Scaffold(Plain):
     def correction(self, weight: Any, constant: Any) -> Any:
         return constant
 
-    def left(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
+    def new_control(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
         # A rate of 0 says nothing about the gradients.
         return np.asarray(control - mean + update / (steps * rate), control.dtype) if rate else control
 

@@ -126,7 +126,7 @@ class Multiplied:
         except ValueError:
             raise ConfigError(f"{text!r} is not a value of multipliers", hint=f"write {self}") from None
 
-    def same(self, rule: Freeze | ByName) -> Freeze | ByName:
+    def normalized(self, rule: Freeze | ByName) -> Freeze | ByName:
         """Return a rule in its usual form: the form that it has when it is read from its own text."""
         return self.read(self.text(rule))
 

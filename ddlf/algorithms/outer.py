@@ -434,10 +434,10 @@ class Streaming(Named):
         velocities, stepped = rule.update(
             *([items[i] for i in chosen] for items in (state, weights, merged, trainable))  # type: ignore[arg-type]
         )
-        return put(state, chosen, velocities), put(weights, chosen, stepped)
+        return with_values_at(state, chosen, velocities), with_values_at(weights, chosen, stepped)
 
 
-def put(items: Sequence[Any], indices: Iterable[int], values: Iterable[Any]) -> list[Any]:
+def with_values_at(items: Sequence[Any], indices: Iterable[int], values: Iterable[Any]) -> list[Any]:
     """Return a copy of a list with new values at some indices."""
     changed = list(items)
     for index, value in zip(indices, values, strict=True):
@@ -445,7 +445,7 @@ def put(items: Sequence[Any], indices: Iterable[int], values: Iterable[Any]) -> 
     return changed
 
 
-def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[list[int]]:
+def divide_into_fragments(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[list[int]]:
     """Divide the trained tensors into fragments, groups of similar size, which are exchanged one in each round.
 
     Return the numbers of the tensors in each fragment.
@@ -468,7 +468,7 @@ def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -
 
 def tensors_of(parts: Iterable[int], weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[int]:
     """Return the numbers, ascending, of all tensors in some fragments and of all untrained tensors."""
-    dealt = deal(weights, trainable, fragments)
+    dealt = divide_into_fragments(weights, trainable, fragments)
     return sorted([i for part in parts for i in dealt[part]] + [i for i, learns in enumerate(trainable) if not learns])
 
 

@@ -86,7 +86,7 @@ class Family(Generic[R]):
             hint = error.hint or f"write it as {usual}"
             raise ConfigError(f"{self.kind} {text!r}: {error.message}", hint=hint) from None
 
-    def same(self, rule: R) -> R:
+    def normalized(self, rule: R) -> R:
         """Return an equal rule whose parameters have their declared types, so that one rule has one text.
 
         Raises:

@@ -227,7 +227,7 @@ class Schedules:
         warmup = rules[0] if is_warm[0] else Warmup(share=0.0)
         return Rates(warmup=warmup, course=Constant() if is_warm[-1] else rules[-1])
 
-    def same(self, rule: Rates) -> Rates:
+    def normalized(self, rule: Rates) -> Rates:
         """Return a rule in its usual form: the form that it has when it is read from its own text."""
         return self.read(self.text(rule))
 

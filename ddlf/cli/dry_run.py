@@ -164,7 +164,7 @@ def _print_settings(app: IApp, options: argparse.Namespace) -> None:
 
 def _print_visible(choice: Choice) -> None:
     """Print the updates and samples that each party sees."""
-    column = visible.of(choice)
+    column = visible.column_for(choice)
     rows = [visible.Row(party="who", updates="sees of a worker's updates", samples="of its data"), *column.rows()]
     names, updates = (max(len(getattr(row, name)) for row in rows) for name in ("party", "updates"))
     for number, row in enumerate(rows):

@@ -144,7 +144,7 @@ def _main(argv: list[str]) -> NoReturn:
         _without_command(argv)
     chosen, options = parse(argv)
     try:
-        code = act(chosen, options)
+        code = run_parsed(chosen, options)
     except DDLFError as error:
         from ddlf.cli.output import show_error
 
@@ -194,7 +194,7 @@ def _refuse(parser: Parser, commands: Commands, argv: Sequence[str]) -> NoReturn
     parser.error(f"unknown command {name!r}{suggestion}")
 
 
-def act(chosen: Command, options: argparse.Namespace) -> int:
+def run_parsed(chosen: Command, options: argparse.Namespace) -> int:
     """Run a command with its parsed options, and return the exit code."""
     assert chosen.run is not None
     with interrupts.importing():

@@ -323,12 +323,12 @@ def check_short(options: argparse.Namespace, purpose: str) -> None:
         raise ConfigError(f"{command} needs an app", hint=f"name its file: {command} app.py")
     if unused := given_options(options, NOT_SHORT):
         raise ConfigError(
-            f"{', '.join(unused)} {have(unused)} no effect on {purpose}",
+            f"{', '.join(unused)} {has_or_have(unused)} no effect on {purpose}",
             hint=f"leave {'it' if len(unused) == 1 else 'them'} out",
         )
 
 
-def have(names: Sequence[str]) -> str:
+def has_or_have(names: Sequence[str]) -> str:
     """Return the verb for these names: ``"has"`` for one, ``"have"`` for several."""
     return "has" if len(names) == 1 else "have"
 

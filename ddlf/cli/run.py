@@ -301,7 +301,7 @@ async def _train(app: IApp, save_path: Path | None, run: Path | None, stop: Stop
         run: Folder of the run; None if it has none.
         stop: Asks the run to end.
     """
-    from ddlf.data.app_data import has
+    from ddlf.data.app_data import has_data
     from ddlf.training.evaluation.master import to_its_end
 
     path = save_path if save_path is not None or run is None else run / MODEL
@@ -324,9 +324,9 @@ async def _train(app: IApp, save_path: Path | None, run: Path | None, stop: Stop
         except Exception as error:  # nobody asked for it
             print(f"the model could not be saved in the run's folder: {reason(error)}", file=sys.stderr)
             path = None
-    if has(app, "test") and stop.terminated:  # SIGKILL follows soon
+    if has_data(app, "test") and stop.terminated:  # SIGKILL follows soon
         print("the test data is not evaluated, because SIGTERM asks for a quick end", file=sys.stderr)
-    elif has(app, "test"):
+    elif has_data(app, "test"):
         try:
             metrics = await app.evaluate_model()
         except Exception:

@@ -20,7 +20,7 @@ from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.config.addresses import find_config
 from ddlf.errors import ConnectError
 from ddlf.events.record import size
-from ddlf.monitor.card_use import briefly
+from ddlf.monitor.card_use import short_reading
 from ddlf.monitor.terminal.phrases import duration, number, rate
 
 POLL_S = 1.0
@@ -203,12 +203,12 @@ def _workers(state: dict[str, Any], columns: int, rows: int) -> list[RenderableT
     fits = numbers if len(numbers) <= max(rows, 1) else numbers[: max(rows - 1, 1)]
     for worker in fits:
         lane, facts = lanes.get(worker, {}), workers_of_cluster.get(worker, {})
-        status, words = doing(lane, facts, state)
+        status, words = activity_of(lane, facts, state)
         cells = {
             "rate": rate(lane["rate"]) if lane.get("rate") else "",
             "updates": str(lane.get("updates") or ""),
             "memory": size(used) if (used := (facts.get("memory") or {}).get("used")) else "",
-            "card": "; ".join(map(briefly, cards_of(facts))),
+            "card": "; ".join(map(short_reading, cards_of(facts))),
             "cores": str(facts.get("cores") or ""),
             "sent": size(facts["sent"]) if facts else "",
             "received": size(facts["received"]) if facts else "",
@@ -232,7 +232,7 @@ def _part(number: int, part: dict[str, Any], names: dict[int, str], columns: int
     return result
 
 
-def doing(lane: dict[str, Any], worker: dict[str, Any], state: dict[str, Any]) -> tuple[str, str]:
+def activity_of(lane: dict[str, Any], worker: dict[str, Any], state: dict[str, Any]) -> tuple[str, str]:
     """Return the state of a worker (busy, idle, suspect, lost or gone) and its current work, in words."""
     if lane.get("state") == "gone":
         return "gone", f"excluded: {_first(lane['why'])}"

@@ -452,7 +452,7 @@ class Group:
             A future: ``await`` it, ``cancel`` it, or pass many to ``asyncio.as_completed``, ``gather`` or ``wait``.
         """
         call = self._function(function)
-        self._dispatch.look()
+        self._dispatch.find_workers()
         return asyncio.get_running_loop().create_task(call(*args, **kwargs))
 
     async def add_method(
@@ -840,7 +840,7 @@ class Cluster(Group):
         self._machines[machine(host)] += 1
         worker = self._proxy(host, port, id=number, N=number)
         await self._members.add(worker)
-        self._dispatch.look()
+        self._dispatch.find_workers()
         return worker
 
     @property
@@ -856,7 +856,7 @@ class Cluster(Group):
     def take_in(self, worker: ProxyWorker) -> None:
         """Move a worker from the missing ones to the workers, after the master has reached it."""
         self._members.take_in(worker)
-        self._dispatch.look()
+        self._dispatch.find_workers()
 
     async def introduce(self, workers: Sequence[ProxyWorker], run: str) -> None:
         """Let each of these workers call every other one in a run; ``ddlf.cluster.introduce`` has the details."""

@@ -193,7 +193,7 @@ class Dispatch:
         finally:
             self._open -= 1
 
-    def look(self) -> None:
+    def find_workers(self) -> None:
         """Check whether lost workers have returned, and whether new ones have joined."""
         for lane in self._current_lanes():
             if not lane.open and lane not in self._coming:

@@ -135,7 +135,7 @@ class Tally:
     def begin(self) -> None:
         """Begin the map, and emit ``MapBegan``."""
         self._begin = self._emitted_at = time.monotonic()
-        self.function.dispatch.look()
+        self.function.dispatch.find_workers()
         facts: dict[str, Any] = {"workers": len(self._workers), "per_worker": self.function.job.per_worker}
         self._emit(MapBegan(**self._names, items=self.total, **facts))
 

@@ -45,7 +45,7 @@ MEANT = {
 """Attribute names from other libraries and frequent misspellings, with the name that DDLF reads."""
 
 
-def has(app: UserApp, part: str) -> bool:
+def has_data(app: UserApp, part: str) -> bool:
     """Return whether the app has data of a part: ``"train"``, ``"val"`` or ``"test"``."""
     return getattr(app, f"x_{part}", None) is not None or data_set_of(app, part) is not None
 
@@ -133,7 +133,7 @@ def check_data(app: UserApp) -> None:
         AppError: Data is missing, or arrays do not fit together.
         DatasetError: A value is not an array of numbers.
     """
-    if not has(app, "train"):
+    if not has_data(app, "train"):
         raise AppError(
             f"load_dataset set no self.x_train{suggestion(app, 'x_train')}",
             hint="set x_train, y_train and, for the test, x_test, y_test",

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 
 from ddlf.data.manifest import Column
-from ddlf.data.rows import Rows, check_ragged, put, row_type
+from ddlf.data.rows import Rows, check_ragged, row_type, set_cell
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.worker.machine import cores
 
@@ -92,7 +92,7 @@ class Images:
                         f"but {self._files[0][0]} is {_image_kind(column.shape, column.dtype)}",
                         hint="give all images one size with --image-size 64x64, and one mode beforehand",
                     )
-                put(rows, "x", row, pixels)
+                set_cell(rows, "x", row, pixels)
                 rows["y"][row] = label
             yield rows
 

@@ -15,7 +15,7 @@ from ddlf.data.arrow import Where
 from ddlf.data.images import Decoder, is_image
 from ddlf.data.manifest import MAX_CLASSES, Column, check_columns
 from ddlf.data.parquet_files import arrow_errors
-from ddlf.data.rows import Rows, check_ragged, chosen, longest, put, row_type
+from ddlf.data.rows import Rows, check_ragged, chosen, longest, row_type, set_cell
 from ddlf.errors import ConfigError, DatasetError
 
 MOST_ROWS = 4096
@@ -90,7 +90,7 @@ class Parquet:
                 column = self.columns[name]
                 if column.ragged:
                     for number, row in enumerate(array):
-                        put(rows, name, number, row)
+                        set_cell(rows, name, number, row)
                     continue
                 if (array.dtype.name, array.shape[1:]) != (column.dtype, column.shape):
                     raise DatasetError(

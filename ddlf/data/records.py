@@ -12,7 +12,7 @@ import numpy as np
 
 from ddlf.data.images import on_all_cores
 from ddlf.data.manifest import KINDS, Column, check_columns
-from ddlf.data.rows import Rows, check_ragged, chosen, longest, put, row_type
+from ddlf.data.rows import Rows, check_ragged, chosen, longest, row_type, set_cell
 from ddlf.errors import DatasetError
 
 AT_ONCE = 256
@@ -84,7 +84,7 @@ class Records:
                     part = list(itertools.islice(records, min(AT_ONCE, len(rows) - done)))
                     for number, arrays in enumerate(on_all_cores(lambda entry: self._sample(*entry), part), done):
                         for name, array in arrays.items():
-                            put(rows, name, number, array)
+                            set_cell(rows, name, number, array)
                 yield rows
 
     def _array(self, name: str, record: Record) -> np.ndarray[Any, Any]:

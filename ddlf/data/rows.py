@@ -45,7 +45,7 @@ def row_type(columns: dict[str, Column]) -> np.dtype[Any]:
     return np.dtype(fields)
 
 
-def put(rows: Rows, name: str, number: int, array: np.ndarray[Any, Any]) -> None:
+def set_cell(rows: Rows, name: str, number: int, array: np.ndarray[Any, Any]) -> None:
     """Set one column of one row of a structured array of samples."""
     if rows.dtype[name].names is None:
         rows[name][number] = array

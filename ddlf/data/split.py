@@ -28,7 +28,7 @@ from ddlf.data.location import HEAPS, DataLocation, Folder, Unfinished, check_ro
 from ddlf.data.manifest import MAX_CLASSES, Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import ENDS
-from ddlf.data.rows import Rows, SampleSource, put, row_type
+from ddlf.data.rows import Rows, SampleSource, row_type, set_cell
 from ddlf.errors import ConfigError, DatasetDamaged, DatasetError
 from ddlf.events.record import size
 from ddlf.version import __version__
@@ -565,7 +565,7 @@ class PartitionedSource:
                         rows[name] = array[start : start + at_once]
                         continue
                     for number in range(len(rows)):
-                        put(rows, name, number, array[start + number])
+                        set_cell(rows, name, number, array[start + number])
                 yield rows
 
 

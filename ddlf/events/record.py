@@ -218,7 +218,7 @@ def fitted(text: str) -> str:
     return "\n".join(line for broken in lines for line in broken)
 
 
-def put(text: str) -> None:
+def print_at_once(text: str) -> None:
     """Print text at once, wrapped by ``fitted``. A full disk costs the line and a warning, but not the training.
 
     Raises:

@@ -49,7 +49,7 @@ def as_text(reading: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (_busy(reading), memory, watts, _warm(reading))))
 
 
-def briefly(reading: Mapping[str, Any]) -> str:
+def short_reading(reading: Mapping[str, Any]) -> str:
     """Return a reading as a short text, such as ``"87 %, 12.9 GB, 61 °C"``."""
     memory = None if reading["memory"] is None else f"{reading['memory'] / 1e9:.1f} GB"
     return ", ".join(filter(None, (_busy(reading), memory, _warm(reading))))

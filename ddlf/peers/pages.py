@@ -76,7 +76,7 @@ class BrowserModel:
 
 def seen_by(plan: Plan) -> dict[str, Any]:
     """Return the updates and samples that each party sees, as the page shows them."""
-    column = visible.of(plan.choice)
+    column = visible.column_for(plan.choice)
     return {
         "update": visible.UPDATE,
         "rows": [(row.party, row.updates) for row in column.rows()],

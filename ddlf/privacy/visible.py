@@ -1,6 +1,6 @@
 """The updates and samples that each party sees, in a table. The screens and a page for readers follow from it. Pure.
 
-``COLUMNS`` has a column for each combination of settings, and ``of`` returns the column of a training. A column has a
+``COLUMNS`` has a column for each combination of settings, and ``column_for`` returns the column of a training. A column has a
 cell for each party. ``SECURITY.md`` has the tables for readers; ``ddlf run --dry-run`` and the page of a peer show one
 column. ``tests/privacy/test_visible.py`` names the tests behind the cells.
 """
@@ -331,7 +331,7 @@ COLUMNS: tuple[Column, ...] = (
 """All columns. One of them applies to each choice without a contradiction."""
 
 
-def of(choice: Choice) -> Column:
+def column_for(choice: Choice) -> Column:
     """Return the column of a training by its settings, which do not contradict each other."""
     [column] = [column for column in COLUMNS if column.applies(choice)]
     return column

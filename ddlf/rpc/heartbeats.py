@@ -213,9 +213,9 @@ class ControlChannel(Channel):
         if self.stream.closed:
             return
         self._pulse = pulse
-        self._look(on_dead)
+        self._beat(on_dead)
 
-    def _look(self, on_dead: Callable[[WorkerLost], None]) -> None:
+    def _beat(self, on_dead: Callable[[WorkerLost], None]) -> None:
         """Send a heartbeat, and check how long the worker has been silent.
 
         This detects losses that no error reports: the machine lost power, or the network broke.
@@ -235,7 +235,7 @@ class ControlChannel(Channel):
             period = self.liveness.timing.heartbeat_s
             aligned = period - now % period
             wait = min(self.liveness.next_look_s(now), aligned if aligned > period / 4 else aligned + period)
-            self._timer = self._loop.call_later(wait, self._look, on_dead)
+            self._timer = self._loop.call_later(wait, self._beat, on_dead)
 
     def _on_frame(self, frame: Frame) -> None:
         self.liveness.heard(self._loop.time())

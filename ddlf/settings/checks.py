@@ -216,7 +216,7 @@ class RuleOf:
                 raise ConfigError(
                     f"{name} must be an object, got the class {value.__name__}", hint=f"write {value.__name__}()"
                 )
-            return family.same(value)
+            return family.normalized(value)
         raise ConfigError(f"{name} must be a name, got {value!r}")
 
     @property
@@ -248,7 +248,7 @@ class OuterOf(RuleOf):
                 hint="for example ddlf.algorithms.outer.Nesterov(), or 'nesterov'",
             )
         family: Any = resolve_name(self.home)
-        return family.same(value) if _is_of(family, value) else value
+        return family.normalized(value) if _is_of(family, value) else value
 
     def __str__(self) -> str:
         return f"{super().__str__()}, or your own object"

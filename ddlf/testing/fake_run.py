@@ -373,7 +373,7 @@ class FakeWorker:
                 replica.end()
         self._check_lost()
         self.kept.begin(task)
-        self.kept.leave(task, {})
+        self.kept.store(task, {})
         return Reply(
             task=task,
             update=None,

@@ -59,7 +59,7 @@ class Reporter:
         self._batch_size = spec.data.batch_size
         self._every, self._rule = spec.evaluation.every, spec.evaluation.converge
         self._can_converge = bool(self._rule.metric)
-        self._validates = app.run_context.data.has(app, "val")
+        self._validates = app.run_context.data.has_data(app, "val")
         self._workers_test = app.run_context.data.is_elsewhere(app, "test")
         self._callbacks = callbacks
         self._turn = asyncio.Lock()  # a fair lock: the first caller gets it first

@@ -47,7 +47,7 @@ from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.external_weights import Outside
 from ddlf.training.progress import Progress, WeightsRef, shapes
 from ddlf.training.reporter import Reporter
-from ddlf.training.samples.files import Nearby, go_over, left_out
+from ddlf.training.samples.files import Nearby, left_out, use_newest_version
 from ddlf.training.samples.parts import LEAST_SHARE
 from ddlf.training.samples.policy import CommonData
 from ddlf.training.slot.task import Reply, Task
@@ -258,7 +258,7 @@ class Run:
             self.crew.begin_round()
             self.grow(number)
             if self.facts.files is not None:
-                await go_over(self.facts.files, progress, self.crew.emit, lambda: progress.round)
+                await use_newest_version(self.facts.files, progress, self.crew.emit, lambda: progress.round)
             self.began = dict.fromkeys(range(self.slots), begin)
             speeds = speeds_in(progress, number, balance, self.facts)
             parts = await self._parts.of(progress.span(number), self.slots, speeds, self.facts.batch_size)
@@ -506,7 +506,7 @@ class Run:
         ``again`` writes it even if the last merge has one.
         """
         try:
-            self.progress.states = await self.exchange.states.all()
+            self.progress.states = await self.exchange.states.fetch_all()
         finally:
             try:
                 await self.exchange.states.close()
@@ -603,7 +603,7 @@ class Run:
     async def use_newest_files(self, first: Callable[[], int]) -> None:
         """Switch to the newest version of the partition files, at the beginning of an epoch, as ``go_over`` does."""
         if self.facts.files is not None:
-            await go_over(self.facts.files, self.progress, self.crew.emit, first)
+            await use_newest_version(self.facts.files, self.progress, self.crew.emit, first)
 
     def grow(self, number: int) -> range:
         """Add a slot for each worker that exceeds the number of slots, if the run may grow.

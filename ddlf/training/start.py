@@ -171,7 +171,7 @@ async def train(app: App, mode: str, *numbers: int | None, fresh: bool = False, 
         if not app.run_context.data.is_elsewhere(app, "test"):  # a worker checks its own test data
             check_test_data(app)
         data = app.run_context.data
-        check_evaluation(spec, validates=data.has(app, "val"), method=data.evaluated_in)
+        check_evaluation(spec, validates=data.has_data(app, "val"), method=data.evaluated_in)
         run = await _run(app, samples, crew, spec, fresh, callbacks)
         progress = app.run_context.progress = run.progress
         if step is not None:
@@ -237,7 +237,7 @@ async def _train(run: Run, loop: Loop, callbacks: Callbacks | None) -> None:
 
 
 async def _bring_states(run: Run) -> None:
-    run.progress.states = await run.exchange.states.all()
+    run.progress.states = await run.exchange.states.fetch_all()
 
 
 @contextlib.asynccontextmanager

@@ -130,7 +130,7 @@ class StoppedFor:
         self.seconds = 0.0
         self._pid: int | None = None
 
-    def look(self, pid: int | None) -> float:
+    def check(self, pid: int | None) -> float:
         """Check whether a process is stopped, ``STOP_CHECK_S`` after the last check. Return for how many seconds it has
         been.
         """
@@ -311,10 +311,10 @@ class Control:
         if timing is not None:
             end_when_silent(self._sock, timing.dead_after_s)
             self._liveness = Liveness(timing, self._loop.time())
-            self._look()
+            self._check_master()
         return granted
 
-    def _look(self) -> None:
+    def _check_master(self) -> None:
         """Watch the master. The daemon disconnects it only after ``SILENT_GRACE_S``, which is much longer than the
         silence that allows another master to take the lease."""
         if self._timer is not None:
@@ -327,7 +327,7 @@ class Control:
         if self._liveness.silent_s(now) >= max(SILENT_GRACE_S, 2 * timing.dead_after_s):
             self._connection.abort()
             return
-        self._timer = self._loop.call_later(self._liveness.next_look_s(now), self._look)
+        self._timer = self._loop.call_later(self._liveness.next_look_s(now), self._check_master)
 
     async def _slow(self, frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> None:
         try:
@@ -551,7 +551,7 @@ class Daemon:
             await asyncio.sleep(STOP_CHECK_S)
             if self._holder is None:
                 continue  # nobody waits for the result
-            seconds = stopped.look(self.process.pid)
+            seconds = stopped.check(self.process.pid)
             if seconds >= self._holder.dead_after_s:
                 self.process.end_stopped(seconds)
 

@@ -39,7 +39,9 @@ def test_scaffold_is_its_algorithm_over_ten_rounds():
     c_i, c = [np.zeros(3) for _ in TARGETS], np.zeros(3)
     for _ in range(10):
         after = [trained(rule, w, b, control, mean, steps, rate) for b, control in zip(TARGETS, controls, strict=True)]
-        controls = [rule.left(control, mean, w - y, steps, rate) for control, y in zip(controls, after, strict=True)]
+        controls = [
+            rule.new_control(control, mean, w - y, steps, rate) for control, y in zip(controls, after, strict=True)
+        ]
         (mean,) = mean_control([[control] for control in controls])
         w = np.mean(after, axis=0)
 
@@ -60,7 +62,7 @@ def test_scaffold_is_its_algorithm_over_ten_rounds():
 
 def test_a_rate_of_0_does_not_change_a_control():
     control = np.ones(2)
-    assert np.array_equal(Scaffold().left(control, np.zeros(2), np.zeros(2), 3, 0.0), control)
+    assert np.array_equal(Scaffold().new_control(control, np.zeros(2), np.zeros(2), 3, 0.0), control)
 
 
 def test_the_mean_of_controls_counts_slots_without_a_control_as_zeros():

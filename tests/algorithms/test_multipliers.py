@@ -35,7 +35,7 @@ def test_no_more_than_all_can_be_frozen(frozen):
 def test_multipliers_are_read_and_written(text, rule):
     assert MULTIPLIERS.read(text) == rule
     assert str(rule) == text
-    assert MULTIPLIERS.same(rule) == rule
+    assert MULTIPLIERS.normalized(rule) == rule
 
 
 @pytest.mark.parametrize(

@@ -57,15 +57,15 @@ def test_parameters_are_read_without_names_and_written_with_them(family, texts, 
 
 def test_rule_made_with_other_number_types_equals_its_text():
     """A checkpoint of one can therefore be resumed with the other."""
-    assert str(OUTER.same(Nesterov(learning_rate=1))) == "nesterov:learning_rate=1.0,momentum=0.9"
-    assert type(MERGE.same(Krum(bad=np.int64(2))).bad) is int
+    assert str(OUTER.normalized(Nesterov(learning_rate=1))) == "nesterov:learning_rate=1.0,momentum=0.9"
+    assert type(MERGE.normalized(Krum(bad=np.int64(2))).bad) is int
     with pytest.raises(ConfigError, match=r"bad must be a whole number, got '1\.5'"):
-        MERGE.same(Krum(bad=1.5))
+        MERGE.normalized(Krum(bad=1.5))
 
     class Own(Nesterov):
         pass
 
-    assert type(OUTER.same(Own())) is Own
+    assert type(OUTER.normalized(Own())) is Own
 
 
 @pytest.mark.parametrize(

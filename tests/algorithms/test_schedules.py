@@ -63,7 +63,7 @@ def test_a_schedule_is_written_as_text_and_read_back():
     for text in ("cosine:least=0.0", "warmup:share=0.1,restarts:cycles=4,least=0.01", "hold:until=0.5,least=0.0"):
         assert str(SCHEDULE.read(text)) == text
     assert SCHEDULE.read("warmup:0.1, hold:0.3,least=0.1") == SCHEDULE.read("warmup:share=0.1,hold:until=0.3,least=0.1")
-    assert SCHEDULE.same(SCHEDULE.read("linear")) == SCHEDULE.read("linear")
+    assert SCHEDULE.normalized(SCHEDULE.read("linear")) == SCHEDULE.read("linear")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.merge import Mean, merged
-from ddlf.algorithms.outer import OUTER, Streaming, deal, tensors_of
+from ddlf.algorithms.outer import OUTER, Streaming, divide_into_fragments, tensors_of
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun
@@ -38,7 +38,7 @@ def test_streaming_equals_the_formula_of_its_source_over_ten_rounds(alpha):
     points, counts = chance.normal(size=(3, 3, 4)), [10, 20, 30]
 
     # The formula leaves open which of the two trained tensors is in which fragment.
-    dealt = deal([np.zeros(4)] * 3, trainable, 2)
+    dealt = divide_into_fragments([np.zeros(4)] * 3, trainable, 2)
     w, v, local = np.ones((3, 4)), np.zeros((3, 4)), np.ones((3, 3, 4))
     expected = []
     for r in range(10):
@@ -78,7 +78,7 @@ def test_fragments_have_each_trained_tensor_once_and_similar_sizes():
     chance = np.random.default_rng(1)
     weights = [np.zeros(size, np.float32) for size in chance.integers(1, 1000, size=40)]
     trainable = [bool(flag) for flag in chance.integers(0, 2, size=40)]
-    dealt = deal(weights, trainable, 4)
+    dealt = divide_into_fragments(weights, trainable, 4)
     assert sorted(i for part in dealt for i in part) == [i for i, learns in enumerate(trainable) if learns]
     sizes = [sum(weights[i].nbytes for i in part) for part in dealt]
     assert max(sizes) < 1.1 * sum(sizes) / 4
@@ -87,7 +87,7 @@ def test_fragments_have_each_trained_tensor_once_and_similar_sizes():
 
 
 def test_each_fragment_has_a_tensor_also_when_some_are_empty():
-    assert all(deal([np.zeros(0)] * 3 + [np.zeros(9)], [True] * 4, 4))
+    assert all(divide_into_fragments([np.zeros(0)] * 3 + [np.zeros(9)], [True] * 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ async def test_a_round_changes_only_its_fragment_and_the_last_round_changes_all(
     run = FakeRun(FakeCluster(2), start=START, outer="streaming:3", master_epochs=5)
     run.on_round = lambda record: history.append(run.model.get_weights())
     await run.train_model()
-    dealt = deal(list(START.values()), [True] * 8, 3)
+    dealt = divide_into_fragments(list(START.values()), [True] * 8, 3)
     before = list(START.values())
     for number, after in enumerate(history):
         moved = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if not np.array_equal(a, b)]

@@ -19,7 +19,7 @@ from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.local_rules import LOCAL
 from ddlf.algorithms.merge import MERGE
-from ddlf.algorithms.outer import OUTER, Nesterov, Streaming, deal
+from ddlf.algorithms.outer import OUTER, Nesterov, Streaming, divide_into_fragments
 from ddlf.algorithms.partition import shuffled
 from ddlf.algorithms.partitioners import PARTITION
 from ddlf.algorithms.staleness import STALENESS
@@ -316,7 +316,7 @@ def fragments_by_hand(run, rule):
     """Like ``trained_by_hand``, but the slot keeps its values of fragments that a round does not exchange."""
     weights, local, velocity = list(START.values()), list(START.values()), Nesterov().init(list(START.values()))
     trains = [name not in FROZEN for name in START]
-    fragments, momentum, residual = deal(weights, trains, rule.fragments), None, [None] * len(weights)
+    fragments, momentum, residual = divide_into_fragments(weights, trains, rule.fragments), None, [None] * len(weights)
     travels = []
     for number in range(ROUNDS):
         task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ddlf.events.record import RoundRecord, accuracy, fitted, put, size
+from ddlf.events.record import RoundRecord, accuracy, fitted, print_at_once, size
 
 
 def record(**facts):
@@ -78,7 +78,7 @@ class Broken(io.StringIO):
 
 def test_a_full_disk_drops_a_line_and_a_closed_pipe_raises(monkeypatch):
     monkeypatch.setattr("sys.stdout", Broken(OSError(errno.ENOSPC, "full")))
-    put("x")
+    print_at_once("x")
     monkeypatch.setattr("sys.stdout", Broken(BrokenPipeError()))
     with pytest.raises(BrokenPipeError):
-        put("x")
+        print_at_once("x")

@@ -10,7 +10,7 @@ from ddlf import events as e
 from ddlf.events.record import RoundRecord
 from ddlf.monitor.state import State
 from ddlf.monitor.terminal.live import draw
-from ddlf.monitor.terminal.phrases import doing, waiting
+from ddlf.monitor.terminal.phrases import phase_in_words, waiting
 from tests.monitor.terminal.timed_events import (
     BEGAN,
     a_round,
@@ -149,11 +149,11 @@ def test_a_map_is_shown_like_a_phase():
     state = State()
     state.tell(e.MapBegan(**of, items=1000, workers=2, per_worker=1), 1.0)
     state.tell(e.MapMoved(**of, done=118, failed=2), 2.0)
-    assert [doing(phase) for phase in state.phases.values()] == ["mapping square, 120 of 1,000 items"]
+    assert [phase_in_words(phase) for phase in state.phases.values()] == ["mapping square, 120 of 1,000 items"]
     assert waiting(state, 6.0) == "master mapping square, 120 of 1,000 items for 5 s"
     state.tell(e.MapEnded(**of, how="complete", done=998, failed=2, seconds=3.0, compute_s=5.0), 4.0)
     assert not state.phases
     state.tell(e.MapBegan(**of, items=None, workers=2, per_worker=1), 1.0)
     state.tell(e.MapMoved(**of, done=118, failed=0), 2.0)
-    assert [doing(phase) for phase in state.phases.values()] == ["mapping square"]
+    assert [phase_in_words(phase) for phase in state.phases.values()] == ["mapping square"]
     assert "mapping square" in draw(state, 6.0, 80, 24).plain

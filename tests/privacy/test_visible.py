@@ -136,7 +136,7 @@ EVIDENCE = [
 @pytest.mark.parametrize(("choice", "column"), CHOICES)
 def test_each_choice_without_a_contradiction_has_one_column(choice, column):
     assert contradiction_of(choice) is None
-    assert visible.of(choice) is column
+    assert visible.column_for(choice) is column
 
 
 def test_each_cell_of_each_column_names_tests_that_exist():
@@ -184,7 +184,7 @@ def test_screens_warn_of_a_merge_rule_only_where_it_is_used(merge, has):
     """Earlier, all rounds warned of krum and median."""
     reveals = revealed_by(MERGE.read(merge))
     sentences = [
-        visible.of(choice).remaining(choice)
+        visible.column_for(choice).remaining(choice)
         for choice in (
             Choice(trainers="peers", merge=merge, reveals=reveals),
             Choice(trainers="workers", merge=merge, reveals=reveals),

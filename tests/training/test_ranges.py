@@ -13,15 +13,15 @@ from ddlf.algorithms.outer import OUTER
 from ddlf.errors import BadUpdate, ConfigError
 from ddlf.training.exchanges.sharded.ranges import (
     crossed,
+    cut_range,
     decode_slice,
     fits,
     pieces,
-    put,
     runs,
     stepped,
-    take,
     take_encoded,
     within,
+    write_range,
 )
 
 CHANCE = np.random.default_rng(0)
@@ -119,10 +119,10 @@ def test_parts_within_a_slice_come_in_order_despite_copies():
 def test_taken_slices_are_views_and_make_up_the_whole(shards):
     row_of_all = empty()
     for part in cut(SIZE, shards):
-        values = take(MODEL, part)
+        values = cut_range(MODEL, part)
         assert all(any(np.shares_memory(v, w) for w in MODEL) for v in values)
         assert sum(v.size for v in values) == part[1] - part[0]
-        put(row_of_all, part, values)
+        write_range(row_of_all, part, values)
     assert same_bits(row_of_all, MODEL)
 
 
@@ -138,7 +138,7 @@ def test_taken_slices_are_views_and_make_up_the_whole(shards):
 def test_slice_of_wrong_length_or_type_is_refused(wrong):
     row_of_all = empty()
     with pytest.raises(ConfigError, match=r"values 3,680 to 3,700 should be .*float32 \(10,\)"):
-        put(row_of_all, (3680, 3700), wrong(take(MODEL, (3680, 3700))))
+        write_range(row_of_all, (3680, 3700), wrong(cut_range(MODEL, (3680, 3700))))
     assert same_bits(row_of_all, empty())
 
 
@@ -148,7 +148,7 @@ def test_slice_of_encoded_values_decodes_to_the_slice_of_decoded_ones(name, shar
     encoded, _ = encode_update(CODEC.read(name), MODEL, [False] * len(MODEL))
     decoded = decode_update(encoded, MODEL)
     for part in cut(SIZE, shards):
-        assert same_bits(decode_slice(take_encoded(encoded, MODEL, part), MODEL, part), take(decoded, part))
+        assert same_bits(decode_slice(take_encoded(encoded, MODEL, part), MODEL, part), cut_range(decoded, part))
 
 
 LARGE = np.linspace(-1, 1, 700, dtype="f4")
@@ -162,14 +162,14 @@ def test_parts_are_encoded_with_the_peak_of_the_whole(scale):
     encoded_whole, _ = encode_update(codec, model, exact)
     peaks = [max(peak_of(part) for part in np.array_split(w, 5)) for w in model]
     for part in cut(sum(w.size for w in model), 6):
-        views, indices = take(model, part), [i for i, _, _ in overlapped(model, part)]
+        views, indices = cut_range(model, part), [i for i, _, _ in overlapped(model, part)]
         sizes, peaks_of_part = [model[i].nbytes for i in indices], [peaks[i] for i in indices]
         encoded = encode_parts(codec, views, sizes, [False] * len(indices), peaks_of_part)
         expected = take_encoded(encoded_whole, model, part)
         assert [sorted(payload) for payload in encoded["payloads"]] == [
             sorted(payload) for payload in expected["payloads"]
         ]
-        assert same_bits(decode_slice(encoded, model, part), take(decode_update(encoded_whole, model), part))
+        assert same_bits(decode_slice(encoded, model, part), cut_range(decode_update(encoded_whole, model), part))
 
 
 def test_adjacent_arrays_are_one_slice_and_crossings_are_in_order():
@@ -239,15 +239,15 @@ def rounds_of_shards(merge, outer, shards, slots, rounds, length):
             state, values = stepped(
                 merge,
                 outer,
-                [array for arrays in states for array in take(arrays, part)],
-                take(weights, part),
-                [(take(update, part), 10 + slot) for slot, update in enumerate(updates)],
+                [array for arrays in states for array in cut_range(arrays, part)],
+                cut_range(weights, part),
+                [(cut_range(update, part), 10 + slot) for slot, update in enumerate(updates)],
                 [TRAINABLE[i] for i in indices],
                 [MODEL[i].size for i in indices],
             )
-            put(after, part, values)
+            write_range(after, part, values)
             for i, arrays in enumerate(states_after):
-                put(arrays, part, state[i * len(indices) : (i + 1) * len(indices)])
+                write_range(arrays, part, state[i * len(indices) : (i + 1) * len(indices)])
         weights, states = after, states_after
     return weights, [array for arrays in states for array in arrays]
 
@@ -287,8 +287,10 @@ def test_slice_of_one_value_has_the_bits_of_the_row(merge):
     state = outer.init(weights)
     (expected_state,), (expected,) = outer.update(state, weights, merged(merge, updates, range(1, 34)), [True])
     for part in pieces((0, 20), 1):
-        parts = [(take(update, part), 1 + slot) for slot, update in enumerate(updates)]
-        (velocity,), (value,) = stepped(merge, outer, take(state, part), take(weights, part), parts, [True], [20])
+        parts = [(cut_range(update, part), 1 + slot) for slot, update in enumerate(updates)]
+        (velocity,), (value,) = stepped(
+            merge, outer, cut_range(state, part), cut_range(weights, part), parts, [True], [20]
+        )
         assert (value, velocity) == (expected[part[0]], expected_state[part[0]])
 
 

@@ -176,7 +176,7 @@ async def test_asynchronous_checkpoints_have_the_residual_of_each_slot(tmp_path,
 
         def train(task, worker=worker):
             reply = type(worker).train(worker, task)
-            residuals[task.slot, task.round] = worker.kept.left(task.slot, task.round)[RESIDUAL]
+            residuals[task.slot, task.round] = worker.kept.state_after(task.slot, task.round)[RESIDUAL]
             return reply
 
         worker.train = train
@@ -227,15 +227,15 @@ def test_worker_keeps_states_of_the_last_two_rounds_of_a_slot():
         task = asked_for(number, None if number else {})
         residual = states.begin(task).get(RESIDUAL)
         _, residual, _ = send_update("int8", tensors(number), [False, False], residual)
-        states.leave(task, {"optimizer": [], RESIDUAL: residual, HELD: tensors(number), "not asked for": []})
+        states.store(task, {"optimizer": [], RESIDUAL: residual, HELD: tensors(number), "not asked for": []})
         residuals.append(residual)
-    assert states.left(0, 1).keys() == {RESIDUAL}
-    assert equal(states.left(0, 1)[RESIDUAL], residuals[1])
-    assert states.left(0, 2).keys() == {"optimizer", RESIDUAL, HELD}
-    assert equal(states.left(0, 2)[RESIDUAL], residuals[2])
+    assert states.state_after(0, 1).keys() == {RESIDUAL}
+    assert equal(states.state_after(0, 1)[RESIDUAL], residuals[1])
+    assert states.state_after(0, 2).keys() == {"optimizer", RESIDUAL, HELD}
+    assert equal(states.state_after(0, 2)[RESIDUAL], residuals[2])
     for slot, number in ((0, 0), (0, 3), (1, 2)):
         with pytest.raises(AppMissing, match=f"this worker has no state of slot {slot + 1} after round {number + 1}"):
-            states.left(slot, number)
+            states.state_after(slot, number)
     with pytest.raises(AppMissing):
         states.begin(asked_for(5))
 
@@ -244,10 +244,10 @@ def test_the_state_in_a_task_replaces_the_kept_state():
     states = KeptStates()
     task = asked_for(0, {})
     states.begin(task)
-    states.leave(task, {"optimizer": [1], RESIDUAL: [2], HELD: [3]})
+    states.store(task, {"optimizer": [1], RESIDUAL: [2], HELD: [3]})
     assert states.begin(asked_for(4, {"optimizer": [5]})) == {"optimizer": [5]}
     with pytest.raises(AppMissing):
-        states.left(0, 0)
+        states.state_after(0, 0)
 
 
 class LeavesInRound3(FakeWorker):

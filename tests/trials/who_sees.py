@@ -87,8 +87,8 @@ SCREENS: tuple[OfPeers | OfWorkers, ...] = (
 
 def shown(choice: Choice) -> Iterator[str]:
     """Yield a line for each party, with the answers of the table."""
-    for party, cell in visible.of(choice).cells.items():
-        yield f"{visible.of(choice).name_of(party)}: updates: {cell.updates.phrase}; samples: {cell.samples.phrase}"
+    for party, cell in visible.column_for(choice).cells.items():
+        yield f"{visible.column_for(choice).name_of(party)}: updates: {cell.updates.phrase}; samples: {cell.samples.phrase}"
 
 
 async def take_pictures(options: str, at: Path) -> list[Path]:
@@ -148,7 +148,7 @@ def main(words: Sequence[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number, screen in enumerate(SCREENS, 1):
         files = make(screen, folder / str(number))
-        print(f"{number}  {visible.of(screen.choice).how}  ({', '.join(file.name for file in files)})")
+        print(f"{number}  {visible.column_for(screen.choice).how}  ({', '.join(file.name for file in files)})")
         for line in shown(screen.choice):
             print(f"   {line}", flush=True)
 

@@ -21,11 +21,11 @@ def test_only_a_suspended_process_counts_and_only_while_it_is_watched(monkeypatc
     stopped_now = {7}
     monkeypatch.setattr(daemon, "is_stopped", stopped_now.__contains__)
     judge = StoppedFor()
-    assert [judge.look(pid) for pid in (None, 7, 7, 7)] == [0, 0, STOP_CHECK_S, 2 * STOP_CHECK_S]
-    assert judge.look(8) == 0
-    assert [judge.look(7) for _ in range(2)] == [0, STOP_CHECK_S]
+    assert [judge.check(pid) for pid in (None, 7, 7, 7)] == [0, 0, STOP_CHECK_S, 2 * STOP_CHECK_S]
+    assert judge.check(8) == 0
+    assert [judge.check(7) for _ in range(2)] == [0, STOP_CHECK_S]
     stopped_now.clear()
-    assert judge.look(7) == 0
+    assert judge.check(7) == 0
 
 
 def test_the_state_of_a_process_is_read_for_any_process_name(tmp_path):

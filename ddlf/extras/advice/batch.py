@@ -268,7 +268,7 @@ def gradients(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, A
     """Return the norms of the kernels' gradients for some samples."""
     if has_own_train_step(model):
         return {}
-    return gradient_norms(model, Gradients(model).of(rows, model.get_weights())[0])
+    return gradient_norms(model, Gradients(model).compute(rows, model.get_weights())[0])
 
 
 def gradient_norms(model: Any, update: Weights) -> dict[str, Any]:
@@ -363,7 +363,7 @@ def memorize_batch(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[s
                 break
         observations |= {"first": first, "least": least, "ignored": _ignored(model, rows[0])}
         observations["agrees"] = _agreement(model, batch, facts)
-        update, _ = Gradients(model).of(batch, after)
+        update, _ = Gradients(model).compute(batch, after)
     observations["still"] = [
         weight.path
         for weight, gradient in zip(model.weights, update, strict=True)
@@ -638,7 +638,7 @@ def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str,
         return None
     weights, rows = before[0]
     model.set_weights(weights)
-    update, _ = Gradients(model).of(rows, weights)
+    update, _ = Gradients(model).compute(rows, weights)
     non_finite = [
         variable for variable, gradient in zip(model.weights, update, strict=True) if not np.isfinite(gradient).all()
     ]

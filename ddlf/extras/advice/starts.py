@@ -41,7 +41,7 @@ class StartCheck:
             set_weights(self._model, weights)
             observations = activations(self._model, self._rows, self._facts)
             if self._gradients is not None:
-                observations |= gradient_norms(self._model, self._gradients.of(self._rows, weights)[0])
+                observations |= gradient_norms(self._model, self._gradients.compute(self._rows, weights)[0])
             facts = replace(self._facts, observations=observations)
             findings = [finding.message for rule in RULES if rule.id in OF_STARTS for finding in rule.check(facts)]
         except Exception as error:  # a failed trial of the user's own layers does not count as a finding

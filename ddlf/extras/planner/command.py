@@ -56,7 +56,7 @@ def explained(options: argparse.Namespace) -> Explained:
     Raises:
         ConfigError: There is no such run, it was not predicted or was too short, or an option has no effect.
     """
-    from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, given_options, have
+    from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, given_options, has_or_have
     from ddlf.cli.runs import runs_folder
     from ddlf.extras.planner.explain import explain
     from ddlf.monitor.runs import folder, run_reader
@@ -75,7 +75,7 @@ def explained(options: argparse.Namespace) -> Explained:
         *["-p"] * bool(options.parameters),
     ]:
         raise ConfigError(
-            f"{', '.join(unused)} {have(unused)} no effect with --check, which reads a run",
+            f"{', '.join(unused)} {has_or_have(unused)} no effect with --check, which reads a run",
             hint=f"leave {'it' if len(unused) == 1 else 'them'} out",
         )
     path = folder.find(runs_folder(options), options.check)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlf.data.app_data import data_set_of, has, samples_of
+from ddlf.data.app_data import data_set_of, has_data, samples_of
 from ddlf.data.trees import leaves
 from ddlf.rpc.code import own_modules
 from ddlf.training.context import App
@@ -24,7 +24,7 @@ def data_of(app: App) -> str:
 
     It covers the number, shape and type of the samples, and the values of some of them. To read all takes seconds.
     """
-    if not has(app, "train"):
+    if not has_data(app, "train"):
         return ""
     digest = hashlib.sha256()
     if (data_set := data_set_of(app, "train")) is not None:

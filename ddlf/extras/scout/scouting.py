@@ -17,7 +17,7 @@ from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights
 from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data.app_data import NAMES, data_set_of, has, samples_of
+from ddlf.data.app_data import NAMES, data_set_of, has_data, samples_of
 from ddlf.data.trees import leaves
 from ddlf.errors import AppError, ConfigError, DatasetError
 from ddlf.extras import hooks
@@ -230,7 +230,7 @@ class Trials:
         self._app, self._spec, self._crew, self._say = app, spec, crew, say
         self._slots = spec.slots_on(app.cluster.places) if spec.exchange.one_step else 1
         self._batch = spec.data.batch_size * self._slots  # slots of a common step make it together
-        self._has_val = has(app, "val")
+        self._has_val = has_data(app, "val")
         self._files = data_set_of(app, "train") is not None
         self._held_out_count = 0 if self._has_val else max(1, min(MOST_HELD_OUT, round(HELD_OUT * samples)))
         self._samples = samples - self._held_out_count

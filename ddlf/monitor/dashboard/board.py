@@ -20,7 +20,7 @@ from ddlf.monitor.dashboard.series import MOST_POINTS, Series
 from ddlf.monitor.state import State, Sums, WorkerLane
 from ddlf.monitor.terminal.echo import harmless
 from ddlf.monitor.terminal.lines import line
-from ddlf.monitor.terminal.phrases import doing
+from ddlf.monitor.terminal.phrases import phase_in_words
 
 MOST_SPANS = 800
 """Maximum number of updates in the timeline."""
@@ -314,7 +314,7 @@ class Board:
             "number": self._runs,
             "phase": state.how or ("training" if state.is_training else "preparing"),
             "why": state.reason,
-            "doing": sorted({doing(phase) for phase in state.phases.values()}),
+            "doing": sorted({phase_in_words(phase) for phase in state.phases.values()}),
             "began": state.began,
             "version": state.record.version if state.record else self.header.first,
             "round": max(state.round, state.record.round if state.record else 0),
@@ -336,7 +336,7 @@ class Board:
         return {"round": event.round, "number": event.number, "step": event.step, "loss": finite_or_none(event.loss)}
 
     def _lane(self, lane: WorkerLane) -> dict[str, Any]:
-        phases = [doing(phase) for phase in self.state.phases.values() if phase.worker == lane.worker]
+        phases = [phase_in_words(phase) for phase in self.state.phases.values() if phase.worker == lane.worker]
         status = "gone" if lane.is_gone else "lost" if not lane.is_there else "busy" if lane.slot or phases else "idle"
         facts = {name: getattr(lane, name) for name in LANE}
         facts["done"] = round(lane.done / lane.total, 3) if lane.slot and lane.total else 0.0

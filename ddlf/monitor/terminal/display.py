@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from ddlf import events as e
-from ddlf.events.record import RoundRecord, put
+from ddlf.events.record import RoundRecord, print_at_once
 from ddlf.monitor.state import RunningPhase, State
 
 
@@ -33,7 +33,7 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line, if lines are printed."""
         if self.prints:
-            put(text)
+            print_at_once(text)
 
     def is_due(self, record: RoundRecord) -> bool:
         """Return whether to print a line for the record of a round now."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddlf import events as e
 from ddlf.events import ends_rounds_together
-from ddlf.events.record import RoundRecord, TrainingEvent, put
+from ddlf.events.record import RoundRecord, TrainingEvent, print_at_once
 from ddlf.monitor.terminal.display import Display
 from ddlf.monitor.terminal.phrases import waiting
 
@@ -297,7 +297,7 @@ class Lines(Display):
         """
         super().tell(event)
         if isinstance(event, e.RunEnded | e.Converged | e.RoundsMeasured) and self._pending is not None:
-            put(str(self._pending))
+            print_at_once(str(self._pending))
             self._pending = None
         if isinstance(event, e.RunBegan) or (line(event) and not isinstance(event, e.Committed)):
             self._note_line()
@@ -330,5 +330,5 @@ class Lines(Display):
     def look(self, now: float) -> None:
         """Print the current wait or progress, if no line was printed for ``QUIET_S``."""
         if now - self._last_line_at >= self._quiet_s and (text := waiting(self.state, now)):
-            put(f"{'training' if self.state.is_training else 'waiting':<9} {text}")
+            print_at_once(f"{'training' if self.state.is_training else 'waiting':<9} {text}")
             self._last_line_at, self._quiet_s = now, min(2 * self._quiet_s, LONGEST_QUIET_S)

@@ -19,7 +19,7 @@ from rich.text import Text
 from ddlf import events as e
 from ddlf.monitor.state import RunningPhase, State, WorkerLane
 from ddlf.monitor.terminal.display import Display
-from ddlf.monitor.terminal.phrases import SILENT_S, doing, duration, number, position, rate, trouble
+from ddlf.monitor.terminal.phrases import SILENT_S, duration, number, phase_in_words, position, rate, trouble
 
 DRAWS_PER_S = 4.0
 AT_MOST_EVERY_S = 0.1
@@ -245,8 +245,8 @@ class _Pen:
     def phase(self, name: str, phase: RunningPhase) -> Text:
         since = f"{self.now - phase.since:.0f} s"
         if not phase.done:
-            return self.row(name, doing(phase), since)
-        return self.row(name, doing(phase, amount=False), self.bar(phase.done / phase.total, 10), since)
+            return self.row(name, phase_in_words(phase), since)
+        return self.row(name, phase_in_words(phase, amount=False), self.bar(phase.done / phase.total, 10), since)
 
     def lane(self, lane: WorkerLane, phase: RunningPhase | None, *, rounds: bool) -> Text:
         if problem := trouble(lane, self.now):

@@ -45,7 +45,7 @@ def rate(samples: float, unit: str = "") -> str:
     return f"{samples:,.{0 if samples >= 10 else 1}f}{' ' * bool(unit)}{unit}/s"
 
 
-def doing(phase: RunningPhase, *, amount: bool = True) -> str:
+def phase_in_words(phase: RunningPhase, *, amount: bool = True) -> str:
     """Return in words the work of a phase, such as loading data, and its finished amount if known and wanted."""
     words = DOING.get(phase.activity, phase.activity) + f" to {phase.address}" * bool(phase.address and amount)
     if not phase.total or not amount:
@@ -90,9 +90,9 @@ def waiting(state: State, now: float) -> str:
         )
     groups: dict[str, list[RunningPhase]] = {}
     for phase in list(state.phases.values()):
-        groups.setdefault(doing(phase, amount=not phase.address), []).append(phase)
+        groups.setdefault(phase_in_words(phase, amount=not phase.address), []).append(phase)
     for words, phases in groups.items():
-        words = doing(phases[0]) if len(phases) == 1 else words
+        words = phase_in_words(phases[0]) if len(phases) == 1 else words
         master = ["master"] * any(not phase.worker for phase in phases)
         names = _names(state, [phase.worker for phase in phases if phase.worker], *master)
         parts.append(f"{names} {words} for {now - min(phase.since for phase in phases):.0f} s")

@@ -59,7 +59,7 @@ def warnings_of_master(app: App, mode: str, data: CommonData | None = None) -> l
     data = data or data_of(app)
     for callback in app.callbacks:
         name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
-        if monitor.startswith("val_") and not data.has(app, "val"):
+        if monitor.startswith("val_") and not data.has_data(app, "val"):
             sentences.append(f"{name} looks at {monitor}, but there is no x_val")
         elif monitor and not monitor.startswith("val_") and data.hides_metrics:
             sentences.append(

@@ -344,7 +344,7 @@ def callbacks_of(app: App, rule: RateDecay | Plateau) -> list[Any]:
 
     name, data = f"rate_decay={str(rule)!r}", app.run_context.data
     hint = f"set x_val, y_val in {data.evaluated_in}"
-    validates = data.has(app, "val")
+    validates = data.has_data(app, "val")
     if isinstance(rule, Plateau):
         check_rates(app.model, name)
         if not validates and data.hides_metrics:

@@ -131,7 +131,7 @@ class Keeper:
         if self._begun is not None and self._begun.of["round"] == progress.version:
             slices, self._begun = self._begun, None
             return asyncio.ensure_future(self._keep(progress, slices=slices))
-        return asyncio.ensure_future(self._keep(progress, states.all()))
+        return asyncio.ensure_future(self._keep(progress, states.fetch_all()))
 
     async def last(self, progress: Progress, *, again: bool = False) -> None:
         """Write everything that is not written yet, at the end of training, and let other processes use the folder.

@@ -315,7 +315,7 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
         )
     rules = ("exchange", "outer", "arrival", "push_rule", "shards", "shard_cut", "softsync")
     same = all(_comparable(rule, before.settings.get(rule)) == _comparable(rule, now.get(rule)) for rule in rules)
-    dropped = [part.name for part in PARTS if not part.goes_on(before.settings, now, same)]
+    dropped = [part.name for part in PARTS if not part.can_continue(before.settings, now, same)]
     return dataclasses.replace(
         before,
         weights=_weights_of(app),  # the user may have changed them

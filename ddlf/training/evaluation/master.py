@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.data.app_data import check_part, data_set_of, has
+from ddlf.data.app_data import check_part, data_set_of, has_data
 from ddlf.data.trees import grown, leaves
 from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import Evaluated, ModelSaved, Warned, What
@@ -46,7 +46,7 @@ def validate(
     Returns:
         Metrics by name; each name begins with ``val_``.
     """
-    if not has(app, "val"):
+    if not has_data(app, "val"):
         return {}
     values = evaluate(app, weights, "val", batch_size, moved=moved, callbacks=callbacks)
     return {f"val_{name}": value for name, value in values.items()}
@@ -97,7 +97,7 @@ async def measured(
                 values = await weights.evaluate(app, part, *args[:1])
         if values is None:
             weights = await weights.fetch()
-    if worker_evaluation is not None and (alone or not has(app, part)) and values is None:
+    if worker_evaluation is not None and (alone or not has_data(app, part)) and values is None:
         with Phase(app.run_context.emit, activity, total=worker_evaluation.samples(part), unit="samples") as phase:
             values = await worker_evaluation(
                 {"weights": weights}, part, *(args[:1] or (EVALUATION_BATCH,)), phase=phase
@@ -121,7 +121,7 @@ async def evaluated(app: App) -> dict[str, float]:
     Raises:
         AppError: There is no test data, or it does not fit the model.
     """
-    if not has(app, "test"):
+    if not has_data(app, "test"):
         raise AppError(
             "there is no test data to evaluate on",
             hint="set self.x_test and self.y_test, or self.test_data, in load_dataset",
@@ -205,7 +205,7 @@ async def load(app: App, path: str | Path) -> None:
         except TypeError as error:
             if "Could not locate" not in str(error):
                 raise
-        if not has(app, "train"):
+        if not has_data(app, "train"):
             await data_of(app).load(app)
         with fresh_names():
             await awaited(app.create_model())
@@ -264,7 +264,7 @@ def check_test(app: App) -> None:
     Raises:
         AppError: Names the data that are missing or do not fit.
     """
-    if (has(app, "test") or getattr(app, "y_test", None) is not None) and (wrong := wrong_with_test(app)):
+    if (has_data(app, "test") or getattr(app, "y_test", None) is not None) and (wrong := wrong_with_test(app)):
         raise AppError(
             f"{wrong}: it cannot be evaluated",
             hint="let load_dataset make x_test and y_test like x_train and y_train",
@@ -278,7 +278,7 @@ def wrong_with_test(app: App) -> str:
             check_part(app, "test")
     except DDLFError as error:
         return error.message
-    if not has(app, "test"):
+    if not has_data(app, "test"):
         return "there is no x_test"
     arrays = {f"{kind}_{part}": _shapes(app, kind, part) for part in ("train", "test") for kind in ("x", "y")}
     present = [name for name, shapes in arrays.items() if shapes]

@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data.app_data import has, samples_of
+from ddlf.data.app_data import has_data, samples_of
 from ddlf.errors import ClusterTooSmall
 from ddlf.events import Warned
 from ddlf.events.phases import Phase
@@ -37,7 +37,7 @@ class PrivateEvaluation:
 
     def samples(self, part: str) -> int:
         """Return the number of samples in a part of the data, of the master or else of all workers."""
-        if has(self._app, part):
+        if has_data(self._app, part):
             return samples_of(self._app, part)
         return sum(self._app.run_context.data.evaluates(part).values())
 
@@ -59,7 +59,7 @@ class PrivateEvaluation:
         Raises:
             ClusterTooSmall: All workers with such data are away.
         """
-        if has(self._app, part):
+        if has_data(self._app, part):
             return None
         sizes, counts = self._app.run_context.data.evaluates(part), dict[int, Any]()
         numbers = sorted(set(sizes) & set(self._app.run_context.data.homes.values()))

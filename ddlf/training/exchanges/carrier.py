@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ddlf.algorithms.codec import Float32, Outward
 from ddlf.algorithms.encoding import encode_delta, encode_update
-from ddlf.algorithms.outer import put
+from ddlf.algorithms.outer import with_values_at
 from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
@@ -23,7 +23,7 @@ from ddlf.training.checkpoints.sliced_resume import Restoring
 from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.roles import REPLICA
 from ddlf.training.samples.parts import PlannedSteps
-from ddlf.training.slot.parts import changed, exchanged
+from ddlf.training.slot.parts import changed_tensors, exchanged_tensors
 from ddlf.training.slot.task import Reply, Task
 
 
@@ -35,7 +35,7 @@ class WeightSource(Protocol):
         restoring: Lets workers read slices of checkpoints, if the workers hold the weights.
         compares: Returns the verdicts on updates that stay on workers, by slot; None if the master has the updates.
         evaluation: A ``WorkerEvaluation``, if workers share evaluations.
-        whole: Returns the message with whole weights, for workers that may hold nothing; None if workers have them.
+        encode_whole: Returns the message with whole weights, for workers that may hold nothing; None if workers have them.
     """
 
     differences: bool
@@ -57,7 +57,7 @@ class WeightSource(Protocol):
     ) -> dict[str, Any]: ...
 
     @property
-    def whole(self) -> Callable[[Weights], dict[str, Any]] | None: ...
+    def encode_whole(self) -> Callable[[Weights], dict[str, Any]] | None: ...
 
 
 class StarWeights:
@@ -119,7 +119,7 @@ class StarWeights:
         encoded, _ = encode_update(Float32(), self.slot_weights[slot], self.lossless)
         return {"delta": False, "encoded": encoded}
 
-    def whole(self, weights: Weights) -> dict[str, Any]:
+    def encode_whole(self, weights: Weights) -> dict[str, Any]:
         """Return the message with whole weights, for workers that may have no earlier weights.
 
         The weights are exact if they usually travel as differences, and encoded with the codec otherwise.
@@ -141,7 +141,7 @@ class StarWeights:
         indices, base = range(len(weights)) if tensors is None else tensors, self.slot_weights[slot]
         new, old, exact = ([values[i] for i in indices] for values in (weights, base, self.lossless))
         encoded, after = encode_delta(new, old, self._codec, exact)  # type: ignore[arg-type]
-        self.slot_weights[slot] = put(base, indices, after)
+        self.slot_weights[slot] = with_values_at(base, indices, after)
         return {"delta": True, "encoded": encoded} | ({} if tensors is None else {"tensors": list(tensors)})
 
 
@@ -194,13 +194,13 @@ class Carrier:
         state, holds = await self.states.state_for(task, worker, holds)
         await self.weights_out.reach(worker)
         exact, stays = self.weights_out.lossless, self.weights_out.stays
-        changed_tensors = changed(task, task.since, task.weights, exact) if task.merged and not stays else None
-        encoded = self.weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=changed_tensors)
+        sent_tensors = changed_tensors(task, task.since, task.weights, exact) if task.merged and not stays else None
+        encoded = self.weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=sent_tensors)
         message = dataclasses.replace(task, state=state, weights=encoded).to_message()
         answer = await worker.call(self._role, "train", message, hear=partial(self._moved, task, worker.id))
-        exchanged_tensors = exchanged(task, task.weights, exact) if task.merged and not stays else None
+        returned_tensors = exchanged_tensors(task, task.weights, exact) if task.merged and not stays else None
         reply = Reply.from_message(
-            answer, task, task.weights, self._samples, worker.name, exchanged_tensors, stays=stays
+            answer, task, task.weights, self._samples, worker.name, returned_tensors, stays=stays
         )
         self.states.check(reply, worker.name)
         return dataclasses.replace(
@@ -217,7 +217,7 @@ class Carrier:
             task, codec=self._codec, keep=self.states.keep, back=self.states.back, shared=self.states.shared
         )
         if self._steps is not None:
-            task = dataclasses.replace(task, steps=tuple(self._steps.of(task.slot, task.round)))
+            task = dataclasses.replace(task, steps=tuple(self._steps.of_round(task.slot, task.round)))
         return task
 
     async def measure(self, task: Task, worker: ProxyWorker) -> Any:

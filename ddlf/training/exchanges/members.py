@@ -63,7 +63,7 @@ class Members:
 
     differences = False
     stays = True
-    whole: Callable[[Weights], dict[str, Any]] | None = None
+    encode_whole: Callable[[Weights], dict[str, Any]] | None = None
 
     def __init__(
         self,

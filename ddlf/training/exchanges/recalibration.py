@@ -45,7 +45,7 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
     new = list(weights)
     old = [weights[index] for index in indices]
     begin = time.perf_counter()
-    whole = run.exchange.weights_out.whole
+    whole = run.exchange.weights_out.encode_whole
     assert whole is not None  # the master has merged the weights
     message = whole(weights)
     statistics: list[Weights] = await carried(run, [measuring(message, reply) for reply in replies], _measure)

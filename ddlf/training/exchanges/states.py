@@ -163,7 +163,7 @@ class SlotStates:
         self._states = states
         self._fetches, self._locations = {}, {}
 
-    def all(self) -> asyncio.Future[list[SlotState]]:
+    def fetch_all(self) -> asyncio.Future[list[SlotState]]:
         """Return a future with the state of every slot.
 
         It is the state at the time of this call, not of the ``await``.

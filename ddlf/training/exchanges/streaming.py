@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddlf.algorithms.outer import OuterOptimizer, Streaming, deal, tensors_of
+from ddlf.algorithms.outer import OuterOptimizer, Streaming, divide_into_fragments, tensors_of
 from ddlf.algorithms.weights import Weights
 from ddlf.events import Warned
 from ddlf.training.run import Round, Run
@@ -36,7 +36,7 @@ class Fragments:
     """
 
     def __init__(self, run: Run, rule: Streaming, like: Weights) -> None:
-        deal(like, run.facts.trainable, rule.fragments)  # raises before the state is allocated
+        divide_into_fragments(like, run.facts.trainable, rule.fragments)  # raises before the state is allocated
         self._run, self._rule, self._like = run, rule, like
         run.state.setdefault("outer", rule.init(run.weights))
         run.state.setdefault("merged", [np.full(rule.fragments, -1)])

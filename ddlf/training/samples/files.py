@@ -248,7 +248,9 @@ def _named(data: Any, files: Any) -> str:
     )
 
 
-async def go_over(data: DataSet, progress: Progress, emit: Callable[[Event], None], first: Callable[[], int]) -> None:
+async def use_newest_version(
+    data: DataSet, progress: Progress, emit: Callable[[Event], None], first: Callable[[], int]
+) -> None:
     """Switch to the newest version of the partition files, at the beginning of an epoch.
 
     The version stays the same if the place cannot be read now, or no longer has these samples: the current files are

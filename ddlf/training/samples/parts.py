@@ -206,7 +206,7 @@ class PlannedSteps:
         self._owned: list[int] | None = None  # samples of each slot, if they are the same in the whole run
         self._before: dict[int, list[int]] = {}  # slot -> the steps before each round, and after the last one
 
-    def of(self, slot: int, number: int) -> Steps:
+    def of_round(self, slot: int, number: int) -> Steps:
         """Return the planned steps of a slot's optimizer in a round, both numbered from 0."""
         progress = self._progress
         # These facts identify the plan. The completed rounds of an earlier plan stay the same.

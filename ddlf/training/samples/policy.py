@@ -118,20 +118,20 @@ class CommonData:
         shape: Sequence[int] = next(iter(opened.values()))["shape"]
         return tuple(shape)
 
-    def has(self, app: App, part: str) -> bool:
+    def has_data(self, app: App, part: str) -> bool:
         """Return whether a run can evaluate a part of the data: ``"val"`` or ``"test"``."""
-        return app_data.has(app, part)
+        return app_data.has_data(app, part)
 
     def is_elsewhere(self, app: App, part: str) -> bool:
         """Return whether workers have a part of the data, and the master does not."""
-        return self.has(app, part) and not app_data.has(app, part)
+        return self.has_data(app, part) and not app_data.has_data(app, part)
 
     @property
     def evaluated_in(self) -> str:
         """The method of an app that loads the validation and test data that a run evaluates."""
         return OWN_TEST if self.hides_metrics else "load_dataset"
 
-    def like(self, app: App) -> tuple[Any, ...] | None:
+    def example_samples(self, app: App) -> tuple[Any, ...] | None:
         """Return made-up samples with the shapes and types of the training data; None if the master has real ones."""
         return None
 
@@ -210,7 +210,7 @@ class PrivateData(CommonData):
                     hint="repair or leave out these samples in load_dataset",
                 )
         evaluation_samples = {
-            part: app_data.samples_of(app, part) for part in ("val", "test") if app_data.has(app, part)
+            part: app_data.samples_of(app, part) for part in ("val", "test") if app_data.has_data(app, part)
         }
         rows = tree_map(lambda array: np.zeros((0, *array.shape[1:]), array.dtype), app_data.batches(app, "train"))
         return {
@@ -225,7 +225,7 @@ class PrivateData(CommonData):
             if sentence := labels.beyond_outputs(app, part):  # the error of a framework could list labels
                 raise DatasetError(sentence, hint="number the classes in load_dataset from 0, on all workers alike")
         for part in ("val", "test"):  # the other workers have trained a round when they are evaluated
-            if app_data.has(app, part) and not _accepts(app.model, x := getattr(app, f"x_{part}")):
+            if app_data.has_data(app, part) and not _accepts(app.model, x := getattr(app, f"x_{part}")):
                 shapes = ", ".join(str(array.shape[1:]) for _, array in leaves(x, ""))
                 raise DatasetError(
                     f"the model does not take the samples of x_{part}, whose shape is {shapes}",
@@ -254,7 +254,7 @@ class PrivateData(CommonData):
                     f"private=True, but the master has {name}",
                     hint=f"set it in load_dataset, which only workers call; {OWN_TEST} may set x_test and y_test here",
                 )
-        return app_data.has(app, "test") or app_data.has(app, "val")
+        return app_data.has_data(app, "test") or app_data.has_data(app, "val")
 
     def compare(self, master_content: str, opened: Opened) -> None:
         if len(opened) < 2:
@@ -306,10 +306,10 @@ class PrivateData(CommonData):
         """Return how many samples of a part, such as ``"val"``, each worker has, by worker."""
         return self._evaluated.get(part, {})
 
-    def has(self, app: App, part: str) -> bool:
-        return super().has(app, part) or bool(self.evaluates(part))
+    def has_data(self, app: App, part: str) -> bool:
+        return super().has_data(app, part) or bool(self.evaluates(part))
 
-    def like(self, app: App) -> tuple[Any, ...] | None:
+    def example_samples(self, app: App) -> tuple[Any, ...] | None:
         if self._rows is None:
             return None
         return tuple(tree_map(lambda array: np.zeros((LIKE_ROWS, *array.shape[1:]), array.dtype), tuple(self._rows)))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlf.data.app_data import batches, data_set_of, has, has_own_train, rows, suggestion
+from ddlf.data.app_data import batches, data_set_of, has_data, has_own_train, rows, suggestion
 from ddlf.data.data_set import DataSet
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
@@ -79,14 +79,14 @@ def ready_model(app: App) -> Any:
             f"the model {model.name!r} is not compiled",
             hint="end create_model with self.model.compile(optimizer, loss)",
         )
-    if _lacks_a_loss(model) and (has(app, "test") or not has_own_train(app)):  # an evaluation needs the loss
+    if _lacks_a_loss(model) and (has_data(app, "test") or not has_own_train(app)):  # an evaluation needs the loss
         raise AppError(
             f"the model {model.name!r} is compiled without a loss",
             hint='give it a loss: self.model.compile(optimizer, "categorical_crossentropy"), or another one',
         )
     data_set = data_set_of(app, "train")
     lacks = getattr(app, "y_train", None) is None if data_set is None else not any(name[0] == "y" for name in data_set)
-    if lacks and has(app, "train") and _needs_labels(model):
+    if lacks and has_data(app, "train") and _needs_labels(model):
         raise AppError(
             f"load_dataset set no self.y_train{suggestion(app, 'y_train')}"
             if data_set is None
@@ -94,7 +94,7 @@ def ready_model(app: App) -> Any:
             hint=f"the model {model.name!r} is compiled with a loss, which compares outputs with labels",
         )
     _check_one_input(app, model)
-    if not (model.built and all(layer.built for layer in model.layers)) and has(app, "train"):
+    if not (model.built and all(layer.built for layer in model.layers)) and has_data(app, "train"):
         try:
             with scope_of(model):
                 model(sample(first_rows(app, "train"))[0])
@@ -117,7 +117,7 @@ def _check_one_input(app: App, model: Any) -> None:
     """
     import keras
 
-    if isinstance(model, keras.Sequential) and model.built and has(app, "train"):
+    if isinstance(model, keras.Sequential) and model.built and has_data(app, "train"):
         data_set = data_set_of(app, "train")
         # A file may be damaged, which on_bad decides later: names and shapes are known without reading one.
         x = (batches(app, "train") if data_set is None else _made_up_rows(app, "train", data_set))[0]
@@ -130,7 +130,7 @@ def _check_one_input(app: App, model: Any) -> None:
 
 def first_rows(app: App, part: str) -> tuple[Any, ...]:
     """Return the first rows of a part of an app's data, in the form for ``fit``. Arrays are returned whole."""
-    if not has(app, part) and (like := app.run_context.data.like(app)) is not None:
+    if not has_data(app, part) and (like := app.run_context.data.example_samples(app)) is not None:
         return like  # type: ignore[no-any-return]
     if (data_set := data_set_of(app, part)) is None:
         return batches(app, part)

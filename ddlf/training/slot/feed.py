@@ -355,7 +355,7 @@ class Samples(Protocol):
     def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:
         """Yield the samples of a slot's task batch by batch, each with the number of samples in it."""
 
-    def during(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def run_fit(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Call a function that runs ``fit`` on these samples, and return its metrics."""
 
     @property
@@ -428,7 +428,7 @@ class TrainingSamples:
             self._files = FileFeed(self._app, "train", batch_size, self._ends)
         return self._files
 
-    def during(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def run_fit(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Call a function that runs ``fit`` on these samples, and return its metrics.
 
         The metrics are empty if the run was stopped while ``fit`` waited for files.

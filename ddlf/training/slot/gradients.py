@@ -45,7 +45,7 @@ class Gradients:
         self._gradient_variables = [gradients_by_weight.get(id(weight)) for weight in model.weights]
         self._is_first = True  # check only the first batch: a layer that changes weights does so in each batch
 
-    def of(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
+    def compute(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
         """Return the gradients of a batch, for a model with these weights.
 
         Args:
@@ -157,7 +157,7 @@ class GradientModel(KerasModel):
 
     def _gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
         """Return the gradient of a batch as an update, and Keras's metrics; both from ``Gradients.of``."""
-        update, self._last_metrics = self._gradients.of(batch, weights)
+        update, self._last_metrics = self._gradients.compute(batch, weights)
         return update, dict(self._last_metrics)
 
 

@@ -309,14 +309,14 @@ class KerasRule:
             constant.assign(self._rule.constant(w, *self._controls(index, w)))
         self._noted, self._stepped = self._steps(), {}
 
-    def note(self) -> None:
+    def count_steps(self) -> None:
         """Count the steps made so far under the current learning rate, because the rate may change after this call."""
         if type(self._rule) is not Plain and self._rule.steers:
             now, rate = self._steps(), float(np.asarray(self._optimizer.learning_rate))
             self._stepped[rate] = self._stepped.get(rate, 0) + now - self._noted
             self._noted = now
 
-    def left(self, update: Weights) -> Control | None:
+    def new_control(self, update: Weights) -> Control | None:
         """Return the slot's new control (estimate of its gradients) after its round; None if the rule has none.
 
         Args:
@@ -327,7 +327,7 @@ class KerasRule:
         """
         if type(self._rule) is Plain:
             return None
-        self.note()
+        self.count_steps()
         steps = sum(self._stepped.values()) if self._rule.steers else self._steps() - self._noted
         if steps <= 0:
             raise AppError(
@@ -341,7 +341,7 @@ class KerasRule:
             rate = sum(rate * count for rate, count in self._stepped.items()) / steps
         controls: Control = [None] * len(update)
         for index in self._trained_indices:
-            controls[index] = self._rule.left(*self._controls(index, update[index]), update[index], steps, rate)
+            controls[index] = self._rule.new_control(*self._controls(index, update[index]), update[index], steps, rate)
         return controls
 
     def _controls(self, index: int, like: np.ndarray[Any, Any]) -> tuple[Any, Any]:

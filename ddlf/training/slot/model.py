@@ -26,10 +26,10 @@ class LocalRuleSteps(Protocol):
             mean: Mean of the control variates of all slots; None for zeros.
         """
 
-    def note(self) -> None:
+    def count_steps(self) -> None:
         """Note that the learning rate may change after this call, since some rules depend on it."""
 
-    def left(self, update: Weights) -> Control | None:
+    def new_control(self, update: Weights) -> Control | None:
         """Return the slot's new control (estimate of its gradients) after its round; None if the rule has none.
 
         Args:

@@ -203,7 +203,7 @@ class NumpyModel:
             own_control, mean = (np.zeros_like(w) if values is None else values for values in controls)
             rate = w.dtype.type(self.learning_rate)
             stepped.append(np.asarray(u + rate * rule.correction(w - u, rule.constant(w, own_control, mean)), w.dtype))
-            after.append(rule.left(own_control, mean, stepped[-1], 1, float(rate)))
+            after.append(rule.new_control(own_control, mean, stepped[-1], 1, float(rate)))
         return stepped, after
 
 
@@ -222,9 +222,9 @@ class NumpyRule:
         update, self._control = self._model.corrected(self._model._task, weights, update, self._control)
         return update
 
-    def note(self) -> None: ...
+    def count_steps(self) -> None: ...
 
-    def left(self, update: Weights) -> Control | None:
+    def new_control(self, update: Weights) -> Control | None:
         return self._control
 
 
@@ -258,7 +258,7 @@ class CountedSamples:
     def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:
         return iter(())
 
-    def during(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def run_fit(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
         return fit()
 
     def end(self) -> None: ...

@@ -24,7 +24,7 @@ from ddlf.algorithms.encoding import (
     without_zeros,
 )
 from ddlf.algorithms.local_rules import mean_control
-from ddlf.algorithms.outer import Streaming, put, tensors_of
+from ddlf.algorithms.outer import Streaming, tensors_of, with_values_at
 from ddlf.algorithms.weights import Weights, is_float, mean_of
 from ddlf.errors import ConfigError, ProtocolError
 from ddlf.training.callbacks.states import CallbackStates, check_of_workers
@@ -209,7 +209,7 @@ class SlotPart:
         return None
 
     @classmethod
-    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+    def can_continue(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
         """Return whether a training that continues an earlier one can use this part of the slots' states.
 
         Args:
@@ -283,7 +283,7 @@ class OptimizerState(SlotPart):
         )
 
     @classmethod
-    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+    def can_continue(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
         return bool(now["optimizer_state"] != "fresh" and MODE.kind(now["mode"]).keeps_optimizer)
 
 
@@ -355,7 +355,7 @@ class ReceivedWeights(SlotPart):
         return Kept() if plan.differences else None
 
     @classmethod
-    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+    def can_continue(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
         return Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
 
 
@@ -408,10 +408,10 @@ def read_weights(message: dict[str, Any], previous: Weights | None, like: Weight
     tensors = message.get("tensors")
     if tensors is None:
         return apply_delta(previous, message["encoded"])
-    return put(previous, tensors, apply_delta([previous[i] for i in tensors], message["encoded"]))
+    return with_values_at(previous, tensors, apply_delta([previous[i] for i in tensors], message["encoded"]))
 
 
-def whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
+def message_of_whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
     """Return local weights in the form of a message with whole weights, which ``read_weights`` accepts.
 
     Args:
@@ -422,7 +422,7 @@ def whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
     return {"delta": False, "encoded": {"codec": "float32", "payloads": payloads}}
 
 
-def travelling(update: Any) -> Any:
+def as_sent(update: Any) -> Any:
     """Return an encoded update without tensors that are all zero, such as frozen ones, which need not travel.
 
     Return any other value unchanged.
@@ -465,12 +465,12 @@ def send_update(
     new_residual += [None] * (groups * len(update) - len(new_residual))
     return (
         encoded,
-        put(new_residual, [group * len(update) + i for group in range(groups) for i in tensors], lost),
+        with_values_at(new_residual, [group * len(update) + i for group in range(groups) for i in tensors], lost),
         error,
     )
 
 
-def changed(task: Task, since: int, like: Weights, lossless: Sequence[bool]) -> list[int]:
+def changed_tensors(task: Task, since: int, like: Weights, lossless: Sequence[bool]) -> list[int]:
     """Return the numbers of the tensors whose global values have changed since an earlier round.
 
     Args:
@@ -483,7 +483,7 @@ def changed(task: Task, since: int, like: Weights, lossless: Sequence[bool]) -> 
     return tensors_of(parts, like, [not exact for exact in lossless], len(task.merged))
 
 
-def exchanged(task: Task, like: Weights, lossless: Sequence[bool]) -> list[int] | None:
+def exchanged_tensors(task: Task, like: Weights, lossless: Sequence[bool]) -> list[int] | None:
     """Return the numbers of the tensors whose updates come back to the master; None for all."""
     if not task.merged:
         return None
@@ -512,7 +512,7 @@ class OwnFragments(SlotPart):
         if not task.merged or not arrays:
             return weights
         *values, number = arrays
-        fresh, begun = set(changed(task, int(number), weights, exact)), []
+        fresh, begun = set(changed_tensors(task, int(number), weights, exact)), []
         for i, (value, w) in enumerate(zip(values, weights, strict=True)):
             if i in fresh and task.alpha and not exact[i]:
                 value = np.asarray(task.alpha * value + (1 - task.alpha) * w, w.dtype)
@@ -524,7 +524,7 @@ class OwnFragments(SlotPart):
         task, weights, begun = round.task, round.weights, round.begun
         if not task.merged:
             return update, []
-        round.tensors = exchanged(task, weights, round.exact)
+        round.tensors = exchanged_tensors(task, weights, round.exact)
         floats = [is_float(w) for w in weights]
         # This difference is exactly zero if the slot began with the global values, so the update then stays unchanged.
         behind = [
@@ -543,7 +543,7 @@ class OwnFragments(SlotPart):
         return Kept() if isinstance(plan.spec.outer, Streaming) else None
 
     @classmethod
-    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+    def can_continue(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
         return same
 
 
@@ -584,7 +584,7 @@ class LocalBatchNorm(SlotPart):
         return Kept(back=True) if plan.spec.batchnorm == "local" else None
 
     @classmethod
-    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+    def can_continue(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
         return bool(now["batchnorm"] == "local")
 
 
@@ -621,11 +621,11 @@ class Controls(SlotPart):
         A round that was ended early keeps the old one, since it may have made no step.
         """
         if round.trains and not round.stopped:
-            self._control = self._rule.left(update)
+            self._control = self._rule.new_control(update)
         return update, self._control or [None] * len(update)
 
     def epoch_begins(self) -> None:
-        self._rule.note()
+        self._rule.count_steps()
 
     @classmethod
     def kept_with(cls, value: Any) -> bool:
@@ -638,7 +638,7 @@ class Controls(SlotPart):
         return Kept(back=True, copied=True, large=True, mean=_mean)
 
     @classmethod
-    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+    def can_continue(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
         return bool(before.get("local_rule") == now["local_rule"])
 
     @classmethod

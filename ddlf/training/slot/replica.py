@@ -51,7 +51,7 @@ from ddlf.training.slot.distribution import (
 from ddlf.training.slot.feed import Samples, TrainingSamples, reordered
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
-from ddlf.training.slot.parts import PARTS, SlotPart, SlotRound, read_weights, travelling
+from ddlf.training.slot.parts import PARTS, SlotPart, SlotRound, as_sent, read_weights
 from ddlf.training.slot.peer_files import PIECE_BYTES, PeerFiles
 from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
 from ddlf.worker.assignment import prepare_framework
@@ -167,7 +167,7 @@ class Replica:
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Train one slot for one round. Receives a ``Task`` and returns a ``Reply``, both as messages."""
         reply: Reply = await self._computed(self.carry, Task.from_message(task))
-        return {**(message := reply.to_message()), "update": travelling(message["update"])}
+        return {**(message := reply.to_message()), "update": as_sent(message["update"])}
 
     async def measure(self, task: dict[str, Any]) -> Weights:
         """Return batch normalization's moving statistics over the samples of a ``Task``, a message with weights."""
@@ -211,7 +211,7 @@ class Replica:
         Raises:
             AppMissing: This worker does not have the state, or has dropped it.
         """
-        state = self.slots.left(slot, number)
+        state = self.slots.state_after(slot, number)
         return {name: state[name] for name in groups if name in state}
 
     @concurrent
@@ -413,7 +413,7 @@ class Replica:
         for part in reversed(self._parts):
             update, arrays = part.end(round, update)
             state[part.name] = arrays or []
-        self.slots.leave(round.task, state)
+        self.slots.store(round.task, state)
         return state
 
     def statistics(self, task: Task) -> Weights:
@@ -476,7 +476,7 @@ class Replica:
         check_division(self.app.model, len(indices) - skipped, batch_size)
         numbers, begun = range(first, first + epochs), self._fit_begins()
         model, data = self._model, feed.dataset
-        return self._samples.during(lambda: model.fit(data, numbers, callbacks, begin_epoch, end_batch, begun))
+        return self._samples.run_fit(lambda: model.fit(data, numbers, callbacks, begin_epoch, end_batch, begun))
 
     def _fit_begins(self) -> Callable[[], None]:
         """Let each part of the slot's state prepare a call of ``fit``.

@@ -159,7 +159,7 @@ def check_app(app: App) -> None:
             f"{type(app).__name__}.train makes its own steps, which privacy_unit='sample' cannot clip and noise",
             hint=f"leave out train, or {WHOLE}",
         )
-    rows = app.run_context.data.like(app)
+    rows = app.run_context.data.example_samples(app)
     if rows is None or len(rows) != 2 or not all(isinstance(array, np.ndarray) for array in rows):
         raise ConfigError(
             "privacy_unit='sample' needs one array of inputs and one of labels, without sample weights",

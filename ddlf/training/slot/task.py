@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from ddlf.algorithms.encoding import decode_update
-from ddlf.algorithms.outer import put
+from ddlf.algorithms.outer import with_values_at
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Fault, Weights
 from ddlf.errors import AppMissing, ProtocolError
@@ -277,7 +277,7 @@ _FROM_WORKER = (
 def _decoded(update: Any, like: Weights, tensors: Sequence[int] | None) -> Weights:
     if tensors is None:
         return decode_update(update, like)
-    return put([np.zeros_like(w) for w in like], tensors, decode_update(update, [like[i] for i in tensors]))
+    return with_values_at([np.zeros_like(w) for w in like], tensors, decode_update(update, [like[i] for i in tensors]))
 
 
 def _unusable(facts: Any) -> Fault | None:
@@ -331,15 +331,15 @@ class KeptStates:
         Raises:
             AppMissing: The task expects the state of the slot's last round on this worker, but it is missing.
         """
-        state = (self.left(task.slot, task.since) if task.state is None else task.state) | task.shared
+        state = (self.state_after(task.slot, task.since) if task.state is None else task.state) | task.shared
         self._left[task.slot] = {task.since: state}
         return state
 
-    def put(self, slot: int, number: int, state: SlotState) -> None:
+    def receive(self, slot: int, number: int, state: SlotState) -> None:
         """Store a slot's state here that the slot's round, numbered from 0, left on another worker."""
         self._left[slot] = {number: state}
 
-    def leave(self, task: Task, state: SlotState) -> None:
+    def store(self, task: Task, state: SlotState) -> None:
         """Store those groups of a slot's state, after its round, that the task says to keep on this worker."""
         ((number, before),) = self._left[task.slot].items()
         elsewhere = (*task.back, HELD)
@@ -348,7 +348,7 @@ class KeptStates:
             task.round: {name: state[name] for name in task.keep},
         }
 
-    def left(self, slot: int, number: int) -> SlotState:
+    def state_after(self, slot: int, number: int) -> SlotState:
         """Return the state that a slot's round, numbered from 0, left here. Any thread may call it.
 
         Raises:

@@ -23,7 +23,7 @@ def is_made(variable: Any) -> bool:
     return getattr(variable, "_value", variable) is not None
 
 
-def put(variable: Any, value: np.ndarray[Any, Any]) -> None:
+def set_value(variable: Any, value: np.ndarray[Any, Any]) -> None:
     """Set a variable, and make it first if it has no memory. It then gets the shape of the value, such as of a share."""
     if is_made(variable):
         variable.assign(value)
@@ -58,7 +58,7 @@ def make(variable: Any) -> None:
 
 
 def free(variables: Iterable[Any]) -> None:
-    """Free the memory of variables. ``put`` makes them again."""
+    """Free the memory of variables. ``set_value`` makes them again."""
     import keras
 
     for variable in variables:
@@ -72,7 +72,7 @@ def set_weights(model: Any, weights: Sequence[Any]) -> None:
         transfer().set_weights(model, weights)
         return
     for variable, value in zip(model.weights, weights, strict=True):
-        put(variable, value)
+        set_value(variable, value)
 
 
 def get_weights(model: Any) -> Weights:

@@ -31,7 +31,7 @@ class TestPlan:
         for slot, rounds in trained.items():
             before = 0
             for number in sorted(rounds):
-                steps = planned.of(slot, number)
+                steps = planned.of_round(slot, number)
                 assert steps == Steps(before, before + rounds[number], sum(rounds.values()), 4)
                 before = steps.after
 
@@ -41,7 +41,7 @@ class TestPlan:
         planned = PlannedSteps(run.run_context.progress, 8)
         sizes = np.bincount(run.run_context.progress.owners)
         assert len(set(sizes)) > 1
-        assert [planned.of(slot, 0).total for slot in range(3)] == [2 * math.ceil(size / 8) for size in sizes]
+        assert [planned.of_round(slot, 0).total for slot in range(3)] == [2 * math.ceil(size / 8) for size in sizes]
 
 
 class Scheduled(Blobs):

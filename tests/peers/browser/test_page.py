@@ -388,7 +388,7 @@ async def test_the_screen_explains_who_sees_updates_and_samples():
             await page.reload()
             await page.locator("#who").wait_for()
             rows = [await row.locator("th, td").all_inner_texts() for row in await page.locator("#who-rows tr").all()]
-            column = visible.of(plan.choice)
+            column = visible.column_for(plan.choice)
             assert rows == [[row.party, row.updates] for row in column.rows()]
             assert (
                 await page.locator("#who-samples").inner_text()

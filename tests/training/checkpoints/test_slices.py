@@ -14,7 +14,7 @@ from ddlf.training.checkpoints import slices
 from ddlf.training.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, is_seen, part_name, write, write_if_seen
 from ddlf.training.exchanges.sharded.plan import parts_of
-from ddlf.training.exchanges.sharded.ranges import take
+from ddlf.training.exchanges.sharded.ranges import cut_range
 
 CHANCE = np.random.default_rng(0)
 NAMES = ["embedding", "dense/kernel", "dense/bias", "empty", "scale"]
@@ -39,7 +39,9 @@ def saved(folder, number=1, *, count=3, run="abc", write=write_if_seen, harm=lam
     begun.sliced[OUTER] = [(f"{i:04d}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
     for shard, part in enumerate(cut(SIZE, count)):
         target = begun.destination()
-        written = write(target, parts_of(LIKE, part, NAMES, take(LIKE, part), [take(group, part) for group in state]))
+        written = write(
+            target, parts_of(LIKE, part, NAMES, cut_range(LIKE, part), [cut_range(group, part) for group in state])
+        )
         begun.add(shard, target, written, shard + 1)
     harm(begun)
     arrays = {"ledger": {"counts": np.arange(5)}}

@@ -48,7 +48,7 @@ def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0):
 
 def _has_state(replica, slot, round):
     try:
-        return bool(replica.slots.left(slot, round))
+        return bool(replica.slots.state_after(slot, round))
     except AppMissing:
         return False
 

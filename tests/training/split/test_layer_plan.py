@@ -8,7 +8,7 @@ from ddlf.training.exchanges.split.cut import CUT
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.layer_plan import check_steps
 from ddlf.training.exchanges.split.plan import Plan
-from ddlf.training.exchanges.split.units import Piece, Units, joined, shares, take
+from ddlf.training.exchanges.split.units import Piece, Units, joined, shares, take_indices
 from tests.training.models import blobs, distance
 from tests.training.split.test_parts import DIGITS, IMAGES, WORDS, attention, batches_of, compiled, layered, skips
 from tests.training.split.together import Parts, build_model, trained_plain
@@ -95,10 +95,10 @@ def test_units_need_not_divide_evenly():
     assert shares(10, 3).counts == [4, 3, 3]
     units = Units(tuple(np.array(indices) for indices in ([0, 3, 4], [1, 5], [2])))
     values = np.arange(12.0).reshape(2, 6)
-    assert np.array_equal(joined([take(values, indices) for indices in units], units.of), values)
+    assert np.array_equal(joined([take_indices(values, indices) for indices in units], units.of), values)
     piece = Piece(-1, units)
-    assert np.array_equal(piece.join([piece.of(values, worker) for worker in range(3)]), values)
-    assert [piece.share(worker) for worker in range(3)] == [3 / 6, 2 / 6, 1 / 6]
+    assert np.array_equal(piece.join([piece.share_of(values, worker) for worker in range(3)]), values)
+    assert [piece.fraction(worker) for worker in range(3)] == [3 / 6, 2 / 6, 1 / 6]
 
 
 def test_nothing_is_gathered_between_columns_and_rows():

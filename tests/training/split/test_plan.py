@@ -10,7 +10,7 @@ from ddlf.training.exchanges.split.graph import Graph, check_graph
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.replica import check_backend
 from ddlf.training.exchanges.split.variables import deferred, unmade
-from ddlf.training.slot.variables import is_made, put
+from ddlf.training.slot.variables import is_made, set_value
 
 
 def model_of(*layers, optimizer="sgd", loss="mse", kind=None, **options):
@@ -169,7 +169,7 @@ def test_a_model_is_built_without_memory_and_its_weights_are_made_one_by_one():
         pass
     backend.compute_output_spec(model, keras.KerasTensor((2, 8)))
     assert not any(map(is_made, model.weights))
-    put(model.weights[1], model.weights[1].numpy() + 2)
+    set_value(model.weights[1], model.weights[1].numpy() + 2)
     assert [is_made(weight) for weight in model.weights] == [False, True, False, False]
     assert model.weights[1].numpy().tolist() == [2.0] * 5
     assert all(map(is_made, model_of(*dense(5)).weights))

@@ -15,7 +15,7 @@ from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
 from ddlf.training.exchanges.split.variables import name_all, unmade
 from ddlf.training.slot.build import fresh_names
-from ddlf.training.slot.variables import put
+from ddlf.training.slot.variables import set_value
 
 
 def build_model(build, seed=3):
@@ -46,7 +46,7 @@ class Parts:
             options = cut.within, replicas, self.plan.program.by_rows
             plan = Plan.at(Graph.of(model), self.plan.ends, batch_size, micro_batches, *options)
             for index in part_plan.all_weights:
-                put(model.weights[index], plan.piece(part_plan.number, index, whole_model.get_weights()[index]))
+                set_value(model.weights[index], plan.piece(part_plan.number, index, whole_model.get_weights()[index]))
             part = KINDS[keras.backend.backend()](plan, part_plan.number)
             model.optimizer.build(part.trained)
             name_all(model.optimizer)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ddlf.data.app_data import has
+from ddlf.data.app_data import has_data
 from ddlf.errors import AppError, DatasetError, NotationError
 from ddlf.events import Decided, Warned
 from ddlf.extras import OPTIONAL_SETTINGS, check_settings, hooks
@@ -363,7 +363,9 @@ class Notation:
         x, y, w = (getattr(app, name, None) for name in ("x_train", "y_train", "w_train"))
         # If a program loads the text itself, the program has the settings.
         fixed_settings = not_open(app) if app.notation is not None else OF_RUNS
-        settled = self.settled(x, y, validation=has(app, "val"), weighted=w is not None, fixed_settings=fixed_settings)
+        settled = self.settled(
+            x, y, validation=has_data(app, "val"), weighted=w is not None, fixed_settings=fixed_settings
+        )
         if app.notation is not None:
             take_decided(app, settled)
         model = settled.compiled()

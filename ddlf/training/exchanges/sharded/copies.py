@@ -15,7 +15,7 @@ from ddlf.errors import AppMissing
 from ddlf.training.checkpoints.slices import write_if_seen
 from ddlf.training.exchanges.sharded.pairs import limited
 from ddlf.training.exchanges.sharded.plan import left_of, left_parts, write
-from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, size_of, take
+from ddlf.training.exchanges.sharded.ranges import PIECE, cut_range, pieces, size_of
 from ddlf.training.slot.task import KeptStates, SlotState, Task
 from ddlf.worker.calls import offered
 from ddlf.worker.peers import Unreached
@@ -87,7 +87,7 @@ class SlotCopies:
             AppMissing: This worker does not have it.
         """
         backup = self._backups.get(slot, {}).get(number)
-        return self._slot_states.left(slot, number) if backup is None else backup
+        return self._slot_states.state_after(slot, number) if backup is None else backup
 
     def restore(
         self, slot: int, number: int, state: SlotState, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]
@@ -100,7 +100,7 @@ class SlotCopies:
             state: Groups of the state that are already complete.
             lengths, arrays: The other groups, as arguments of ``left_of``.
         """
-        self._slot_states.put(slot, number, state | left_of(slot, lengths, arrays))
+        self._slot_states.receive(slot, number, state | left_of(slot, lengths, arrays))
 
     async def write(self, slot: int, number: int, groups: Sequence[str], target: dict[str, Any]) -> dict[str, Any]:
         """Write groups (named parts) of a slot's state into a checkpoint.
@@ -124,7 +124,7 @@ class SlotCopies:
     @offered
     async def left(self, slot: int, number: int, group: str, begin: int, end: int) -> Weights:
         """Return a range of the values of one group of a slot's state, for another worker."""
-        return take(arrays_of(self.state(slot, number)[group]), (begin, end))
+        return cut_range(arrays_of(self.state(slot, number)[group]), (begin, end))
 
     async def _fetched(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> SlotState:
         shapes: Shapes = await self.ask(worker, "shapes", slot, number, list(groups))

@@ -18,7 +18,7 @@ from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.copies import arrays_of, empty_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
 from ddlf.training.exchanges.sharded.plan import left_parts, parts_of
-from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, put, within
+from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, within, write_range
 from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply
@@ -105,7 +105,7 @@ class RemoteWeights:
         mean = empty_of((await self._call_any(layout, "mean_shapes", layout.generation, group))[group])
         arrays = arrays_of(mean)
         for piece in pieces((0, sum(array.size for array in arrays)), AT_ONCE):
-            put(arrays, piece, await self._call_any(layout, "mean", layout.generation, group, *piece))
+            write_range(arrays, piece, await self._call_any(layout, "mean", layout.generation, group, *piece))
         return mean
 
     async def write_mean(self, layout: Layout, group: str, slices: Slices, number: int) -> dict[str, int]:
@@ -200,7 +200,7 @@ class RemoteWeights:
                     alive.pop(member, None)
                     raise
                 for arrays, values in into(answer):
-                    put(arrays, piece, values)
+                    write_range(arrays, piece, values)
 
         while True:
             holders = [holder for holder in layout.at if holder in alive][: self.size]

@@ -361,7 +361,7 @@ class Sharded:
                 self._move(Layout(self._master_copy.generation))
             self._snapshot = self._run.progress.snapshot()
 
-    async def settle(self) -> None:
+    async def fetch_final(self) -> None:
         """Fetch the final weights to the master.
 
         If they are lost, restore the master's last weights, and undo later rounds.
@@ -483,7 +483,7 @@ class ShardedRounds:
                 fragments.tell_late()
         finally:
             await members.close()
-            await to_its_end(exchange.settle())
+            await to_its_end(exchange.fetch_final())
 
 
 def _mean_in(slices: Slices, number: int, group: str) -> list[Any]:

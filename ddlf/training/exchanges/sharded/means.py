@@ -21,7 +21,7 @@ from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies, arrays_of
 from ddlf.training.exchanges.sharded.merging import Ask, fetch
 from ddlf.training.exchanges.sharded.pairs import limited
 from ddlf.training.exchanges.sharded.plan import Generation, Plan
-from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, put, size_of, take
+from ddlf.training.exchanges.sharded.ranges import PIECE, cut_range, pieces, size_of, write_range
 from ddlf.training.slot.parts import PARTS, SlotPart
 from ddlf.training.slot.task import SlotState
 from ddlf.worker.peers import Unreached
@@ -58,14 +58,14 @@ class Mean:
     of: Generation
 
     @classmethod
-    def whole(cls, group: Sequence[Any]) -> Mean:
+    def from_group(cls, group: Sequence[Any]) -> Mean:
         """Return a mean that needs no more updates. ``group`` has its arrays, and None for each array that has no mean."""
         return cls([array is not None for array in group], Generation(arrays_of(group)))
 
     @classmethod
     def begun(cls, group: Sequence[Any]) -> Mean:
         """Return an empty mean with the shapes and types of a group of slot state, to be filled range by range."""
-        return cls.whole(
+        return cls.from_group(
             [None if array is None else np.empty(np.shape(array), np.asarray(array).dtype) for array in group]
         )
 
@@ -113,9 +113,9 @@ async def _make(mean_plan: MeanPlan, mean: Mean, parts: Sequence[Slice], ask: As
 
     async def fetch_state(piece: Slice, slot: int, worker: int, number: int) -> Weights:
         if not worker:
-            return take(on_master[slot], piece)
+            return cut_range(on_master[slot], piece)
         values: Weights = await ask(worker, "left", slot, number, mean_plan.group, *piece)
-        if not _fits(values, take(mean.of.weights, piece)):
+        if not _fits(values, cut_range(mean.of.weights, piece)):
             raise Unreached(worker, f"it sent a state of slot {slot + 1} that does not fit")
         if finite and not all(np.isfinite(array).all() for array in values):
             raise BadUpdate(f"slot {slot + 1} (worker {worker}) left a {mean_plan.group} that is not finite")
@@ -126,7 +126,7 @@ async def _make(mean_plan: MeanPlan, mean: Mean, parts: Sequence[Slice], ask: As
             *(fetch_state(piece, slot, worker, n) for slot, worker, n, _ in mean_plan.states)
         )
         shares = [share for *_, share in mean_plan.states]
-        put(mean.of.weights, piece, await asyncio.to_thread(_summed, of_slots, shares, mean_plan.total))
+        write_range(mean.of.weights, piece, await asyncio.to_thread(_summed, of_slots, shares, mean_plan.total))
         mean.of.ready[piece].set()
 
     await limited(compute_piece, parts)

@@ -22,7 +22,17 @@ from ddlf.algorithms.weights import Tensor, Weights, fault
 from ddlf.errors import AppMissing
 from ddlf.training.exchanges.sharded.pairs import Sent, decoded, limited
 from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, Unfit, codec_of, write
-from ddlf.training.exchanges.sharded.ranges import crossed, moved, pieces, put, runs, size_of, stepped, take, within
+from ddlf.training.exchanges.sharded.ranges import (
+    crossed,
+    cut_range,
+    moved,
+    pieces,
+    runs,
+    size_of,
+    stepped,
+    within,
+    write_range,
+)
 
 Ask = Callable[..., Awaitable[Any]]
 """Calls a verb of the exchange on a worker, which may be this one, by number, verb and arguments. Raises Unreached."""
@@ -139,7 +149,7 @@ class Merging:
             merge,
             outer,
             [array for group in old[:arrays_of_optimizer] for array in group],
-            old[-1] if coded else take(base.weights, piece),
+            old[-1] if coded else cut_range(base.weights, piece),
             list(zip(decoded(updates, plan.updates, base.weights, piece), samples, strict=True)),
             [plan.trainable[i] for i in indices],
             [base.weights[i].size for i in indices],
@@ -161,7 +171,7 @@ class Merging:
         new.peaks = [max(peaks) for peaks in zip(*await asyncio.gather(*requests), strict=True)]
 
         async def encode_piece(piece: Slice) -> None:
-            await asyncio.to_thread(new.set, piece, take(exact, moved(piece, self.own_range[0])))
+            await asyncio.to_thread(new.set, piece, cut_range(exact, moved(piece, self.own_range[0])))
             new.ready[piece].set()
 
         await limited(encode_piece, self._changing_pieces(self.own_range))
@@ -194,7 +204,7 @@ class Merging:
             return base.state_of(piece)
         except AppMissing:
             pass
-        like = take(base.weights, piece)
+        like = cut_range(base.weights, piece)
         state: State = [[np.empty_like(view) for view in like] for _ in range(plan.kept)]
         for part, worker in within(piece, [((begin, end), worker) for begin, end, worker in plan.state]):
             groups = await self._ask(worker, "kept", plan.base, *part)
@@ -204,13 +214,13 @@ class Merging:
 
     def _empty_state(self, part: Slice) -> State:
         """Return uninitialized arrays for the outer optimizer's state of a range."""
-        return [[np.empty_like(view) for view in take(self._base.weights, part)] for _ in range(self._plan.kept)]
+        return [[np.empty_like(view) for view in cut_range(self._base.weights, part)] for _ in range(self._plan.kept)]
 
     def _copy_into(self, state: State, piece: Slice, part: Slice, arrays: Weights) -> None:
         """Copy the outer optimizer's state of a piece into the state of the range that contains it."""
         n = len(arrays) // max(len(state), 1)
         for i, group in enumerate(state):
-            put(group, moved(piece, part[0]), arrays[i * n : (i + 1) * n])
+            write_range(group, moved(piece, part[0]), arrays[i * n : (i + 1) * n])
 
     def _changing_pieces(self, part: Slice) -> list[Slice]:
         """Return the pieces (parts) of a range whose tensors are exchanged in this round. Only their weights change."""

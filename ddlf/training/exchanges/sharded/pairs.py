@@ -14,7 +14,7 @@ from ddlf.algorithms.pairwise import BLOCK, Vector, brief, cosines_in, distances
 from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import ConfigError
-from ddlf.training.exchanges.sharded.ranges import decode_slice, moved, pieces, take
+from ddlf.training.exchanges.sharded.ranges import cut_range, decode_slice, moved, pieces
 from ddlf.worker.peers import Unreached
 
 AT_ONCE = 8
@@ -72,7 +72,7 @@ async def sums(
     def add(run: Slice, updates: Sequence[EncodedUpdate]) -> list[Vector]:
         tensors = decoded(updates, request.updates, like, run)
         rows = [
-            [take(tensor, moved(block, run[0]))[0] for tensor in tensors]
+            [cut_range(tensor, moved(block, run[0]))[0] for tensor in tensors]
             for block in blocks
             if run[0] <= block[0] < run[1]
         ]

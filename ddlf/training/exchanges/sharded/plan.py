@@ -17,7 +17,7 @@ from ddlf.algorithms.flat_weights import Slice, overlapped
 from ddlf.algorithms.weights import Fault, Tensor, Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices, assembled, part_name, slice_name
-from ddlf.training.exchanges.sharded.ranges import decode_slice, moved, put, size_of, take
+from ddlf.training.exchanges.sharded.ranges import cut_range, decode_slice, moved, size_of, write_range
 from ddlf.training.slot.task import SlotState
 from ddlf.worker.peers import Unreached
 
@@ -112,7 +112,7 @@ class Generation:
     means: dict[str, Any] = field(default_factory=dict)  # ``Mean`` of ``ddlf.training.exchanges.sharded.means``
 
     @classmethod
-    def whole(cls, weights: Weights, outer: Weights, codec: str, trainable: Sequence[bool]) -> Generation:
+    def from_weights(cls, weights: Weights, outer: Weights, codec: str, trainable: Sequence[bool]) -> Generation:
         """Return a complete version of the weights (a generation) from weights and outer optimizer state."""
         weights, outer = ([np.asarray(array, order="C") for array in arrays] for arrays in (weights, outer))
         groups, used = [outer[i : i + len(weights)] for i in range(0, len(outer), len(weights))], codec_of(codec)
@@ -137,19 +137,19 @@ class Generation:
         Args:
             parts: Slices of the checkpoint, from ``Restored``.
             listed: The checkpoint's list of slices, as ``Slices.sliced``.
-            codec, trainable: Arguments of ``whole``.
+            codec, trainable: Arguments of ``from_weights``.
         """
         contents = ((Path(slice_name(number)), arrays) for number, arrays in sorted(parts.items()))
         groups = assembled(contents, listed, {}, Path("the checkpoint"))
         weights, state = (list(groups.get(name, {}).values()) for name in (WEIGHTS, OUTER))
-        return cls.whole(weights, state, codec, trainable)
+        return cls.from_weights(weights, state, codec, trainable)
 
     def set(self, piece: Slice, values: Weights) -> None:
         """Set the new weights of one range. They are the values that all workers get after decoding."""
         if self.codec is not None:
             encoded = self.encoded_pieces[piece] = self._encoded(piece, values)
             values = decode_slice(encoded, self.weights, piece)
-        put(self.weights, piece, values)
+        write_range(self.weights, piece, values)
 
     def sent(self, part: Slice, previous: Generation | None = None) -> Weights | EncodedUpdate:
         """Return a range of the weights in the form that travels to another worker. The range must be ready.
@@ -158,8 +158,8 @@ class Generation:
             part: The range.
             previous: Weights that the receiver has, too. Tensors that equal these do not travel.
         """
-        values = take(self.weights, part)
-        same = [] if previous is None else list(map(_is_same, values, take(previous.weights, part)))
+        values = cut_range(self.weights, part)
+        same = [] if previous is None else list(map(_is_same, values, cut_range(previous.weights, part)))
         if self.codec is None and not any(same):
             return values
         if self.codec is None:
@@ -196,7 +196,7 @@ class Generation:
         """
         for (begin, end), groups in self.state:
             if begin <= part[0] and part[1] <= end:
-                return [take(group, moved(part, begin)) for group in groups]
+                return [cut_range(group, moved(part, begin)) for group in groups]
         raise AppMissing("the outer optimizer's state of this slice is not here")
 
 
@@ -256,9 +256,9 @@ def write(worker: int, arrays: Weights, part: Slice, values: Any, previous: Gene
             if any(same) and previous is None:
                 raise ConfigError("it refers to weights that the request did not name")
             if previous is not None:
-                olds = take(previous.weights, part)
+                olds = cut_range(previous.weights, part)
                 values = [old if is_same else new for is_same, new, old in zip(same, values, olds, strict=True)]
-        put(arrays, part, values)
+        write_range(arrays, part, values)
     except (ConfigError, TypeError) as error:
         raise Unreached(worker, f"it sent values that do not fit: {error}") from error
 

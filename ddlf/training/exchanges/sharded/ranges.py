@@ -71,7 +71,7 @@ def crossed(part: Slice, parts: Iterable[Slice]) -> list[Slice]:
     return [(begin, end) for begin, end in both if begin < end]
 
 
-def take(arrays: Sequence[Tensor], part: Slice) -> list[Tensor]:
+def cut_range(arrays: Sequence[Tensor], part: Slice) -> list[Tensor]:
     """Return a slice of arrays: for each overlapping array its values in the slice, flat.
 
     They are views of contiguous arrays.
@@ -79,7 +79,7 @@ def take(arrays: Sequence[Tensor], part: Slice) -> list[Tensor]:
     return [arrays[i].reshape(-1)[low:high] for i, low, high in overlapped(arrays, part)]
 
 
-def put(arrays: Sequence[Tensor], part: Slice, values: Sequence[Tensor]) -> None:
+def write_range(arrays: Sequence[Tensor], part: Slice, values: Sequence[Tensor]) -> None:
     """Write a slice into contiguous arrays of the caller.
 
     Raises:
@@ -128,7 +128,7 @@ def decode_slice(encoded: EncodedUpdate, like: Sequence[Tensor], part: Slice) ->
         ConfigError: The slice does not fit, or is malformed.
     """
     return decode_update(
-        encoded, take(like, part), [(like[i].shape, low, high) for i, low, high in overlapped(like, part)]
+        encoded, cut_range(like, part), [(like[i].shape, low, high) for i, low, high in overlapped(like, part)]
     )
 
 

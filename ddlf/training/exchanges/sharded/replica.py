@@ -12,7 +12,7 @@ from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.roles import REPLICA
 from ddlf.training.slot.batchnorm import moving
-from ddlf.training.slot.parts import exchanged, whole
+from ddlf.training.slot.parts import exchanged_tensors, message_of_whole
 from ddlf.training.slot.task import Reply, SlotState, Task
 from ddlf.worker.activity import Shard
 from ddlf.worker.calls import concurrent
@@ -62,7 +62,7 @@ class ShardedReplica(HoldingReplica):
         task, like = Task.from_message(message), self._model.like
         await self.exchange.have(**task.weights, like=like)
         weights = self.exchange.weights(task.weights["generation"])
-        statistics = await super().measure({**message, "weights": whole(weights)})
+        statistics = await super().measure({**message, "weights": message_of_whole(weights)})
         names = [weight.path for weight in self.app.model.weights]
         return self.exchange.measured(task, statistics, moving(self.app.model), names)
 
@@ -95,10 +95,10 @@ class ShardedReplica(HoldingReplica):
         """
         if "generation" not in task.weights:
             return super().carry(task)
-        weights = whole(self.exchange.weights(task.weights["generation"]), copy=self._has_own_train)
+        weights = message_of_whole(self.exchange.weights(task.weights["generation"]), copy=self._has_own_train)
         reply = super().carry(dataclasses.replace(task, weights=weights))
         names = [weight.path for weight in self.app.model.weights]
-        tensors = exchanged(task, self._model.like, self._model.lossless)
+        tensors = exchanged_tensors(task, self._model.like, self._model.lossless)
         return dataclasses.replace(
             reply, update=self.exchange.sent(task, reply.update, names, tensors, copy=self._has_own_train)
         )

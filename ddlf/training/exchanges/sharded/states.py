@@ -161,7 +161,7 @@ class ShardedStates(SlotStates):
     async def means(self) -> SlotState:
         """Return the means that the next round begins with, for workers that get them from the master."""
         means = {name: part for name, part in self.parts.items() if part.mean is not None}
-        states = await self.all() if means else []
+        states = await self.fetch_all() if means else []
         values = SlotState()
         for name, part in means.items():
             left = [state.get(name) for state in states]
@@ -176,9 +176,9 @@ class ShardedStates(SlotStates):
         super().set_back(states)
         self._backups = {}
 
-    def all(self) -> asyncio.Future[list[SlotState]]:
-        """Return a future with the state of every slot, like ``SlotStates.all``, with the mean that workers have."""
-        states = super().all()
+    def fetch_all(self) -> asyncio.Future[list[SlotState]]:
+        """Return a future with the state of every slot, like ``SlotStates.fetch_all``, with the mean that workers have."""
+        states = super().fetch_all()
         return states if self.mean is None else asyncio.ensure_future(_with_mean(states, {self.averaged: self.mean()}))
 
     async def write(self, slices: Slices, first: int, replies: Sequence[Reply]) -> list[dict[str, int]]:

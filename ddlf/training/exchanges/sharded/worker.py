@@ -24,7 +24,7 @@ import numpy as np
 from ddlf.algorithms.codec import Payload
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.flat_weights import Slice, cut
-from ddlf.algorithms.outer import put
+from ddlf.algorithms.outer import with_values_at
 from ddlf.algorithms.pairwise import norm
 from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Weights, fault
@@ -46,8 +46,8 @@ from ddlf.training.exchanges.sharded.plan import (
     parts_of,
     write,
 )
-from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, size_of, take, take_encoded, within
-from ddlf.training.slot.parts import travelling
+from ddlf.training.exchanges.sharded.ranges import PIECE, cut_range, pieces, size_of, take_encoded, within
+from ddlf.training.slot.parts import as_sent
 from ddlf.training.slot.task import KeptStates, SlotState, Task
 from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.peers import Ask, Unreached
@@ -171,8 +171,8 @@ class ShardedWorker(Restored):
 
         Other workers that ask for the weights get them encoded.
         """
-        received = await asyncio.to_thread(Generation.whole, weights, state, codec, trainable)
-        received.means = {name: Mean.whole(group) for name, group in (means or {}).items()}
+        received = await asyncio.to_thread(Generation.from_weights, weights, state, codec, trainable)
+        received.means = {name: Mean.from_group(group) for name, group in (means or {}).items()}
         await self._store.hold({generation: received})
 
     @concurrent
@@ -229,7 +229,7 @@ class ShardedWorker(Restored):
         """
         stored = self._store.generation(generation)
         state = stored.state_of((begin, end)) if stored.state else []
-        values = take(stored.weights, (begin, end)) if stored.codec is None else state.pop()
+        values = cut_range(stored.weights, (begin, end)) if stored.codec is None else state.pop()
         parts = parts_of(stored.weights, (begin, end), names, values, state)
         return {**await asyncio.to_thread(write_if_seen, target, parts), "by": self._me}
 
@@ -388,7 +388,7 @@ class ShardedWorker(Restored):
             }
         if tensors is not None:
             nothing: list[Payload] = [{"raw": np.broadcast_to(np.zeros((), w.dtype), w.shape)} for w in like]
-            update = {**update, "payloads": put(nothing, tensors, update["payloads"])}
+            update = {**update, "payloads": with_values_at(nothing, tensors, update["payloads"])}
         self._store.updates[generation, task.slot] = update
         problem = fault(decode_update(update, like), len(task.indices), like, names)
         return None if problem is None else dataclasses.asdict(problem)
@@ -426,7 +426,7 @@ class ShardedWorker(Restored):
             AppMissing: This worker does not have the update.
         """
         like = self._store.generation(generation).weights
-        return dict(travelling(take_encoded(self._store.sent(generation, slot), like, (begin, end))))
+        return dict(as_sent(take_encoded(self._store.sent(generation, slot), like, (begin, end))))
 
     @offered
     async def values(self, generation: int, begin: int, end: int, since: int | None = None) -> Weights | EncodedUpdate:
@@ -451,7 +451,7 @@ class ShardedWorker(Restored):
         """
         mean = mean_in(await self._store.expected(generation), group)
         await mean.of.wait_for((begin, end))
-        return take(mean.of.weights, (begin, end))
+        return cut_range(mean.of.weights, (begin, end))
 
     @offered
     async def mean_shapes(self, generation: int, group: str) -> Shapes:

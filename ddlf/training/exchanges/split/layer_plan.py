@@ -30,7 +30,7 @@ from ddlf.training.exchanges.split.statistics import (
     pairs_of_channels,
     pairs_of_units,
 )
-from ddlf.training.exchanges.split.units import ROWS, UNITS, Piece, Units, same, shares
+from ddlf.training.exchanges.split.units import ROWS, UNITS, Piece, Units, same_units, shares
 from ddlf.training.exchanges.split.ways import Alike, Columns, Embedded, Heads, Noise, Rows, Way
 
 
@@ -233,7 +233,7 @@ class Chooser:
     def concatenate_rows(self, layer: Any) -> Way:
         """Cut a Concatenate layer on another axis than the rows."""
         rank, first = len(self.inputs[0].shape), self._rows
-        if first is None or layer.axis % rank == ROWS or any(not same(units, first) for units in self.cut):
+        if first is None or layer.axis % rank == ROWS or any(not same_units(units, first) for units in self.cut):
             return Way()
         return Alike(takes=first, gives=first)
 
@@ -254,7 +254,7 @@ class Chooser:
         """Cut a Concatenate layer on another axis than its last one."""
         rank = len(self.inputs[0].shape)
         first = next((units for units in self.cut if units is not None), None)
-        if first is None or layer.axis in (-1, rank - 1) or any(not same(units, first) for units in self.cut):
+        if first is None or layer.axis in (-1, rank - 1) or any(not same_units(units, first) for units in self.cut):
             return Way()
         return Alike(takes=first, gives=first)
 

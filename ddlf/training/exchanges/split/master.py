@@ -73,7 +73,7 @@ class Pipeline:
                 while (lost := await self._rounds(run, group)) is not None:
                     await group.go_back(lost)
         finally:
-            await to_its_end(group.settle())
+            await to_its_end(group.fetch_final())
 
     async def _rounds(self, run: Run, group: Group) -> PartLost | None:
         """Train the remaining rounds. Return an error if a part and its copy were lost."""
@@ -261,7 +261,7 @@ class Group:
         reason = f"a part of the model and its copy were lost after round {reached}: the run continues after round {run.progress.round}"
         run.crew.emit(Warned(about="model", why=reason))
 
-    async def settle(self) -> None:
+    async def fetch_final(self) -> None:
         """Fetch the final state to the master. If it is lost, restore the last state that the master can read."""
         progress = self._run.progress
         try:

@@ -250,7 +250,7 @@ class Plan:
             value: The whole value.
         """
         piece = None if index is None else self.program.pieces.get(index)
-        return value if piece is None else piece.of(value, part % self.program.workers)
+        return value if piece is None else piece.share_of(value, part % self.program.workers)
 
     def shape(self, part: int, index: int) -> tuple[int, ...]:
         """Return the shape of a part's share of a weight."""
@@ -277,10 +277,10 @@ class Plan:
         own_weights = {*part.weights, *((None,) if next(stepping, self.parts[0]) is part else ())}
         return [number for number, weight in enumerate(self.optimizer.weight_of) if weight in own_weights]
 
-    def share(self, part: int, index: int | None) -> float:
+    def fraction(self, part: int, index: int | None) -> float:
         """Return the share of a weight that a part has, from 0 to 1."""
         piece = None if index is None else self.program.pieces.get(index)
-        return 1.0 if piece is None else piece.share(part % self.program.workers)
+        return 1.0 if piece is None else piece.fraction(part % self.program.workers)
 
     def share_of_call(self, part: int, call: int) -> float:
         """Return the share of a call that a part computes, from 0 to 1."""
@@ -290,13 +290,13 @@ class Plan:
     def bytes_of_weights(self, part: Part) -> int:
         """Return the bytes of the weights that a part has, including the borrowed ones."""
         weights = self.graph.model.weights
-        return sum(round(bytes_of(weights[index]) * self.share(part.number, index)) for index in part.all_weights)
+        return sum(round(bytes_of(weights[index]) * self.fraction(part.number, index)) for index in part.all_weights)
 
     def bytes_of_optimizer(self, part: Part) -> int:
         """Return the bytes of a part's optimizer variables."""
         own_weights = {*part.weights, None}
         variables = zip(self.optimizer.weight_of, self.optimizer.nbytes, strict=True)
-        return sum(round(nbytes * self.share(part.number, i)) for i, nbytes in variables if i in own_weights)
+        return sum(round(nbytes * self.fraction(part.number, i)) for i, nbytes in variables if i in own_weights)
 
     def bytes_of_activations(self, part: Part) -> int:
         """Return the largest number of bytes of a part's activations, for s - i micro-batches."""
@@ -325,7 +325,7 @@ class Plan:
         weights = self.graph.model.weights
         trained = {id(weight) for weight in self.graph.model.trainable_variables}
         times = [(index, 1) for index, _ in part.borrows] + [(index, len(users)) for index, users in part.lends]
-        shared = [(weights[index], self.share(part.number, index), n) for index, n in times]
+        shared = [(weights[index], self.fraction(part.number, index), n) for index, n in times]
         return sum(n * round(bytes_of(weight) * share) for weight, share, n in shared if id(weight) in trained)
 
     def bytes_of_values(self, part: Part) -> int:
@@ -461,7 +461,7 @@ class Plan:
             whole = sum(bytes_of(weights[index]) for index in call.weights)
             nbytes_of_parts = [
                 sum(
-                    bytes_of(weights[index]) * self.share(part.number, index)
+                    bytes_of(weights[index]) * self.fraction(part.number, index)
                     for index in call.weights
                     if index in part.all_weights
                 )

@@ -27,7 +27,7 @@ import numpy as np
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.layer_plan import Chooser, is_convolution, is_elementwise, is_softmax, softmax_of
 from ddlf.training.exchanges.split.statistics import LARGEST, TOTAL, Exchanged, Softmax
-from ddlf.training.exchanges.split.units import Indices, Piece, Units, joined, same, take
+from ddlf.training.exchanges.split.units import Indices, Piece, Units, joined, same_units, take_indices
 from ddlf.training.exchanges.split.ways import Alike, Way
 
 WHOLE = "whole"
@@ -363,7 +363,7 @@ class _Builder:
                 values: Sequence[Any], training: bool, compute: Compute = compute, units: Units = units
             ) -> Sequence[Any]:
                 (total,) = compute(values, training)
-                return [units.take(total, worker) for worker in range(len(units))]
+                return [units.share_of(total, worker) for worker in range(len(units))]
 
             gives = tuple(Name(ADDEND, result, part, to) for to in parts)
             self._add(Op(part, inputs, gives, split_sum, weights, number), number)
@@ -447,12 +447,12 @@ class _Builder:
     def _bring_units(self, tensor: int, part: int, units: Units) -> Name:
         """Return the name of a part's units of a tensor, and add the ops that bring them there."""
         worker, tensor_units = part % self.workers, self.cut.get(tensor)
-        if same(tensor_units, units):
+        if same_units(tensor_units, units):
             owner = self.stage_of[tensor] * self.workers + worker
             if owner != part:
                 self._note_received(tensor, part, units[worker], Name(OWN, tensor, owner))
             return Name(OWN, tensor, owner)
-        number = next((i for i, slicing in enumerate(self.slicings) if same(slicing, units)), len(self.slicings))
+        number = next((i for i, slicing in enumerate(self.slicings) if same_units(slicing, units)), len(self.slicings))
         if number == len(self.slicings):
             self.slicings.append(units)
         name = Name(SLICED, tensor, part, number)
@@ -462,7 +462,7 @@ class _Builder:
             self._gather(tensor, part, units[worker], name)
             return name
         whole = self._bring_whole(tensor, part)
-        self._add(Op(part, (whole,), (name,), lambda values, training: [units.take(values[0], worker)]), -1)
+        self._add(Op(part, (whole,), (name,), lambda values, training: [units.share_of(values[0], worker)]), -1)
         return name
 
     def _gather(self, tensor: int, part: int, needed: Indices, name: Name) -> None:
@@ -485,7 +485,7 @@ class _Builder:
             border = Name(BORDER, tensor, first + worker, len(self.ops))
 
             def of_border(values: Sequence[Any], training: bool, positions: Indices = positions) -> Sequence[Any]:
-                return [take(values[0], positions, axis)]
+                return [take_indices(values[0], positions, axis)]
 
             self.lengths[border] = len(lacks)
             self._add(Op(first + worker, (Name(OWN, tensor, first + worker),), (border,), of_border), -1)
@@ -497,7 +497,7 @@ class _Builder:
 
         def assemble(values: Sequence[Any], training: bool) -> Sequence[Any]:
             gathered = joined(values, indices, axis)
-            return [gathered if len(chosen) == len(order) else take(gathered, chosen, axis)]
+            return [gathered if len(chosen) == len(order) else take_indices(gathered, chosen, axis)]
 
         self._add(Op(part, tuple(source for _, source in used), (name,), assemble), -1)
 

@@ -43,7 +43,7 @@ from ddlf.training.slot.optimizers import RunPosition, write_rates
 from ddlf.training.slot.parts import SlotPart
 from ddlf.training.slot.replica import MOVED_EVERY_S, Replica, call
 from ddlf.training.slot.task import Task
-from ddlf.training.slot.variables import free, is_finite, is_independent, is_made, make, put, value_of
+from ddlf.training.slot.variables import free, is_finite, is_independent, is_made, make, set_value, value_of
 from ddlf.worker.activity import HeldPart
 from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.peers import Unreached, caller, calls_of
@@ -317,7 +317,7 @@ class SplitReplica(Replica, Restored):
         part = self._become(order)
         self._version = None
         self._show(order["version"])
-        metrics, failure = self._caught(lambda: self._samples.during(lambda: self._rounds(part, task, order)))
+        metrics, failure = self._caught(lambda: self._samples.run_fit(lambda: self._rounds(part, task, order)))
         if failure:
             return failure
         if (problem := self._keep(part, order["version"] + 1)) is not None:
@@ -423,7 +423,7 @@ class SplitReplica(Replica, Restored):
             value = share_of(index, value.reshape(shape(index)))
             if tuple(weights[index].shape) != value.shape:  # create_model has made the whole weight
                 free([weights[index]])
-            put(weights[index], value)
+            set_value(weights[index], value)
 
         part = self._make_part(number, order, fill)
         paths = self._plan.optimizer.paths
@@ -444,7 +444,7 @@ class SplitReplica(Replica, Restored):
         if index in self._plan.program.pieces:
             share = self._plan.piece(number, index, value_of(variable))
             free([variable])
-            put(variable, share)
+            set_value(variable, share)
 
     def _reader(self, number: int, version: int, state: Mapping[str, Any] | None) -> Callable[[str], Any]:
         """Return the function that returns an array of a part's state by its name; None if the state does not have it."""

@@ -43,9 +43,9 @@ class Units:
         """The number of indices of each worker."""
         return [len(indices) for indices in self.of]
 
-    def take(self, tensor: Any, worker: int) -> Any:
+    def share_of(self, tensor: Any, worker: int) -> Any:
         """Return the share of a worker of a tensor."""
-        return take(tensor, self.of[worker], self.axis)
+        return take_indices(tensor, self.of[worker], self.axis)
 
     def joined(self, tensors: Sequence[Any]) -> Any:
         """Return a tensor from the shares of all workers."""
@@ -68,7 +68,7 @@ def between(bounds: Sequence[int], axis: int) -> Units:
     return Units(tuple(np.arange(low, high) for low, high in pairwise(bounds)), axis)
 
 
-def same(first: Units | None, second: Units | None) -> bool:
+def same_units(first: Units | None, second: Units | None) -> bool:
     """Return whether each worker has the same units."""
     if first is None or second is None:
         return first is second
@@ -84,7 +84,7 @@ def run_of(indices: Indices) -> slice | None:
     return slice(begin, begin + len(indices)) if follow else None
 
 
-def take(tensor: Any, indices: Indices, axis: int = UNITS) -> Any:
+def take_indices(tensor: Any, indices: Indices, axis: int = UNITS) -> Any:
     """Return some indices of a tensor."""
     import keras
 
@@ -118,7 +118,7 @@ class Piece:
     axis: int
     units: Units
 
-    def of(self, value: np.ndarray[Any, Any], worker: int) -> np.ndarray[Any, Any]:
+    def share_of(self, value: np.ndarray[Any, Any], worker: int) -> np.ndarray[Any, Any]:
         """Return the share of a worker. ``value`` may also be a variable of an optimizer, with the same shape."""
         return np.take(value, self.units[worker], axis=self.axis)
 
@@ -127,6 +127,6 @@ class Piece:
         whole = np.concatenate(list(values), axis=self.axis)
         return np.take(whole, np.argsort(np.concatenate(self.units.of)), axis=self.axis)
 
-    def share(self, worker: int) -> float:
+    def fraction(self, worker: int) -> float:
         """Return the share of the weight that a worker has, from 0 to 1."""
         return len(self.units[worker]) / sum(self.units.counts)

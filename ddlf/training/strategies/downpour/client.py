@@ -82,7 +82,7 @@ class Owners:
         """Call a coroutine function for each server, all at the same time. If one fails, cancel the others."""
         return await for_each(call, len(self.owners))
 
-    async def of(
+    async def call(
         self, shard: int, verb: str, *arguments: Any, again: int | None = None, epoch: int | None = None
     ) -> Any:
         """Call a method of a server on the worker that has it now, and return the answer.
@@ -197,11 +197,11 @@ class SomeOwners:
         """Call a coroutine function for each server, like ``Owners.for_all``."""
         return await for_each(call, len(self.shards))
 
-    async def of(
+    async def call(
         self, shard: int, verb: str, *arguments: Any, again: int | None = None, epoch: int | None = None
     ) -> Any:
-        """Call a method of a server, like ``Owners.of``."""
-        return await self.all.of(self.shards[shard], verb, *arguments, again=again, epoch=epoch)
+        """Call a method of a server, like ``Owners.call``."""
+        return await self.all.call(self.shards[shard], verb, *arguments, again=again, epoch=epoch)
 
 
 ON_THEIR_WAY = 2
@@ -424,7 +424,7 @@ class ModelReplica:
         return asyncio.ensure_future(self._fetched())
 
     async def _fetched(self) -> Fetched:
-        answers = await self.owners.for_all(lambda shard: self.owners.of(shard, "fetch", self.id, self.life))
+        answers = await self.owners.for_all(lambda shard: self.owners.call(shard, "fetch", self.id, self.life))
         for shard, (answer, parts) in enumerate(zip(answers, self.owners.parts, strict=True)):
             for name, part in zip(("weights", "rest"), parts, strict=True):
                 answer[name] = _read(self.owners.owners[shard], answer[name], part)
@@ -477,12 +477,12 @@ class ModelReplica:
         (begin, end), (low, high) = self.owners.parts[shard]
         push_id = self.id, self.life, self.round, push.number, push.read[shard]
         slices = push.gradient[begin:end], push.rest[low:high]
-        answer = await self.owners.of(shard, "push", *push_id, *slices, False, again=7, epoch=epoch)
+        answer = await self.owners.call(shard, "push", *push_id, *slices, False, again=7, epoch=epoch)
         return int(answer[0]), int(answer[1])
 
     async def _resume(self, shard: int, epoch: int) -> None:
         """Ask the new owner of a server which of the replica's pushes it has, and note the pushes that it lacks."""
-        reply = await self.owners.of(shard, "resume", self.id, self.life, self.round, epoch=epoch)
+        reply = await self.owners.call(shard, "resume", self.id, self.life, self.round, epoch=epoch)
         reached, at, tau = map(int, reply["last"] or (-1, KNOWN, 0))
         for push in self._unsafe:
             answers = self._answers[push.number]
@@ -514,7 +514,7 @@ class ModelReplica:
                 return
             try:
                 epoch = self.epochs[shard]
-                self._safe[shard] = int(await self.owners.of(shard, "safe", required, epoch=epoch))
+                self._safe[shard] = int(await self.owners.call(shard, "safe", required, epoch=epoch))
             except Moved:
                 continue
 
@@ -564,7 +564,7 @@ async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence:
     entry = task.weights
     ids, life = entry["replicas"], entry["life"]
     epochs = list(owners.epochs)
-    numbers = await owners.for_all(lambda shard: owners.of(shard, "begin", ids, life, task.round))
+    numbers = await owners.for_all(lambda shard: owners.call(shard, "begin", ids, life, task.round))
     return [
         ModelReplica(
             id=id,

@@ -70,7 +70,7 @@ class GroupedReplicas:
         finally:
             await end_all([watching])
             await members.close()
-            await to_its_end(serving.settle())
+            await to_its_end(serving.fetch_final())
 
 
 class PartServing(Serving):
@@ -123,14 +123,14 @@ class PartServing(Serving):
                 pairs.update(frozenset((worker, owners[shard][0])) for shard in self.shards(part))
         return pairs
 
-    async def meet(self, worker: ProxyWorker | None = None) -> None:
+    async def introduce(self, worker: ProxyWorker | None = None) -> None:
         """Introduce workers to each other that call each other now, after the servers have their places."""
         await self._members.reach(worker, self.links())
         await self._members.reach(worker, self.links())  # the first one may have given the servers their places
 
     async def looked(self) -> None:
         """Introduce the workers that have received servers or copies."""
-        await self.meet()
+        await self.introduce()
 
     async def _evaluated(
         self, worker: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
@@ -165,7 +165,7 @@ class ReplicaGroup(Group):
     async def _prepare_worker(self, attempt: Attempt, part: int, worker: ProxyWorker, number: int) -> dict[str, Any]:
         """Introduce the group, and return the entries of a part's order about its weights, which are on servers."""
         async with self._reached:
-            await self._serving.meet(worker)
+            await self._serving.introduce(worker)
         if self._begun is None or self._begun[0] != attempt.number:
             self._begun = attempt.number, asyncio.ensure_future(self._serving.round_of(self._slot, number))
         entry = await asyncio.shield(self._begun[1])

@@ -74,7 +74,7 @@ class Replicas:
         finally:
             await end_all([watching])
             await members.close()
-            await to_its_end(serving.settle())
+            await to_its_end(serving.fetch_final())
 
 
 WARM = 200
@@ -212,11 +212,11 @@ class Serving:
             ClusterTooSmall: A server is lost, and there is no backup or checkpoint to continue from.
         """
         if self._placement.owners:
-            await self._placement.look()
-            await self._placement.meet()
+            await self._placement.replace_lost()
+            await self._placement.announce_to_new()
         else:
             parts = self.cut(self._shards_wanted(self._placement.capacity()))
-            await self._placement.give(parts, self._facts(parts, self._run.progress))
+            await self._placement.assign(parts, self._facts(parts, self._run.progress))
 
     # -- after a round ------------------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Serving:
         if due or shown:
             self._brought, self._home = run.version, run.progress.snapshot()
 
-    async def settle(self) -> None:
+    async def fetch_final(self) -> None:
         """Fetch the final weights to the master.
 
         If they are lost, restore the master's last weights, and undo later updates.

@@ -24,7 +24,7 @@ from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import innermost, write_rates
 from ddlf.training.slot.task import Task
-from ddlf.training.slot.variables import put
+from ddlf.training.slot.variables import set_value
 from ddlf.training.strategies.downpour.client import ModelReplica, SomeOwners, record
 from ddlf.training.strategies.downpour.replica import Stepper, wait
 from ddlf.training.strategies.downpour.server import Servers
@@ -101,7 +101,7 @@ class DownpourPart(SplitReplica):
 
             def fill(index: int) -> None:
                 like = self._rows.like[index]
-                put(model.weights[index], np.zeros(like.shape, like.dtype))
+                set_value(model.weights[index], np.zeros(like.shape, like.dtype))
 
             part = self._make_part(number, order, fill)
             self._stepper = PartStepper(model, self._rows, self._plan.parts[number].weights, part.trained)

@@ -86,7 +86,7 @@ class Placement:
         """For each server, the workers that are to have its backups."""
         return self._holders
 
-    async def give(self, parts: Sequence[Any], facts: Sequence[dict[str, Any]]) -> None:
+    async def assign(self, parts: Sequence[Any], facts: Sequence[dict[str, Any]]) -> None:
         """Give each server to a worker at the beginning, and announce to all workers which worker has it.
 
         Args:
@@ -126,7 +126,7 @@ class Placement:
             self._arranged = set(self._alive())
             await self._arrange()
 
-    async def look(self) -> None:
+    async def replace_lost(self) -> None:
         """Make sure that each server and each backup is on a worker that is still in the run.
 
         Raises:
@@ -144,7 +144,7 @@ class Placement:
             if any(holder not in alive for holders in self._holders for holder in holders):
                 await self._arrange()
 
-    async def meet(self) -> None:
+    async def announce_to_new(self) -> None:
         """Tell workers that joined since the last announcement which workers have the servers."""
         async with self._one_at_a_time:
             alive = self._alive()
@@ -214,7 +214,7 @@ class Placement:
                     self.reached[replica] = max(self.reached.get(replica, [-1, -1]), reached)
             return [version for shard, version, _ in servers if self.owners[shard] == owner]
 
-        await self.look()
+        await self.replace_lost()
         members = self._members.members()
         asking = [of(owner, members[owner]) for owner in dict.fromkeys(self.owners) if owner in members]
         return [version for versions in await asyncio.gather(*asking) for version in versions]

@@ -516,7 +516,7 @@ class DownpourReplica(HoldingReplica):
 
         numbers, begun = range(first, first + 1), self._fit_begins()
         model, data, telling = self._model, feed.dataset, [*callbacks, turns.callback()]
-        return self._samples.during(lambda: model.fit(data, numbers, telling, begin_epoch, end_batch, begun))
+        return self._samples.run_fit(lambda: model.fit(data, numbers, telling, begin_epoch, end_batch, begun))
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop, wait for it on the thread that trains, and return its result.

@@ -614,7 +614,7 @@ class Servers(Restored):
             The model's weights; None if a server does not return its values.
         """
         try:
-            answers = await self.owners.for_all(lambda shard: self.owners.of(shard, "values", moment))
+            answers = await self.owners.for_all(lambda shard: self.owners.call(shard, "values", moment))
         except (DDLFError, Unreached):
             return None
         if not all(answers):
