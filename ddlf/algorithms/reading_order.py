@@ -202,7 +202,7 @@ class Portion:
         return np.concatenate([firsts[:0], *(firsts[files] + rows for files, rows in self.blocks(sizes))])
 
 
-Samples = Indices | Portion
+SlotSamples = Indices | Portion
 """The samples of a slot in a round: their numbers, or a portion of a stored data set."""
 
 

@@ -28,7 +28,7 @@ from ddlf.privacy.contradictions import Choice
 from ddlf.rpc.code import own_modules
 from ddlf.training.refusals import privacy_choice
 from ddlf.training.registry import spec_of
-from ddlf.training.strategy import parts_of
+from ddlf.training.strategy import strategy_and_exchange
 from ddlf.worker.assignment import CardWish, cards_for, unused_cards
 from ddlf.worker.machine import machine_facts
 
@@ -88,7 +88,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         _print_visible(privacy_choice(spec))
         if spec.peer is not None:
             print("          The run posts its weights as a peer, too: its link opens a page that says who sees those.")
-        if preview := await parts_of(spec)[1].preview(app, spec):
+        if preview := await strategy_and_exchange(spec)[1].preview(app, spec):
             print(f"exchange  {spec.exchange.name}: {preview}")
         for preview_plan in hooks("preview_plan"):
             if preview := preview_plan(app, _facts(cluster, this_machine, answers, options)):

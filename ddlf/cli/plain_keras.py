@@ -19,7 +19,7 @@ import numpy as np
 
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.partition import shuffled
-from ddlf.algorithms.reading_order import Portion, Samples
+from ddlf.algorithms.reading_order import Portion, SlotSamples
 from ddlf.algorithms.weights import Weights, difference, is_float
 from ddlf.data.app_data import batches as data_of
 from ddlf.data.app_data import content, contents, data_set_of, has_own_train, rows
@@ -92,7 +92,7 @@ class Compared:
     differs: Differs | None = None
 
 
-def _first(order: Samples, samples: int) -> Samples:
+def _first(order: SlotSamples, samples: int) -> SlotSamples:
     return order[:samples] if not isinstance(order, Portion) else replace(order, end=min(samples, len(order)))
 
 
@@ -146,7 +146,7 @@ class Both:
         self._start: Weights = app.model.get_weights()
         self._names = [row[0] for row in describe_weights(app.model)]
         self._size, self._seed, self._epochs = (spec.data.batch_size, spec.seed, spec.epochs)
-        self._order: Samples = shuffled(samples, self._seed, 0)
+        self._order: SlotSamples = shuffled(samples, self._seed, 0)
         if data_set_of(app, "train") is not None:  # files in their stored order
             self._order = Portion(shuffle="none", seed=self._seed, epoch=0, slots=1, start=0, stop=samples)
         self._model = KerasModel(app)
@@ -223,7 +223,7 @@ class Both:
             model.fit(**arguments, batch_size=task.batch_size, shuffle=False, verbose=0, callbacks=callbacks)
         return difference(self._start, model.get_weights())
 
-    def _data_of(self, indices: Samples) -> tuple[Any, ...]:
+    def _data_of(self, indices: SlotSamples) -> tuple[Any, ...]:
         """Return the samples with these numbers as arrays for Keras's ``fit``."""
         if not isinstance(indices, Portion):
             return tuple(tree_map(lambda array: array[indices], data_of(self._app, "train")))

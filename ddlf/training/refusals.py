@@ -33,7 +33,7 @@ from ddlf.monitor.runs.folder import is_wanted
 from ddlf.privacy import contradictions
 from ddlf.settings.setting import SYNONYMS, Group, Setting
 from ddlf.training.registry import GROUPS, SETTINGS
-from ddlf.training.samples.parts import LEAST_SHARE
+from ddlf.training.samples.partitions import LEAST_SHARE
 from ddlf.training.slot.parts import PARTS
 from ddlf.training.spec import ExchangeSettings, Refusal, RunSpec, StrategySettings
 

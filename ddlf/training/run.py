@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.partition import sizes_by_speed, smooth_speed
-from ddlf.algorithms.reading_order import SHUFFLE, Global
+from ddlf.algorithms.reading_order import SHUFFLE, Global, SlotSamples
 from ddlf.algorithms.update_check import Verdict, judge, scaled
 from ddlf.algorithms.weights import Fault, Weights, fault
 from ddlf.cluster.cluster import Cluster
@@ -48,7 +48,7 @@ from ddlf.training.external_weights import Outside
 from ddlf.training.progress import Progress, WeightsRef, shapes
 from ddlf.training.reporter import Reporter
 from ddlf.training.samples.files import Nearby, left_out, use_newest_version
-from ddlf.training.samples.parts import LEAST_SHARE
+from ddlf.training.samples.partitions import LEAST_SHARE
 from ddlf.training.samples.policy import CommonData
 from ddlf.training.slot.task import Reply, Task
 
@@ -56,7 +56,7 @@ STOP_S = 2.0
 """Longest wait for workers to answer STOP at the end of a run. A worker that does not answer holds nothing useful."""
 
 
-class Ended(Exception):
+class RunMustEnd(Exception):
     """Error: the run must end, for a reason that appeared during the round. ``Run.all`` raises it."""
 
 
@@ -194,7 +194,7 @@ class Run:
         self.read: dict[int, dict[str, Weights]] = {}  # slot -> the loop's state when the slot received its weights
         self.tries: dict[int, int] = {}  # asynchronous slot -> how often its round was started
         self._cluster, self.exchange, self.nearby = cluster, exchange, nearby
-        self._parts = facts.data.parts(facts.seed, progress.owners, facts.files, facts.shuffle)
+        self._partitions = facts.data.partitions(facts.seed, progress.owners, facts.files, facts.shuffle)
         self._merge_metrics = merge_metrics
         self.reporter, self.keeper = reporter, keeper
         self.outside: Outside | None = None
@@ -206,8 +206,8 @@ class Run:
         self.loops: SlotLoops | None = None
         self.reported_files: set[tuple[int, int]] = set()  # (version, number) of the damaged files already reported
         # Slot and worker, from 1, and number of samples of each slot left out since the last commit.
-        self.without: list[tuple[int, int, int]] = []
-        self._missed: dict[int, tuple[int, str]] = {}  # slot -> the last round, from 0, that it missed, and why
+        self.left_out_slots: list[tuple[int, int, int]] = []
+        self._missed_rounds: dict[int, tuple[int, str]] = {}  # slot -> the last round, from 0, that it missed, and why
 
     # -- for loops ---------------------------------------------------------------------------------------------------
 
@@ -261,9 +261,11 @@ class Run:
                 await use_newest_version(self.facts.files, progress, self.crew.emit, lambda: progress.round)
             self.began = dict.fromkeys(range(self.slots), begin)
             speeds = speeds_in(progress, number, balance, self.facts)
-            parts = await self._parts.of(progress.span(number), self.slots, speeds, self.facts.batch_size)
+            partitions = await self._partitions.of_round(
+                progress.span(number), self.slots, speeds, self.facts.batch_size
+            )
             means = self.exchange.states.means_for_tasks(shapes(progress.weights))
-            tasks = [self.task(slot, number, part, means) for slot, part in enumerate(parts)]
+            tasks = [self.task(slot, number, partition, means) for slot, partition in enumerate(partitions)]
             yield Round(number=number, tasks=tasks, last=number + 1 == len(progress.epochs))
 
     async def all(self, tasks: Sequence[Task], *, into: Merge | None = None) -> list[Reply]:
@@ -280,29 +282,29 @@ class Run:
             BadUpdate: An update is unusable and the policy is ``"stop"``, or all updates are unusable.
             Ended: The run ends before the replies arrive.
         """
-        carrying = [asyncio.ensure_future(self.again(task)) for task in tasks]
+        carrying = [asyncio.ensure_future(self.carry_task(task)) for task in tasks]
         try:
-            await self.meanwhile()
-            return await gather(self, tasks, carrying, self.again, into)
+            await self.report_previous_round()
+            return await gather(self, tasks, carrying, self.carry_task, into)
         except BaseException:
             await end_all(carrying)
             raise
 
-    def left_without(self, absence: SlotLeftOut) -> None:
+    def leave_out(self, absence: SlotLeftOut) -> None:
         """Note that the current round of all slots is merged without one, because the worker that has its samples is away."""
         self.facts.data.leave_out(self.progress.ledger, absence.slot, self.progress.round)
-        self.missed(absence, self.progress.round)
+        self.report_missed(absence, self.progress.round)
 
-    def missed(self, absence: SlotLeftOut, number: int) -> None:
+    def report_missed(self, absence: SlotLeftOut, number: int) -> None:
         """Report that the run continues without a slot in its round, numbered from 0, until its worker is back."""
         samples = self.progress.ledger.shares[absence.slot].samples
-        self.without.append((absence.slot + 1, absence.worker, samples))
+        self.left_out_slots.append((absence.slot + 1, absence.worker, samples))
         facts = {"round": number + 1, "slot": absence.slot + 1, "worker": absence.worker}
-        is_said = self._missed.get(absence.slot) == (number - 1, absence.reason)
-        self._missed[absence.slot] = number, absence.reason
+        is_said = self._missed_rounds.get(absence.slot) == (number - 1, absence.reason)
+        self._missed_rounds[absence.slot] = number, absence.reason
         self.crew.emit(SlotMissed(**facts, samples=samples, why="" if is_said else absence.reason))
 
-    def end_without(self, slot: int, rounds: range) -> None:
+    def end_slot_early(self, slot: int, rounds: range) -> None:
         """End an asynchronous slot before its last rounds, numbered from 0, because its worker stays away."""
         for number in rounds:
             self.facts.data.leave_out(self.progress.ledger, slot, number)
@@ -310,16 +312,16 @@ class Run:
         sentence = f"slot {slot + 1} ends without its last {len(rounds)} of {rounds.stop} rounds: its worker stays away"
         self.crew.emit(Warned(about="data", why=sentence))
 
-    async def meanwhile(self) -> None:
+    async def report_previous_round(self) -> None:
         """Do what can be done while the workers compute a round: report the previous round, and order the next one.
 
         Raises:
             Ended: The report of the previous round ends the run.
         """
         if await self.reported():  # wait for the evaluation of the previous round
-            raise Ended
+            raise RunMustEnd
         if self.progress.round + 1 < len(self.progress.epochs):
-            await self._parts.order(self.progress.span(self.progress.round + 1).order)
+            await self._partitions.order(self.progress.span(self.progress.round + 1).order)
 
     def is_last(self, reply: Reply) -> bool:
         """Return whether an asynchronous training is complete after this reply is merged."""
@@ -368,7 +370,7 @@ class Run:
         progress.version += 1
         record = self._record(replies, staleness, shown)
         progress.records.append(dataclasses.replace(record, **replies[0].of_shards()))
-        self.verdicts, self.without = [], []
+        self.verdicts, self.left_out_slots = [], []
         if self.outside is not None:
             weights = await self._from_outside(self.outside, weights, counted=weights is not before)
         # Each time all samples were trained on, the validation data is evaluated.
@@ -415,7 +417,7 @@ class Run:
         except BudgetSpent as error:
             self.progress.spent = True
             self.converge(error.message)
-            raise Ended from None
+            raise RunMustEnd from None
 
     async def afford(self, tasks: Sequence[Task]) -> None:
         """End the run if the answers to the tasks of a round would exceed the privacy budget.
@@ -427,7 +429,7 @@ class Run:
             if self.account is not None and (reason := await asyncio.to_thread(self.account.spent, cost)):
                 self.progress.spent = True
                 self.converge(reason)
-                raise Ended
+                raise RunMustEnd
 
     async def _send(self, make: Callable[[], Task], worker: ProxyWorker, holds: bool) -> Reply:
         """Send a task to a worker, and return the reply. An update that costs something counts before, in each try."""
@@ -455,15 +457,15 @@ class Run:
             self.stopping = True
         return self.stopping
 
-    async def go_back(self, then: Progress) -> None:
+    async def go_back(self, earlier: Progress) -> None:
         """Return to an earlier state of this run, because a later one was lost. Its rounds are trained again."""
         self._reporting, self.stopping = None, False
         await self.reporter.close()
         if self.keeper is not None:
             self.keeper.drop()
             await self.keeper.finish()
-        self.progress.go_back(then)
-        await self.reporter.go_back(then)
+        self.progress.go_back(earlier)
+        await self.reporter.go_back(earlier)
 
     def converge(self, reason: str) -> None:
         """Note that the loop ends the training before all its epochs are done, and why, as a sentence."""
@@ -516,21 +518,23 @@ class Run:
 
     # -- for the run's own parts -------------------------------------------------------------------------------------
 
-    async def part(self, slot: int, number: int) -> Any:
+    async def partition(self, slot: int, number: int) -> SlotSamples:
         """Return the samples that a slot trains on in a round, numbered from 0.
 
-        All slots shuffle alike, so the parts are disjoint and complete.
+        All slots shuffle alike, so the partitions are disjoint and complete.
         """
         progress = self.progress
-        return (await self._parts.of(progress.span(number), progress.slots_in(number), progress.parts_in(number)))[slot]
+        return (
+            await self._partitions.of_round(progress.span(number), progress.slots_in(number), progress.parts_in(number))
+        )[slot]
 
-    def task(self, slot: int, number: int, indices: Any, means: Mapping[str, Any] | None = None) -> Task:
+    def task(self, slot: int, number: int, indices: SlotSamples, means: Mapping[str, Any] | None = None) -> Task:
         """Return the task of a slot for a round, numbered from 0, with the current global weights.
 
         Args:
             slot: Number of the slot, from 0.
             number: Number of the round, from 0.
-            indices: The slot's part of the samples.
+            indices: The slot's partition.
             means: Fields of the task with means over all slots, by name.
         """
         progress = self.progress
@@ -553,18 +557,23 @@ class Run:
         )
 
     async def carry(
-        self, slot: int, number: int, part: Any, make: Callable[[], Task], avoid: frozenset[int] = frozenset()
+        self,
+        slot: int,
+        number: int,
+        partition: SlotSamples,
+        make: Callable[[], Task],
+        avoid: frozenset[int] = frozenset(),
     ) -> Reply:
         """Have a worker train a slot for one round. If the worker is lost, another one takes over.
 
         Args:
             slot: Number of the slot, from 0.
             number: Number of the slot's round, from 0.
-            part: The slot's samples.
+            partition: The slot's samples.
             make: Makes a new task for each worker that tries.
             avoid: Workers that may train it only if there are no others.
         """
-        reply: Reply = await self.carry_near_data(slot, number, part, partial(self._send, make), avoid=avoid)
+        reply: Reply = await self.carry_near_data(slot, number, partition, partial(self._send, make), avoid=avoid)
         self.crew.emit(arrived(reply))
         if reply.overflow:
             steps, scale = reply.overflow
@@ -579,26 +588,26 @@ class Run:
         self,
         slot: int,
         number: int,
-        part: Any,
+        partition: SlotSamples,
         work: Work,
         *,
         avoid: frozenset[int] = frozenset(),
-        leaves: bool = True,
+        is_round: bool = True,
     ) -> Any:
         """Have a worker do some work on a slot's samples, if possible a worker that has the samples on its disks.
 
         Args:
             slot: Number of the slot, from 0.
             number: Number of the slot's round, from 0.
-            part: The slot's samples.
+            partition: The slot's samples.
             work: Function that does the work on a given worker.
             avoid: Workers that may do it only if there are no others.
-            leaves: Whether the work is the slot's round, so that it leaves the slot state on its worker.
+            is_round: Whether the work is the slot's round, so that it leaves the slot state on its worker.
         """
         if self.nearby is None:
-            return await self.crew.carry(slot, number, work, avoid=avoid, leaves=leaves)
-        work, local_bytes = self.nearby.after_files(part, work), self.nearby.of(part)
-        return await self.crew.carry(slot, number, work, avoid=avoid, leaves=leaves, local_bytes=local_bytes)
+            return await self.crew.carry(slot, number, work, avoid=avoid, is_round=is_round)
+        work, local_bytes = self.nearby.after_files(partition, work), self.nearby.bytes_on_disks(partition)
+        return await self.crew.carry(slot, number, work, avoid=avoid, is_round=is_round, local_bytes=local_bytes)
 
     async def use_newest_files(self, first: Callable[[], int]) -> None:
         """Switch to the newest version of the partition files, at the beginning of an epoch, as ``go_over`` does."""
@@ -631,7 +640,7 @@ class Run:
         """
         await self.exchange.stop(self._cluster.workers, STOP_S)
 
-    async def again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
+    async def carry_task(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
         """Have a task carried out, for the first time or after its update was rejected.
 
         Args:
@@ -693,7 +702,7 @@ class Run:
             slots=self.progress.slots_in(first.round),
             workers=tuple(reply.worker for reply in replies),
             verdicts=tuple(dict.fromkeys(self.verdicts)),
-            without=tuple(sorted(self.without)),
+            without=tuple(sorted(self.left_out_slots)),
             recomputed=recomputed,
             skipped=tuple(sorted((file + 1, samples) for reply in replies for file, samples in reply.skipped)),
             metrics=metrics | shown,
@@ -791,7 +800,7 @@ async def _gather_on_arrival(run: Run, carrying: Sequence[asyncio.Task[Reply]], 
             try:
                 accepted[positions[carried]] = reply = carried.result()
             except SlotLeftOut as absence:
-                run.left_without(absence)
+                run.leave_out(absence)
                 if into is not None:
                     into.leave_out(positions[carried])
                 continue
@@ -809,7 +818,7 @@ async def _gather_compared(
     replies: dict[int, Reply] = {}
     for outcome in await asyncio.gather(*map(_reply_or_absence, carrying)):
         if isinstance(outcome, SlotLeftOut):
-            run.left_without(outcome)
+            run.leave_out(outcome)
         else:
             replies[outcome.slot] = outcome
     if not replies:
@@ -865,7 +874,7 @@ async def _reply_or_absence(carrying: asyncio.Task[Reply]) -> Reply | SlotLeftOu
 
 def all_workers_away(run: Run) -> ClusterTooSmall:
     """Return the error for a run whose slots all belong to workers that are away."""
-    slots = ", ".join(str(slot) for slot, *_ in run.without)
+    slots = ", ".join(str(slot) for slot, *_ in run.left_out_slots)
     return ClusterTooSmall(
         f"the workers of all slots ({slots}) are away, and nobody else has their data",
         hint="start them again, and continue with resume",

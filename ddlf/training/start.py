@@ -59,9 +59,9 @@ from ddlf.training.refusals import (
 from ddlf.training.registry import spec_of
 from ddlf.training.reporter import Reporter
 from ddlf.training.roles import REPLICA
-from ddlf.training.run import Ended, Facts, Run
+from ddlf.training.run import Facts, Run, RunMustEnd
 from ddlf.training.samples.files import Nearby, files_of, settled
-from ddlf.training.samples.parts import PlannedSteps, partitioned
+from ddlf.training.samples.partitions import PlannedSteps, partitioned
 from ddlf.training.slot.batchnorm import batch_norms, warning
 from ddlf.training.slot.build import left_behind
 from ddlf.training.slot.optimizers import final_weights, followers, keeps_averages, restarts
@@ -69,7 +69,7 @@ from ddlf.training.slot.parts import SlotPlan, keeps_little, kept_parts
 from ddlf.training.slot.task import HELD
 from ddlf.training.slot.variables import set_weights, shapes_of
 from ddlf.training.spec import RunSpec
-from ddlf.training.strategy import Loop, WeightContext, parts_of
+from ddlf.training.strategy import Loop, WeightContext, strategy_and_exchange
 
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
 """Settings that are also arguments of ``train_sync`` and ``train_async``."""
@@ -154,7 +154,7 @@ async def train(app: App, mode: str, *numbers: int | None, fresh: bool = False, 
         _check_workers(spec, app.cluster)  # with min_workers, fewer workers may have answered
         spec = settled(app, replace(spec, threads=app.run_context.threads))
         spec.local.rule.check_optimizer(app.run_context.optimizer)  # raise errors before warnings about the run
-        strategy, exchange = parts_of(spec)
+        strategy, exchange = strategy_and_exchange(spec)
         exchange, reason = await exchange.chosen(app, crew, spec)
         if reason:
             spec = replace(spec, exchange=exchange)
@@ -225,7 +225,7 @@ async def _train(run: Run, loop: Loop, callbacks: Callbacks | None) -> None:
         await callbacks.begin(run.progress)
     try:
         await loop.train(run)
-    except Ended:
+    except RunMustEnd:
         pass
     except BadUpdate as error:
         if callbacks is None or not callbacks.terminate(error):
@@ -335,7 +335,7 @@ async def _run(
     weight_context = WeightContext(
         app.run_context.name, crew, app.cluster, exact, spec, isinstance(spec.outer, Streaming)
     )
-    strategy, exchange = parts_of(spec)
+    strategy, exchange = strategy_and_exchange(spec)
     weights_out = strategy.weights(weight_context) or exchange.weights(weight_context)
     progress, keeper, source = await begin(app, samples, spec, fresh=fresh, restoring=weights_out.restoring)
     samples = progress.samples  # with private data, a worker of the training before may be away

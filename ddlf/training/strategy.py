@@ -173,7 +173,7 @@ class Exchange(ExchangeSettings):
         )
 
 
-def parts_of(spec: RunSpec) -> tuple[Strategy, Exchange]:
+def strategy_and_exchange(spec: RunSpec) -> tuple[Strategy, Exchange]:
     """Return the strategy and the exchange of a run. Raise an error if one of them has no code that trains.
 
     Raises:

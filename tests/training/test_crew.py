@@ -444,7 +444,7 @@ async def test_error_in_on_event_ends_the_run(kind, is_async, monkeypatch):
 async def test_an_error_inside_the_crew_itself_ends_the_run(monkeypatch):
     story = Story(1)
     async with story.ready() as crew:
-        monkeypatch.setattr(crew, "_act", lambda: 1 / 0)
+        monkeypatch.setattr(crew, "_carry_out_plan", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await crew.carry(0, 0, story.work)
         with pytest.raises(ZeroDivisionError):

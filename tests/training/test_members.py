@@ -107,7 +107,7 @@ class Crew:
     def member(self, number):
         return (self.connected[number], 0) if number in self.connected else None
 
-    def put_out(self, worker, error):
+    def exclude(self, worker, error):
         self.out.append((worker.id, str(error)))
         del self.connected[worker.id]
 

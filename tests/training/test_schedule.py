@@ -245,7 +245,7 @@ def test_leaving_worker_finishes_a_slot_that_fits_and_gets_no_other():
     assert not schedule.apply(Leaving(1, 101, 10))
     assert schedule.plan(101) == []
     assert schedule.apply(Finished(1, 103)), "its result counts"
-    assert schedule.left == {1}
+    assert schedule.finished_leaving == {1}
     assert 1 in schedule.workers, "others may still ask it"
     schedule.apply(Wanted(0))
     assert schedule.plan(104) == []
@@ -259,7 +259,7 @@ def test_slot_that_does_not_fit_goes_to_another_worker_at_once():
     assert schedule.apply(Leaving(1, 101, 10))
     assert schedule.plan(101) == [Stop(1), Start(0, 2)]
     schedule.apply(Ended(1))
-    assert schedule.left == {1}
+    assert schedule.finished_leaving == {1}
     assert schedule.apply(Finished(2, 130))
 
 

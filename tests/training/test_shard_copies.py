@@ -150,7 +150,7 @@ async def test_excluded_worker_hands_its_shard_on_without_a_copy(monkeypatch):
 
     def out(record):
         if record.version == 3:
-            crews[0].put_out(run.cluster.workers[1], ConnectError("it is left out"))
+            crews[0].exclude(run.cluster.workers[1], ConnectError("it is left out"))
 
     run.on_round = out
     await run.train_model()

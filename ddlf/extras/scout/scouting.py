@@ -378,7 +378,7 @@ class Trials:
             self._say(line_of(trials))
         begin = time.perf_counter()
         carried = [
-            self._crew.carry(first + index, 0, partial(self._send, trial), leaves=False)
+            self._crew.carry(first + index, 0, partial(self._send, trial), is_round=False)
             for index, trial in enumerate(trials)
         ]
         losses = list(await asyncio.gather(*carried))

@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from weakref import WeakSet
 
 from ddlf import events
@@ -58,6 +58,21 @@ class SlotLeftOut(Exception):
         self.slot, self.worker, self.reason = slot, worker, reason
 
 
+class SlotRequest(NamedTuple):
+    """A call of ``Crew.carry``.
+
+    Attributes:
+        work, is_round: The arguments of these names.
+        future: Receives the result of the work.
+        round: Number of the slot's round, from 0.
+    """
+
+    work: Work
+    future: asyncio.Future[Any]
+    round: int
+    is_round: bool
+
+
 class Crew:
     """The workers of one run. Use it with ``async with``: when the block ends, all its tasks have ended.
 
@@ -101,14 +116,13 @@ class Crew:
         self._schedule = Schedule(backups=backups, homes=homes)
         self._absent_since: dict[int, float] = {}  # worker that has its own slot -> when it was missed first
         self._returned: dict[int, asyncio.Event] = {}  # slot -> set when its own worker takes part
-        self._never: dict[int, str] = {}  # worker that has left the run for good -> why
+        self._excluded: dict[int, str] = {}  # worker that has left the run for good -> why
         self._workers: dict[int, ProxyWorker] = {}
         # how often each worker received the app; a worker loses its slot states each time
         self._opened: dict[int, int] = {}
         self._crashes: dict[int, ExecutorCrashed | None] = {}  # the last crash before each worker received the app
         self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker that carried it last, its number of openings)
-        # slot -> its work, the future of its result, its round, and ``leaves`` as in ``carry``
-        self._requests: dict[int, tuple[Work, asyncio.Future[Any], int, bool]] = {}
+        self._requests: dict[int, SlotRequest] = {}  # by slot
         self._distrusted: Counter[int] = Counter()
         self._round = 0
         self.losses = 0
@@ -119,7 +133,7 @@ class Crew:
         self.hand_back: list[Callable[[int], Awaitable[None]]] = []
         self._in_rounds = False
         self._unsettled: dict[int, int] = {}  # slot -> the worker of its last result, which may not be merged yet
-        self._letting_go: dict[int, asyncio.Task[None]] = {}
+        self._releasing: dict[int, asyncio.Task[None]] = {}
         self._attempts: dict[int, asyncio.Task[None]] = {}
         # How each worker joins: "opened" at the start, "joined" or "back".
         self._known_as: dict[int, str] = {}
@@ -144,7 +158,7 @@ class Crew:
                 )
         for worker in self._cluster.workers:
             self._first[worker.id] = False
-            self._meet(worker, "opened")
+            self._bring_in(worker, "opened")
         self.meet_new_workers()
         return self
 
@@ -157,7 +171,7 @@ class Crew:
             worker.on_leaving = None
         tasks = [
             *self._attempts.values(),
-            *self._letting_go.values(),
+            *self._releasing.values(),
             *self._recovery.end(at_once=not issubclass(kind or Exception, Exception)),
         ]
         await end_all(tasks)
@@ -179,7 +193,7 @@ class Crew:
             ClusterTooSmall: All workers were lost, and none came back in time.
         """
         while not all(self._first.values()) or not self._schedule.workers:
-            self._watch_for_nobody()
+            self._check_for_workers()
             self._check()
             self._changed.clear()
             await self._changed.wait()
@@ -196,7 +210,7 @@ class Crew:
         self._schedule.apply(RoundBegan())
         self._in_rounds = True
         self._unsettled.clear()
-        self._let_go_of_leaving()
+        self._release_leaving()
         self.meet_new_workers()
 
     async def carry(
@@ -206,7 +220,7 @@ class Crew:
         work: Work,
         *,
         avoid: frozenset[int] = frozenset(),
-        leaves: bool = True,
+        is_round: bool = True,
         local_bytes: Mapping[int, int] = {},
     ) -> Any:
         """Have a worker do the work of a slot, and return the result of ``work``.
@@ -218,7 +232,7 @@ class Crew:
             number: Number of the slot's round, from 0.
             work: Function that does the slot's work on a given worker.
             avoid: Workers that may do the work only if there are no others.
-            leaves: Whether the work is the slot's round, so that it leaves the slot state on the worker.
+            is_round: Whether the work is the slot's round, so that it leaves the slot state on the worker.
             local_bytes: Bytes of the slot's data that workers have on their own disks, by worker number.
 
         Raises:
@@ -230,7 +244,7 @@ class Crew:
         """
         self._check()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._requests[slot] = work, future, number, leaves
+        self._requests[slot] = SlotRequest(work, future, number, is_round)
         if not self._in_rounds:
             self._unsettled.pop(slot, None)
         self._round = max(self._round, number)
@@ -274,8 +288,8 @@ class Crew:
         self.emit(events.UpdateRejected(**self._event_facts(slot), worker=worker, why=reason))
         if self._distrusted[worker] == MAX_REJECTED and self._schedule.workers - {worker}:
             self._schedule.apply(Lost(worker))
-            self._never[worker] = f"{MAX_REJECTED} of its updates in a row were rejected"
-            self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker, rejected=MAX_REJECTED))
+            self._excluded[worker] = f"{MAX_REJECTED} of its updates in a row were rejected"
+            self._report_gone(events.WorkerGone(round=self._round + 1, worker=worker, rejected=MAX_REJECTED))
 
     def trust(self, worker: int) -> None:
         """Note that a worker's update was accepted, which resets the number of its rejections."""
@@ -303,11 +317,11 @@ class Crew:
 
     def _advance(self) -> None:
         try:
-            self._act()
+            self._carry_out_plan()
         except Exception as error:
             self.end(error)
 
-    def _act(self) -> None:
+    def _carry_out_plan(self) -> None:
         loop = asyncio.get_running_loop()
         for action in self._schedule.plan(loop.time()):
             match action:
@@ -320,8 +334,8 @@ class Crew:
                 case GiveUp(slot):
                     error = self._last_loss or ExecutorCrashed("a slot ended its executors")
                     self._fail(slot, error if self._homes is None else self._left_out_error(slot, first_line(error)))
-        self._let_go_of_leaving()
-        self._watch_for_nobody()
+        self._release_leaving()
+        self._check_for_workers()
         times = [time for time in (self._schedule.wake_at(), self._leave_out(loop.time())) if time is not None]
         if times:
             self._advance_soon(max(min(times) - loop.time(), 0.001))
@@ -335,9 +349,9 @@ class Crew:
         for slot in self._schedule.homeless:
             worker = (self._homes or {}).get(slot, 0)
             until = self._absent_since.setdefault(worker, now) + self.wait_s
-            if worker in self._never or until <= now:
+            if worker in self._excluded or until <= now:
                 self._schedule.apply(LeftOut(slot))
-                reason = self._never.get(worker) or f"its worker has been away for more than {self.wait_s:g} s"
+                reason = self._excluded.get(worker) or f"its worker has been away for more than {self.wait_s:g} s"
                 self._fail(slot, self._left_out_error(slot, reason))
             else:
                 times.append(until)
@@ -346,19 +360,20 @@ class Crew:
     def _left_out_error(self, slot: int, reason: str) -> SlotLeftOut:
         return SlotLeftOut(slot, (self._homes or {}).get(slot, 0), reason)
 
-    def _miss(self, worker: int) -> None:
+    def _note_absence(self, worker: int) -> None:
         """Note since when a worker is away."""
         self._absent_since.setdefault(worker, asyncio.get_running_loop().time())
 
     async def _attempt(self, slot: int, number: int) -> None:
         loop = asyncio.get_running_loop()
         worker = self._workers[number]
-        work, future, _, leaves = self._requests[slot]
+        request = self._requests[slot]
+        future = request.future
         holder = number, self._opened[number]
-        if leaves:
+        if request.is_round:
             self.emit(events.SlotStarted(**self._event_facts(slot), worker=number))
         try:
-            result = await work(worker, self._holds.get(slot) == holder)
+            result = await request.work(worker, self._holds.get(slot) == holder)
         except asyncio.CancelledError:
             self._schedule.apply(Ended(number))
         except LOSS as error:
@@ -369,7 +384,7 @@ class Crew:
         else:
             self.served(number)
             if self._schedule.apply(Finished(number, loop.time())) and not future.done():
-                if leaves:
+                if request.is_round:
                     self._holds[slot] = holder
                     self._unsettled[slot] = number
                     self.emit(events.SlotFinished(**self._event_facts(slot), worker=number))
@@ -378,7 +393,7 @@ class Crew:
         self._advance_soon()
 
     def _fail(self, slot: int, error: Exception) -> bool:
-        if waits := not (future := self._requests[slot][1]).done():
+        if waits := not (future := self._requests[slot].future).done():
             future.set_exception(error)
         return waits
 
@@ -398,19 +413,19 @@ class Crew:
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
-        task.add_done_callback(self._look_at)
+        task.add_done_callback(self._end_on_error)
         return task
 
-    def _look_at(self, task: asyncio.Future[Any]) -> None:
+    def _end_on_error(self, task: asyncio.Future[Any]) -> None:
         """End the run if a background task fails, since nobody else awaits that task."""
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self.end(error)
 
     # -- losing and finding workers ---------------------------------------------------------------------------------
-    # ``Recovery`` and the links of workers call these methods. Strategies and exchanges call ``missed`` and ``lose`` when
+    # ``Recovery`` and the links of workers call these methods. Strategies and exchanges call ``lose_if_free`` and ``lose`` when
     # their own requests find a loss.
 
-    def missed(self, worker: ProxyWorker, error: Exception) -> None:
+    def lose_if_free(self, worker: ProxyWorker, error: Exception) -> None:
         """Handle a worker without a slot that does not answer.
 
         If it has a slot after all, its own call reports the loss.
@@ -421,7 +436,7 @@ class Crew:
     def lose(self, worker: ProxyWorker, slot: int | None, error: Exception) -> None:
         """Handle the loss of a worker, and of its work on a slot if it had one."""
         self._last_loss = error
-        self._miss(worker.id)
+        self._note_absence(worker.id)
         self.losses += slot is not None
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
         facts = {"round": self._round + 1} if slot is None else self._event_facts(slot)
@@ -455,7 +470,7 @@ class Crew:
         """Return whether a worker has announced its end."""
         return worker in self._schedule.leaving
 
-    def _let_go_of_leaving(self) -> None:
+    def _release_leaving(self) -> None:
         """Release workers that are leaving and have finished their slots.
 
         The update of a worker may not be merged yet. In rounds it is merged when the next round begins, otherwise when
@@ -464,24 +479,24 @@ class Crew:
         """
         stalls = self._schedule.open and not self._working() and not self._recovery.openings
         unsettled = set[int]() if stalls else set(self._unsettled.values())
-        for number in self._schedule.left - self._letting_go.keys() - unsettled:
-            self._letting_go[number] = self._spawn(self._release_worker(self._workers[number]))
+        for number in self._schedule.finished_leaving - self._releasing.keys() - unsettled:
+            self._releasing[number] = self._spawn(self._release_worker(self._workers[number]))
 
     async def _release_worker(self, worker: ProxyWorker) -> None:
         try:
             for take in self.hand_back:
                 await take(worker.id)
-            if worker.id not in self._schedule.left:  # it was lost meanwhile, or has come back
+            if worker.id not in self._schedule.finished_leaving:  # it was lost meanwhile, or has come back
                 return
             self._schedule.apply(Lost(worker.id))
-            self._miss(worker.id)
+            self._note_absence(worker.id)
             self._known_as[worker.id] = "back"
             if worker.notice is not None:
                 self._last_loss = WorkerLost(f"{worker.name} has left: {worker.notice.reason}")
             self.emit(events.WorkerLeft(round=self._round + 1, worker=worker.id))
             await worker.release()
         finally:
-            self._letting_go.pop(worker.id, None)
+            self._releasing.pop(worker.id, None)
         self._recovery.bring(worker)
         self._advance_soon()
 
@@ -494,7 +509,7 @@ class Crew:
         self._schedule.apply(Ready(worker.id))
         for slot in [slot for slot in self._returned if (self._homes or {}).get(slot) == worker.id]:
             self._returned.pop(slot).set()
-        self._settle(worker)
+        self._end_first_opening(worker)
         facts: dict[str, Any] = {"round": self._round + 1, "worker": worker.id, "name": worker.name}
         event_class: Any = {"back": events.WorkerReturned, "opened": events.WorkerReady}.get(self._known_as[worker.id])
         self.emit(
@@ -504,43 +519,43 @@ class Crew:
         )
         self.leaving(worker)  # it may have announced its end while it loaded its data
 
-    def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
+    def not_reached(self, worker: ProxyWorker, error: DDLFError) -> None:
         """Handle a worker that cannot be reached yet. ``Recovery`` tries to reach it again."""
         self._last_loss = error
-        self._miss(worker.id)
+        self._note_absence(worker.id)
         if self._known_as[worker.id] == "opened":
             self._known_as[worker.id] = "back"
             self.emit(events.WorkerLost(round=self._round + 1, worker=worker.id, why=first_line(error)))
             if self._homes is None:
-                self._settle(worker)
+                self._end_first_opening(worker)
             else:  # a worker with its own data that misses the beginning could not join later
                 asyncio.get_running_loop().call_later(self.wait_s, self._begin_without, worker)
         self.changed()
 
     def _begin_without(self, worker: ProxyWorker) -> None:
-        self._settle(worker)
+        self._end_first_opening(worker)
         self._changed.set()
 
-    def put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
+    def exclude(self, worker: ProxyWorker, error: DDLFError) -> None:
         """Exclude a worker from the run because of an error.
 
         If no worker is left, this error is the reason why the run ends.
         """
-        self._settle(worker)
+        self._end_first_opening(worker)
         self._schedule.apply(Lost(worker.id))
         if isinstance(error, LeaseError):
             self.end(error)  # another master has the lease now, so this master must stop
             return
         self._exclusions.append(error)
-        self._never[worker.id] = first_line(error)
-        self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker.id, why=str(error)))
+        self._excluded[worker.id] = first_line(error)
+        self._report_gone(events.WorkerGone(round=self._round + 1, worker=worker.id, why=str(error)))
 
     def changed(self) -> None:
         """Check again which workers are available, after a change."""
         self._changed.set()
         self._advance_soon()
 
-    def _settle(self, worker: ProxyWorker) -> None:
+    def _end_first_opening(self, worker: ProxyWorker) -> None:
         """Note that the first attempt to send the app to a worker has succeeded or failed."""
         if worker.id in self._first:
             self._first[worker.id] = True
@@ -549,9 +564,9 @@ class Crew:
         """Prepare workers that have joined the cluster for this run."""
         for worker in (*self._cluster.workers, *self._cluster.missing):
             if worker.id not in self._opened and worker not in _training:
-                self._meet(worker, "joined")
+                self._bring_in(worker, "joined")
 
-    def _meet(self, worker: ProxyWorker, kind: str) -> None:
+    def _bring_in(self, worker: ProxyWorker, kind: str) -> None:
         _training.add(worker)
         self._workers[worker.id] = worker
         self._opened[worker.id] = -1
@@ -561,24 +576,24 @@ class Crew:
 
     def _working(self) -> frozenset[int]:
         """Return the workers that have a slot or may get one. A worker that leaves gets none."""
-        return self._schedule.workers - self._schedule.left
+        return self._schedule.workers - self._schedule.finished_leaving
 
-    def _watch_for_nobody(self) -> None:
+    def _check_for_workers(self) -> None:
         """End the run if no worker is left; wait ``wait_s`` first if one may come back."""
         needs_worker = self._schedule.open if self._begun else all(self._first.values())
         # Before training, do not wait for workers that never answered: they would meet the same error as the others.
         coming = self._recovery.coming.keys() if self._begun else self._recovery.coming.keys() & self._first.keys()
-        coming = coming | self._letting_go.keys()  # a worker that is being released may come back
+        coming = coming | self._releasing.keys()  # a worker that is being released may come back
         if not needs_worker or self._working() or self._recovery.openings:
-            self._wait_no_more()
-        elif not (coming or self._schedule.left):
-            self._wait_no_more()
+            self._stop_waiting()
+        elif not (coming or self._schedule.finished_leaving):
+            self._stop_waiting()
             self.end(no_worker_left(self._exclusions, len(self._opened)))
         elif self._patience is None:
             self._patience = asyncio.get_running_loop().call_later(self.wait_s, self._give_up)
             self.emit(events.WaitingForWorkers(round=self._round + 1, seconds=self.wait_s))
 
-    def _wait_no_more(self) -> None:
+    def _stop_waiting(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -588,8 +603,8 @@ class Crew:
 
     def _event_facts(self, slot: int) -> dict[str, int]:
         """Return slot and round with the numbers that events show to users, from 1."""
-        return {"slot": slot + 1, "round": self._requests[slot][2] + 1}
+        return {"slot": slot + 1, "round": self._requests[slot].round + 1}
 
-    def _tell_gone(self, event: events.WorkerGone) -> None:
+    def _report_gone(self, event: events.WorkerGone) -> None:
         # if all workers fail, one error replaces the events
         (self.emit if self._begun else self._held_back.append)(event)

@@ -46,10 +46,10 @@ class Host(Protocol):
     def entered(self, worker: ProxyWorker) -> None:
         """Let a worker take part in the run, since it has received everything that the run needs."""
 
-    def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
+    def not_reached(self, worker: ProxyWorker, error: DDLFError) -> None:
         """Note that a worker cannot be reached yet. ``Recovery`` tries again."""
 
-    def put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
+    def exclude(self, worker: ProxyWorker, error: DDLFError) -> None:
         """Continue the run without a worker that cannot take part."""
 
     def changed(self) -> None:
@@ -89,7 +89,7 @@ class Recovery:
     def bring_back(self, worker: ProxyWorker, loss: Exception) -> None:
         """Bring back a worker that was lost while it worked on a slot, unless it has lost the app too often."""
         if isinstance(loss, AppMissing) and not self._may_try(worker):
-            self._host.put_out(worker, _robbed(loss))
+            self._host.exclude(worker, _robbed(loss))
         else:
             self.bring(worker)
 
@@ -143,11 +143,11 @@ class Recovery:
                     undone = opening is not None and isinstance(error, AppMissing | ExecutorCrashed)
                     if undone and not self._may_try(worker):
                         raise _robbed(error) if isinstance(error, AppMissing) else error from None
-                    self._host.absent(worker, error)
+                    self._host.not_reached(worker, error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, RETRY_S[1])
         except DDLFError as error:
-            self._host.put_out(worker, error)
+            self._host.exclude(worker, error)
         else:
             self._host.entered(worker)
         finally:

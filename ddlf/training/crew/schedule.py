@@ -179,7 +179,7 @@ class Schedule:
     @property
     def free(self) -> frozenset[int]:
         """Workers without a slot, leaving ones included."""
-        return frozenset(self._free) | self.left
+        return frozenset(self._free) | self.finished_leaving
 
     @property
     def leaving(self) -> frozenset[int]:
@@ -192,7 +192,7 @@ class Schedule:
         return None if running is None else running.slot
 
     @property
-    def left(self) -> frozenset[int]:
+    def finished_leaving(self) -> frozenset[int]:
         """Workers that are leaving and have no slot any more."""
         return frozenset(self._leaving - self._running.keys())
 
@@ -252,7 +252,7 @@ class Schedule:
                 self._durations.clear()
         return False
 
-    def _may(self, slot: int, worker: int) -> bool:
+    def _may_carry(self, slot: int, worker: int) -> bool:
         """Return whether a worker may carry a slot."""
         return self.homes is None or self.homes.get(slot) == worker
 
@@ -271,7 +271,7 @@ class Schedule:
             return False
         usual = median(self._durations) if self._durations else 0.0
         fits = finishes and running.since + self._took.get(running.slot, usual) <= until
-        other_workers = [other for other in self.workers - self._leaving if self._may(running.slot, other)]
+        other_workers = [other for other in self.workers - self._leaving if self._may_carry(running.slot, other)]
         if fits or not other_workers or not self._slots_without_backup().keys() & {running.slot}:
             return False
         running.stopping = True
@@ -301,7 +301,7 @@ class Schedule:
             home = self._home.get(slot)
             if (
                 home in self._free
-                and self._may(slot, home)
+                and self._may_carry(slot, home)
                 and home not in self._avoid[slot]
                 and not self._local_bytes[slot]
             ):
@@ -334,7 +334,7 @@ class Schedule:
         preferred = self.homes is None and self.workers - self._leaving - self._avoid[slot]
         avoid = self._avoid[slot] if preferred else frozenset[int]()
         local_bytes = self._local_bytes[slot]
-        free = (worker for worker in self._free if worker not in avoid and self._may(slot, worker))
+        free = (worker for worker in self._free if worker not in avoid and self._may_carry(slot, worker))
         return max(free, key=lambda worker: local_bytes.get(worker, 0), default=None)
 
     def _nearest(self) -> dict[int, int]:
@@ -369,7 +369,7 @@ class Schedule:
 
     def _backup_for(self, slot: int) -> int | None:
         avoid = self._avoid[slot]
-        return next((worker for worker in self._free if worker not in avoid and self._may(slot, worker)), None)
+        return next((worker for worker in self._free if worker not in avoid and self._may_carry(slot, worker)), None)
 
     def _start(self, slot: int, worker: int, now: float) -> Start:
         self._waiting.remove(slot)

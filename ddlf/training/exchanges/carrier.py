@@ -22,7 +22,7 @@ from ddlf.events import Event, SlotMoved
 from ddlf.training.checkpoints.sliced_resume import Restoring
 from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.roles import REPLICA
-from ddlf.training.samples.parts import PlannedSteps
+from ddlf.training.samples.partitions import PlannedSteps
 from ddlf.training.slot.parts import changed_tensors, exchanged_tensors
 from ddlf.training.slot.task import Reply, Task
 

@@ -261,7 +261,7 @@ class Members:
             links = Counter(number for pair in pairs for number in pair)
             worst = max(links, key=lambda number: (links[number], number))
             error = next(text for *pair, text in broken if worst in pair)
-            self._crew.put_out(present[worst], ConnectError(f"{error}; {present[worst].name} is left out", hint=HINT))
+            self._crew.exclude(present[worst], ConnectError(f"{error}; {present[worst].name} is left out", hint=HINT))
             self._crew.changed()
 
 

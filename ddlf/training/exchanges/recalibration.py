@@ -71,7 +71,7 @@ async def carried(run: Run, tasks: Sequence[Task], measure: Callable[..., Awaita
 
     async def measure_task(task: Task) -> Any:
         work = partial(measure, run, task)
-        return await run.carry_near_data(task.slot, task.round, task.indices, work, leaves=False)
+        return await run.carry_near_data(task.slot, task.round, task.indices, work, is_round=False)
 
     measurements = [asyncio.ensure_future(measure_task(task)) for task in tasks]
     try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.reading_order import SHUFFLE, Portion
+from ddlf.algorithms.reading_order import SHUFFLE, Portion, SlotSamples
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.data_set import DataSet
@@ -138,35 +138,35 @@ class Nearby:
         self._introduced: set[tuple[int, int]] = set()
         self._one_at_a_time = asyncio.Lock()
 
-    def of(self, part: Any) -> dict[int, int]:
+    def bytes_on_disks(self, partition: SlotSamples) -> dict[int, int]:
         """Return how many bytes of a slot's samples each worker has; empty if all workers can read all files.
 
         Args:
-            part: The samples of the slot in a round.
+            partition: The samples of the slot in a round.
         """
-        if not self._is_spread(part):
+        if not self._is_spread(partition):
             return {}
-        files, rows = self._read(part)
+        files, rows = self._read(partition)
         row_bytes = self._data.manifest.row_bytes
         return {
             worker: int(rows[present[files]].sum()) * row_bytes
             for worker, present in self._app.run_context.local_files.items()
         }
 
-    def after_files(self, part: Any, work: Work) -> Work:
-        """Return a function that does some work on a worker after it can get all files of a slot's part.
+    def after_files(self, partition: SlotSamples, work: Work) -> Work:
+        """Return a function that does some work on a worker after it can get all files of a slot's partition.
 
         Before that, some worker must have each missing file, and the workers must be introduced.
 
         Args:
-            part: The samples of the slot.
+            partition: The samples of the slot.
             work: Function that does the work on a given worker.
         """
-        if not self._is_spread(part):
+        if not self._is_spread(partition):
             return work
 
         async def carried(worker: ProxyWorker, holds: bool) -> Any:
-            files = self._read(part)[0]
+            files = self._read(partition)[0]
             if not self._app.run_context.local_files[worker.id][files].all():
                 await self._wait_for(files)
                 await self._introduce(worker)
@@ -174,12 +174,12 @@ class Nearby:
 
         return carried
 
-    def _is_spread(self, part: Any) -> bool:
-        return isinstance(part, Portion)
+    def _is_spread(self, partition: SlotSamples) -> TypeGuard[Portion]:
+        return isinstance(partition, Portion)
 
-    def _read(self, part: Portion) -> tuple[Any, Any]:
-        """Return the numbers of the files that a slot's part reads, and the rows of each."""
-        stretches = part.stretches(self._data.manifest.sizes)
+    def _read(self, portion: Portion) -> tuple[Any, Any]:
+        """Return the numbers of the files that a slot's portion reads, and the rows of each."""
+        stretches = portion.stretches(self._data.manifest.sizes)
         return stretches[:, 0], stretches[:, 2] - stretches[:, 1]
 
     async def _wait_for(self, files: Any) -> None:

@@ -24,7 +24,7 @@ from ddlf.rpc.tokens import automatic_token
 from ddlf.training.context import App
 from ddlf.training.progress import FileLedger, SampleLedger, Span
 from ddlf.training.samples import labels
-from ddlf.training.samples.parts import owners_of, parts_of
+from ddlf.training.samples.partitions import Partitions, owners_of, partitions_of
 from ddlf.training.samples.shares import Share, ShareLedger
 from ddlf.training.slot.task import Reply
 from ddlf.training.spec import RunSpec
@@ -154,9 +154,9 @@ class CommonData:
         """Return the slot of each sample in the whole run; None if each round divides the samples again."""
         return owners_of(app, spec.data.partition, self.samples, slots, spec.seed)
 
-    def parts(self, seed: int, owners: Owners | None, files: Any, shuffle: str) -> Any:
-        """Return the object that chooses each slot's samples in a round. ``parts_of`` describes the arguments."""
-        return parts_of(self.samples, seed, owners, files, shuffle)
+    def partitions(self, seed: int, owners: Owners | None, files: Any, shuffle: str) -> Partitions:
+        """Return the object that chooses each slot's samples in a round. ``partitions_of`` describes the arguments."""
+        return partitions_of(self.samples, seed, owners, files, shuffle)
 
     def numbers(self) -> int | None:
         """Return below which number the samples are that a worker reports; None if it only reports how many."""
@@ -342,8 +342,8 @@ class PrivateData(CommonData):
     def owners(self, app: App, spec: RunSpec, slots: int) -> Owners | None:
         return np.repeat(np.arange(slots), [share.samples for share in self._shares])
 
-    def parts(self, seed: int, owners: Owners | None, files: Any, shuffle: str) -> Any:
-        return OwnParts([share.samples for share in self._shares], seed)
+    def partitions(self, seed: int, owners: Owners | None, files: Any, shuffle: str) -> Partitions:
+        return OwnPartitions([share.samples for share in self._shares], seed)
 
     def numbers(self) -> int | None:
         return None
@@ -357,7 +357,7 @@ class PrivateData(CommonData):
         ledger.leave_out(slot, number)
 
 
-class OwnParts:
+class OwnPartitions:
     """Orders the samples of each slot in each round, if each worker has its own samples, numbered from 0.
 
     Args:
@@ -371,10 +371,10 @@ class OwnParts:
     async def order(self, number: int) -> None:
         """Do nothing: each slot has its own order."""
 
-    async def of(
+    async def of_round(
         self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
     ) -> list[Indices]:
-        """Return all samples of each slot, in the order of a round. ``Parts.of`` describes the arguments."""
+        """Return all samples of each slot, in the order of a round. ``Partitions.of_round`` describes the arguments."""
         return [shuffled(samples, self._seed, span.order) for samples in self._sizes]
 
 

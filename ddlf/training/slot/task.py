@@ -84,7 +84,7 @@ class Task:
     epochs: int
     batch_size: int
     seed: int
-    indices: Any  # Samples
+    indices: Any  # SlotSamples, of any integer type
     weights: Any
     version: int
     codec: str = "float32"

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ddlf.algorithms.partition import steps_by_speed
-from ddlf.algorithms.reading_order import Samples
+from ddlf.algorithms.reading_order import SlotSamples
 from ddlf.algorithms.weights import Weights
 from ddlf.events import PartsChanged
 from ddlf.training.crew.crew import SlotLeftOut
@@ -203,10 +203,10 @@ class Arrivals:
             if run.stopping:
                 return
             await self._round_begins(slot, number)
-            part = await run.part(slot, number)
+            partition = await run.partition(slot, number)
             run.tries[slot] = 0
             try:
-                reply = await self._carry(slot, number, part, partial(self._task, slot, number, part))
+                reply = await self._carry(slot, number, partition, partial(self._task, slot, number, partition))
             except SlotLeftOut as left:
                 await self._wait_for_worker(number, left)
                 if progress.slot_rounds[slot] > number:
@@ -236,7 +236,7 @@ class Arrivals:
         """
         run, slot, ends = self._run, absence.slot, len(self._run.progress.epochs)
         self._absent.add(slot)
-        run.missed(absence, number)
+        run.report_missed(absence, number)
         unfinished = {other for other, done in enumerate(run.progress.slot_rounds) if done < ends}
         if unfinished <= self._absent:
             raise all_workers_away(run)
@@ -259,7 +259,7 @@ class Arrivals:
         others_end = all(progress.slot_rounds[slot] >= ends for slot in present)
         if others_end and progress.following(reply.slot, reply.task.round + 1) >= ends:
             for slot in absent:
-                self._run.end_without(slot, range(progress.slot_rounds[slot], ends))
+                self._run.end_slot_early(slot, range(progress.slot_rounds[slot], ends))
 
     async def _round_begins(self, slot: int, number: int) -> None:
         """Let new workers join, and use new partition files, when the first slot begins a round."""
@@ -283,10 +283,10 @@ class Arrivals:
         present = [done for other, done in enumerate(self._run.progress.slot_rounds) if other not in self._absent]
         return self._bound is None or number <= min(present) + self._bound
 
-    def _task(self, slot: int, number: int, part: Samples) -> Task:
+    def _task(self, slot: int, number: int, partition: SlotSamples) -> Task:
         run = self._run
         run.tries[slot] += 1
-        task, state = run.task(slot, number, part), dict(run.state)
+        task, state = run.task(slot, number, partition), dict(run.state)
         if self._bound == 0:
             if self._in_step is None or self._in_step[0].round < number:
                 self._in_step = task, state

@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.errors import AppError, ConfigError
 from ddlf.testing import FakeCluster, FakeRun
-from ddlf.training.samples.parts import PlannedSteps
+from ddlf.training.samples.partitions import PlannedSteps
 from ddlf.training.slot.optimizers import RunPosition, Steps
 from tests.training.models import Blobs, app
 

@@ -13,7 +13,7 @@ from ddlf.errors import CheckpointCorrupt, CheckpointError, LeaseError
 from ddlf.training.checkpoints import slices
 from ddlf.training.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, is_seen, part_name, write, write_if_seen
-from ddlf.training.exchanges.sharded.plan import parts_of
+from ddlf.training.exchanges.sharded.plan import slice_arrays
 from ddlf.training.exchanges.sharded.ranges import cut_range
 
 CHANCE = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def saved(folder, number=1, *, count=3, run="abc", write=write_if_seen, harm=lam
     for shard, part in enumerate(cut(SIZE, count)):
         target = begun.destination()
         written = write(
-            target, parts_of(LIKE, part, NAMES, cut_range(LIKE, part), [cut_range(group, part) for group in state])
+            target, slice_arrays(LIKE, part, NAMES, cut_range(LIKE, part), [cut_range(group, part) for group in state])
         )
         begun.add(shard, target, written, shard + 1)
     harm(begun)

@@ -30,7 +30,7 @@ from ddlf.privacy.weighted_sum import check_types
 from ddlf.training.crew.crew import SlotLeftOut
 from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.exchanges.masked.rule import Rule
-from ddlf.training.run import Ended, Run
+from ddlf.training.run import Run, RunMustEnd
 from ddlf.training.slot.task import Reply
 
 
@@ -71,7 +71,7 @@ class MaskedRounds:
         """
         self.begin(run)
         sums = Sums(run, self.rule)
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(RunMustEnd):
             async for round in run.rounds():
                 trained = await run.all(round.tasks)
                 if len(round.tasks) < LEAST:
@@ -217,7 +217,7 @@ class Sums:
     def _leave_out(self, replies: Sequence[Reply], reason: str) -> None:
         """Note that the round is merged without some slots."""
         for reply in replies:
-            self._run.left_without(SlotLeftOut(reply.slot, reply.worker, reason))
+            self._run.leave_out(SlotLeftOut(reply.slot, reply.worker, reason))
 
 
 def _answer(reply: Reply, answer: Any, lost: set[int]) -> Answer:

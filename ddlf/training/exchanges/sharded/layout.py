@@ -17,7 +17,7 @@ from ddlf.training.crew.recovery import LOSS
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.copies import arrays_of, empty_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
-from ddlf.training.exchanges.sharded.plan import left_parts, parts_of
+from ddlf.training.exchanges.sharded.plan import left_parts, slice_arrays
 from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, within, write_range
 from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.run import Run
@@ -165,7 +165,7 @@ class RemoteWeights:
                 for piece in pieces(part, AT_ONCE):
                     state = list(await ask("kept", piece)) if self.arrays_per_weight else []
                     values = state.pop() if self.coded else await ask("values", piece)
-                    arrays |= parts_of(self.like, piece, names, values, state)
+                    arrays |= slice_arrays(self.like, piece, names, values, state)
                 return arrays, {}
 
             try:

@@ -42,7 +42,7 @@ from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.exchanges.sharded.updates import RemoteUpdates, WorkerLoss, measured, verdicts, weighed
 from ddlf.training.exchanges.streaming import fragments_of
 from ddlf.training.progress import WeightsRef, local, shapes, slices_of
-from ddlf.training.run import Ended, Round, Run
+from ddlf.training.run import Round, Run, RunMustEnd
 from ddlf.training.slot.task import Reply, Task
 
 HOLDERS = 2
@@ -469,7 +469,7 @@ class ShardedRounds:
         exchange = Sharded(run, members, self.merge, self.outer, self.codec)
         fragments = fragments_of(run, self.outer, exchange.like)
         try:
-            with contextlib.suppress(Ended):
+            with contextlib.suppress(RunMustEnd):
                 async for round in run.rounds(self.balance):
                     tasks = round.tasks if fragments is None else fragments.tasks(round)
                     tensors = None if fragments is None else fragments.tensors

@@ -274,7 +274,7 @@ def _is_same(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any]) -> bool:
     return bool((new[:GLANCE] == old[:GLANCE]).all() and (new == old).all())
 
 
-def parts_of(
+def slice_arrays(
     like: Sequence[Tensor],
     part: Slice,
     names: Sequence[str],

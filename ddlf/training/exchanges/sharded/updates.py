@@ -184,7 +184,7 @@ class RemoteUpdates:
 
     async def _train_again(self, replies: list[Reply]) -> list[Reply]:
         """Have the rounds of some replies trained again, and check the new replies."""
-        trainings = [asyncio.ensure_future(self.run.again(reply.task)) for reply in replies]
+        trainings = [asyncio.ensure_future(self.run.carry_task(reply.task)) for reply in replies]
         try:
             new_replies = await asyncio.gather(*trainings)
         finally:

@@ -43,7 +43,7 @@ from ddlf.training.exchanges.sharded.plan import (
     State,
     failure_of,
     left_parts,
-    parts_of,
+    slice_arrays,
     write,
 )
 from ddlf.training.exchanges.sharded.ranges import PIECE, cut_range, pieces, size_of, take_encoded, within
@@ -230,7 +230,7 @@ class ShardedWorker(Restored):
         stored = self._store.generation(generation)
         state = stored.state_of((begin, end)) if stored.state else []
         values = cut_range(stored.weights, (begin, end)) if stored.codec is None else state.pop()
-        parts = parts_of(stored.weights, (begin, end), names, values, state)
+        parts = slice_arrays(stored.weights, (begin, end), names, values, state)
         return {**await asyncio.to_thread(write_if_seen, target, parts), "by": self._me}
 
     @concurrent

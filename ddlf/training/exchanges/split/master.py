@@ -39,7 +39,7 @@ from ddlf.training.exchanges.split.part_states import PartLost, PartStates, Sour
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.states import SplitStates
 from ddlf.training.progress import WeightsRef, shapes
-from ddlf.training.run import Ended, Run, unusable_weights
+from ddlf.training.run import Run, RunMustEnd, unusable_weights
 from ddlf.training.slot.task import OPTIMIZER, Reply, Task
 
 NUMBERS = itertools.count(1)
@@ -69,7 +69,7 @@ class Pipeline:
         """Train until all rounds are done or the run has to end. Then fetch the parts to the master."""
         group = Group(run, self.plan)
         try:
-            with contextlib.suppress(Ended):
+            with contextlib.suppress(RunMustEnd):
                 while (lost := await self._rounds(run, group)) is not None:
                     await group.go_back(lost)
         finally:
@@ -83,7 +83,7 @@ class Pipeline:
                     break
                 training = asyncio.ensure_future(group.carry(round.tasks))
                 try:
-                    await run.meanwhile()
+                    await run.report_previous_round()
                     replies, idle = await training
                 finally:
                     await end_all([training])
@@ -326,7 +326,7 @@ class Group:
         """Have the workers of all parts do a job. Return the results, in the order of the parts."""
         parts = range(len(self._plan.parts))
         carry, first = self._run.crew.carry, self._first
-        works = [carry(first + part, job.round, partial(self._work, part, job), leaves=False) for part in parts]
+        works = [carry(first + part, job.round, partial(self._work, part, job), is_round=False) for part in parts]
         results = list(await asyncio.gather(*works))
         if job.lost is not None:
             raise job.lost

@@ -138,7 +138,7 @@ class Placement:
                 await self.lost(owner, None)
         for member, worker in members.items():
             if member in self._arranged and not worker.connected:
-                self._run.crew.missed(worker, ConnectError("the connection was lost", worker=worker.name))
+                self._run.crew.lose_if_free(worker, ConnectError("the connection was lost", worker=worker.name))
         async with self._one_at_a_time:
             alive = self._alive()
             if any(holder not in alive for holders in self._holders for holder in holders):
@@ -235,7 +235,7 @@ class Placement:
             self._lost_members.add(owner)
             worker = self._members.members().get(owner)
             if worker is not None and error is not None:
-                self._run.crew.missed(worker, error)
+                self._run.crew.lose_if_free(worker, error)
             for shard in [shard for shard, other in enumerate(self.owners) if other == owner]:
                 await self._replace(shard, owner, "" if error is None else f" ({first_line(error)})")
             await self._arrange()
@@ -421,7 +421,7 @@ class Placement:
             await worker.call(self._role, "arrange", *announcement)
         except LOSS as error:
             self._arranged.discard(member)
-            self._run.crew.missed(worker, error)
+            self._run.crew.lose_if_free(worker, error)
 
     def _finish_telling(self, telling: asyncio.Task[None]) -> None:
         self._telling.discard(telling)

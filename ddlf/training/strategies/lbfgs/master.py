@@ -526,7 +526,7 @@ class Coordinator:
             requests = [[first.number, begin, end] for begin, end in parts]
             answers[:] = [await worker.call(self._members.role, "portions", self._number, [], [], requests)]
 
-        await self._run.crew.carry(0, self._run.progress.round, work, leaves=False)
+        await self._run.crew.carry(0, self._run.progress.round, work, is_round=False)
         (answer,) = answers
         if isinstance(answer, dict):
             raise await self._diagnose(0, answer)
@@ -559,7 +559,7 @@ class Coordinator:
             pool = Pool[tuple[Computed, Reply]](self._portions, time.perf_counter)
             carry, number = self._run.crew.carry, self._run.progress.round
             streams = [
-                asyncio.ensure_future(carry(slot, number, partial(self._stream, slot, pool), leaves=False))
+                asyncio.ensure_future(carry(slot, number, partial(self._stream, slot, pool), is_round=False))
                 for slot in range(self._run.slots)
             ]
             try:
@@ -701,7 +701,7 @@ class Coordinator:
             try:
                 await other.call(self._members.holder, "here")
             except LOSS as error:
-                self._run.crew.missed(other, error)
+                self._run.crew.lose_if_free(other, error)
             else:
                 if answer["link"] and worker:
                     await self._members.cut(worker, answer["peer"], answer["why"])
@@ -736,7 +736,7 @@ class Coordinator:
             ClusterTooSmall: All workers are lost, and none came back in time.
         """
         if not self._members.members():
-            await self._run.crew.carry(0, self._run.progress.round, _nothing, leaves=False)  # waits for a worker
+            await self._run.crew.carry(0, self._run.progress.round, _nothing, is_round=False)  # waits for a worker
         try:
             await self._members.reach()
         except (
@@ -790,7 +790,7 @@ class Coordinator:
         try:
             await worker.call(self._members.holder, "keep", owned, backups)
         except LOSS as error:
-            self._run.crew.missed(worker, error)
+            self._run.crew.lose_if_free(worker, error)
             raise Again(first_line(error)) from error
 
     def _begin_again(self, reason: str) -> None:
@@ -829,7 +829,7 @@ class Coordinator:
                 try:
                     await self._members.checkpoints.give(members[homes[shard].owner], slices, [shard])
                 except LOSS as error:
-                    self._run.crew.missed(members[homes[shard].owner], error)
+                    self._run.crew.lose_if_free(members[homes[shard].owner], error)
                     raise Again(first_line(error)) from error
         self._homes, self._parts = homes, parts
         try:
@@ -995,7 +995,7 @@ class Coordinator:
                 if await worker.call(self._members.holder, "settle", shard, *command, []) is None:
                     home.backup = None
             except LOSS as error:
-                self._run.crew.missed(worker, error)
+                self._run.crew.lose_if_free(worker, error)
                 home.backup = None
         return None if None in answers else answers
 
@@ -1020,7 +1020,7 @@ class Coordinator:
         try:
             return await worker.call(self._members.holder, verb, shard, *arguments)
         except LOSS as error:
-            self._run.crew.missed(worker, error)
+            self._run.crew.lose_if_free(worker, error)
             raise Again(first_line(error)) from error
 
     def _warn(self, sentence: str, about: str = "shards") -> None:

@@ -21,7 +21,7 @@ from ddlf.algorithms.merge import Mean, Rule
 from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.training.exchanges.recalibration import recalibrated
 from ddlf.training.exchanges.streaming import fragments_of
-from ddlf.training.run import Ended, Run
+from ddlf.training.run import Run, RunMustEnd
 from ddlf.training.strategies.sync.noise import Noise, WithoutNoise
 
 
@@ -51,7 +51,7 @@ class Synchronous:
         self.begin(run)
         run.cost = self.noise.cost_of_task
         fragments = fragments_of(run, self.outer, run.weights)
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(RunMustEnd):
             async for round in run.rounds(self.balance):
                 tasks = round.tasks if fragments is None else fragments.tasks(round)
                 merge = self.noise.merge(run, len(tasks), self.merge)

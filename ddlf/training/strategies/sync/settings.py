@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlf.settings.checks import MERGE, OneOf
 from ddlf.settings.setting import FACT, Setting
 from ddlf.training.spec import Refusal, RunSpec
-from ddlf.training.strategy import OUTER, CommonStep, Loop, Strategy, parts_of
+from ddlf.training.strategy import OUTER, CommonStep, Loop, Strategy, strategy_and_exchange
 
 if TYPE_CHECKING:
     from ddlf.algorithms.merge import Rule
@@ -56,7 +56,7 @@ class Sync(Strategy):
         from ddlf.training.strategies.sync.master import Synchronous
         from ddlf.training.strategies.sync.noise import Noise, NoisedSteps, NoisedSum, WithoutNoise
 
-        exchange = parts_of(spec)[1]
+        exchange = strategy_and_exchange(spec)[1]
         merge, outer, balance = exchange.merge_rule(self.merge), step or self.outer, spec.data.balance
         exchange_loop = exchange.loop(merge, outer, balance)
         clip, noise = spec.data.update_clip, spec.data.noise_multiplier

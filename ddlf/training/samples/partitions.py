@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ddlf.algorithms.partition import Indices, equal_sizes, partition, shuffled, sizes_by_speed
 from ddlf.algorithms.partitioners import Labels, Owners, Partition, counts_of, labels_of
-from ddlf.algorithms.reading_order import SHUFFLE, Global, Numbers, Portion, pieces, portions
+from ddlf.algorithms.reading_order import SHUFFLE, Global, Numbers, Portion, SlotSamples, pieces, portions
 from ddlf.errors import ConfigError
 from ddlf.events import DataPartitioned
 from ddlf.training.context import App
@@ -32,7 +32,26 @@ IN_A_THREAD = 100_000
 """This many samples take a millisecond to shuffle. Larger numbers are shuffled on a thread."""
 
 
-class Parts:
+class Partitions(Protocol):
+    """Chooses the samples of each slot in each round of a run."""
+
+    async def order(self, number: int) -> object:
+        """Prepare the order of the samples of a round or an epoch, from 0, if this takes time."""
+
+    async def of_round(
+        self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
+    ) -> Sequence[SlotSamples]:
+        """Return the samples of each slot in a round. No two slots share a sample, and together they have all of them.
+
+        Args:
+            span: The samples of the round.
+            slots: K, the number of slots.
+            speeds: Samples per second of each slot, so that all end together; if one is unknown, partitions are equal.
+            batch_size: Smallest size of a partition that follows speeds, if possible.
+        """
+
+
+class ArrayPartitions:
     """Divides the samples of one run among its slots (shares of the training), in each round.
 
     Args:
@@ -58,18 +77,12 @@ class Parts:
             self._orders[number] = asyncio.ensure_future(self._shuffled(number))
         return await asyncio.shield(self._orders[number])
 
-    async def of(
+    async def of_round(
         self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
     ) -> list[Indices]:
-        """Return the samples of each slot in a round. No two slots share a sample, and together they have all of them.
+        """Return the samples of each slot, with the arguments of ``Partitions.of_round``.
 
         If there are fewer samples than slots, the first slots have one each.
-
-        Args:
-            span: The samples of the round.
-            slots: K, the number of slots.
-            speeds: Samples per second of each slot, so that all end together; if one is unknown, parts are equal.
-            batch_size: Smallest size of a part that follows speeds, if possible.
         """
         order = (await self.order(span.order))[span.begin : span.end]
         if self._owners is not None:
@@ -89,7 +102,7 @@ class Parts:
         return await asyncio.to_thread(shuffled, self._samples, self._seed, number)
 
 
-class FileParts:
+class FilePartitions:
     """Divides the samples of partition files among the slots of one run, in each round.
 
     Args:
@@ -105,12 +118,12 @@ class FileParts:
         self._whole: tuple[Any, list[Portion]] = None, []  # the parts of the epoch requested last
 
     async def order(self, number: int) -> None:
-        """Do nothing. ``Parts`` needs the order of all samples in memory, but a portion of files does not."""
+        """Do nothing. ``ArrayPartitions`` needs the order of all samples in memory, but a portion of files does not."""
 
-    async def of(
+    async def of_round(
         self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
     ) -> list[Portion]:
-        """Return the portion of the files' samples that each slot gets in a round, with the arguments of ``Parts.of``.
+        """Return the portion of the files' samples that each slot gets in a round, with the arguments of ``Partitions.of_round``.
 
         With a global shuffle, parts are cut like parts of arrays. Otherwise a slot reads the same
         share of its part of the epoch as the round has of the epoch.
@@ -139,7 +152,7 @@ class FileParts:
         return whole if span.end - span.begin == self._samples else pieces(whole, span.begin, span.end)
 
 
-def parts_of(samples: int, seed: int, owners: Owners | None, data: Any, shuffle: str) -> Any:
+def partitions_of(samples: int, seed: int, owners: Owners | None, data: Any, shuffle: str) -> Partitions:
     """Return the object that chooses each slot's samples, for arrays or for partition files.
 
     Args:
@@ -150,7 +163,9 @@ def parts_of(samples: int, seed: int, owners: Owners | None, data: Any, shuffle:
         shuffle: The shuffle rule for rows of files, as text.
     """
     return (
-        Parts(samples, seed, owners) if data is None else FileParts(data.manifest.sizes, seed, shuffle, data.in_version)
+        ArrayPartitions(samples, seed, owners)
+        if data is None
+        else FilePartitions(data.manifest.sizes, seed, shuffle, data.in_version)
     )
 
 
