@@ -1,6 +1,6 @@
 """Measure the cost of each stabiliser in a step, and whether it helps, with and without it, seed by seed.
 
-    python -m benchmarks.stable [--quick] [--parts steps,outliers,frozen,tasks] [--seeds 10] [--repeats 31]
+    python -m benchmarks.stable [--quick] [--parts steps,outliers,frozen,tasks] [--rows agc,rlion] [--seeds 10] [--repeats 31]
 
 - ``steps`` compares a step with each stabiliser with a step of the same model with the bare optimizer. Both train the
   same batches, one directly after the other. The output is the median of the ratios of such pairs, with its spread.
@@ -11,7 +11,7 @@
 - ``tasks`` has two tasks on one trunk, whose losses differ by a factor of 100, and a separate model for each task. The
   rate of all ends at 0. The unit is points of accuracy for classes, and points of explained variance for numbers.
 
-``--quick`` is the short form, with few seeds, repeats and epochs.
+``--quick`` is the short form, with few rows, seeds, repeats and epochs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,11 @@ def seeds(options: argparse.Namespace) -> range:
     return range(options.first_seed, options.first_seed + options.seeds)
 
 
+def chosen(names: Iterable[str], options: argparse.Namespace) -> list[str]:
+    """Return the names of those rows of a table that ``--rows`` has, in their order; all of them without ``--rows``."""
+    return [name for name in names if options.rows is None or name in options.rows]
+
+
 # -- what a step costs --------------------------------------------------------------------------------------------------
 
 
@@ -46,7 +51,8 @@ def steps(options: argparse.Namespace) -> Result:
     random = np.random.default_rng(0)
     size = options.steps * options.batch_size
     x, y = random.normal(size=(size, 784)).astype("float32"), random.integers(0, 10, size)
-    models = {name: make(options.width) for name, make in KINDS.items()}
+    rows = chosen((name for name in KINDS if beside(name) != name), options)
+    models = {name: KINDS[name](options.width) for name in dict.fromkeys([*rows, *map(beside, rows)])}
 
     def timed(name: str, repeat: int) -> float:
         model, labels, traced = models[name]
@@ -57,9 +63,9 @@ def steps(options: argparse.Namespace) -> Result:
         return 1000 * (time.perf_counter() - begin) / options.steps
 
     # A machine that others use is twice as fast in one second as in the next: the bare one is measured right before or behind each.
-    pairs_of: dict[str, list[tuple[float, float]]] = {name: [] for name in KINDS if BESIDE.get(name, "adam") != name}
+    pairs_of: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
     for repeat, name in turns(list(pairs_of), options.repeats + 1):
-        pair = (name, BESIDE.get(name, "adam"))
+        pair = (name, beside(name))
         times = {kind: timed(kind, repeat) for kind in (pair if repeat % 2 else reversed(pair))}
         if repeat:
             pairs_of[name].append((times[pair[0]], times[pair[1]]))
@@ -68,9 +74,7 @@ def steps(options: argparse.Namespace) -> Result:
     for name, pairs in pairs_of.items():
         ours, bare = zip(*pairs, strict=True)
         ratios[name] = Spread.of([value / other for value, other in pairs])
-        lines.append(
-            [name, Spread.of(ours).text(), BESIDE.get(name, "adam"), Spread.of(bare).text(), ratios[name].text(".3f")]
-        )
+        lines.append([name, Spread.of(ours).text(), beside(name), Spread.of(bare).text(), ratios[name].text(".3f")])
     print(table(lines))
     return {"ratios": {name: value.median for name, value in ratios.items()}}
 
@@ -159,6 +163,11 @@ KINDS: dict[str, Callable[[int], Any]] = {
 BESIDE = {"lion": "lion", "rlion": "lion", "two outputs": "two outputs", "uncertainty": "two outputs"}
 
 
+def beside(kind: str) -> str:
+    """Return the baseline of a kind: itself if it has no stabiliser."""
+    return BESIDE.get(kind, "adam")
+
+
 # -- batches of outliers --------------------------------------------------------------------------------------------------
 
 SIZES = (10.0, 100.0, 1e4, 1e20)
@@ -173,7 +182,7 @@ def outliers(options: argparse.Namespace) -> Result:
     pairs_of: dict[str, list[tuple[float, float]]] = {}
     lines = [["outliers", "optimizer", "finite with", "finite without", "test loss with", "without"]]
     for size in options.sizes:
-        for kind in (SGD, ADAM):
+        for kind in chosen((SGD, ADAM), options):
             pairs = [
                 (_regression(seed, size, kind, True, options), _regression(seed, size, kind, False, options))
                 for seed in seeds(options)
@@ -218,6 +227,13 @@ def _regression(seed: int, size: float, kind: str, clips: bool, options: argpars
 
 # -- frozen tensors -------------------------------------------------------------------------------------------------------
 
+WAYS: dict[str, dict[str, Any]] = {
+    "star": {},
+    "optimizers stay": {"optimizer_state": "stays"},
+    "int8": {"codec": "int8"},
+    "async": {"mode": "async"},
+}
+"""Each way by its name: settings of a run."""
 WIDE = 48
 FROZEN = ("first", "second", "third")
 
@@ -249,21 +265,15 @@ async def frozen(options: argparse.Namespace) -> Result:
     """Return for each seed how many times as many bytes come back in a round with frozen tensors as without, and whether the
     frozen tensors are unchanged.
     """
-    ways = {
-        "star": {},
-        "optimizers stay": {"optimizer_state": "stays"},
-        "int8": {"codec": "int8"},
-        "async": {"mode": "async"},
-    }
     shares: dict[str, list[float]] = {}
     is_kept: dict[str, list[bool]] = {}
     async with Cluster.local(options.workers) as cluster:
         for seed in seeds(options):
-            for way, settings in ways.items():
+            for way in chosen(WAYS, options):
                 back = []
                 for named in (",".join(f"{name}=0" for name in FROZEN), None):
                     app = Frozen(cluster)
-                    for name, value in {"seed": seed, "master_epochs": 2, "multipliers": named, **settings}.items():
+                    for name, value in {"seed": seed, "master_epochs": 2, "multipliers": named, **WAYS[way]}.items():
                         setattr(app, name, value)
                     await app.prepare()
                     before = app.model.get_weights()
@@ -288,11 +298,14 @@ async def frozen(options: argparse.Namespace) -> Result:
 # -- two tasks --------------------------------------------------------------------------------------------------------------
 
 
+OWN = "own"
+LOSSES = (OWN, "sum", "from 0", "uncertainty")
+"""Separate models, the plain sum of losses, uncertainty from 0, and uncertainty from the first losses."""
+
+
 def tasks(options: argparse.Namespace) -> Result:
-    """Return for each seed the scores of both tasks: with separate models, with the plain sum of losses, with uncertainty from
-    0, and with uncertainty from the first losses.
-    """
-    ways = ("own", "sum", "from 0", "uncertainty")
+    """Return for each seed the scores of both tasks with each of ``LOSSES``. All are compared with separate models."""
+    ways = [OWN, *chosen(LOSSES[1:], options)]
     points: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for seed in seeds(options):
         for way in ways:
@@ -302,7 +315,7 @@ def tasks(options: argparse.Namespace) -> Result:
     worst = {}
     for way, points_of_way in points.items():
         a, b = zip(*points_of_way, strict=True)
-        pairs = zip(points_of_way, points["own"], strict=True)
+        pairs = zip(points_of_way, points[OWN], strict=True)
         less = [min(score - own_score for score, own_score in zip(scores, owns, strict=True)) for scores, owns in pairs]
         worst[way] = less
         lines.append([way, Spread.of(a).text(".1f"), Spread.of(b).text(".1f"), Spread.of(less).text("+.1f")])
@@ -315,7 +328,7 @@ FIRST = {"digit": math.log(10), "ink": 100 * math.log(10)}
 
 
 def _points(seed: int, way: str, options: argparse.Namespace) -> tuple[float, float]:
-    if way == "own":
+    if way == OWN:
         return _trained(seed, ("digit",), way, options)["digit"], _trained(seed, ("ink",), way, options)["ink"]
     scores = _trained(seed, ("digit", "ink"), way, options)
     return scores["digit"], scores["ink"]
@@ -374,12 +387,16 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "frozen": lambda options: asyncio.run(frozen(options)),
     "steps": steps,
 }
+ROWS = list(dict.fromkeys([*(name for name in KINDS if beside(name) != name), SGD, ADAM, *WAYS, *LOSSES[1:]]))
+QUICK = ["rolling clip", "uncertainty", SGD, "star"]
+"""The rows of the short form: in each part one or two that differ."""
 
 
 def main(options: argparse.Namespace) -> dict[str, Result]:
     """Measure, print a table for each part, and return the results."""
     if options.quick:
-        options.seeds, options.repeats, options.epochs, options.steps, options.width = 1, 2, 2, 4, 32
+        options.seeds, options.repeats, options.epochs, options.steps, options.width = 1, 1, 1, 4, 16
+        options.rows = options.rows or QUICK
     results = {}
     for name in options.parts:
         print(f"-- {name}", flush=True)
@@ -391,6 +408,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=some_of(PARTS), default=list(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--rows", type=some_of(ROWS), help=f"of the tables of these parts, of {', '.join(ROWS)}")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
