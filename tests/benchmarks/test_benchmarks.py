@@ -44,15 +44,18 @@ SHORT = [
     ("learning", "--data digits --rules average,gradient --epochs 2 --batch-size 16 --samples 400 --seeds 1 --looks 4"),
     ("left_out", "--rounds 2 --seeds 1"),
     ("load", "--seconds 0.2 --data digits --samples 64"),
-    ("map", "--only ddlf,process --items 20 --repeats 1"),
+    ("map", "--only ddlf,process --workers 2 --items 10 --repeats 1"),
     ("overlap", "--workers 2 --parameters 2e5 --rate 20mbit --steps 8 --repeats 1"),
     ("paper", f"{TINY} --epochs 1 --worker-epochs 1 --systems plain"),
-    ("peer_merges", "--slots 2 --samples 3000 --steps 2 --looks 2 --epochs 2 --repeats 1 --rules average"),
+    (
+        "peer_merges",
+        "--slots 2 --samples 1280 --steps 2 --looks 1 --epochs 1 --repeats 1 --rules average --target 0.05",
+    ),
     (
         "private_accuracy",
         "--data digits --samples 240 --workers 2 --peers 4 --rounds 1 --epochs 1 --noises 2 --no-plain --seeds 1",
     ),
-    ("replicas", "--seeds 1 --replicas 2 --samples 12000 --ways default --orders turns"),
+    ("replicas", "--seeds 1 --replicas 2 --samples 4000 --ways default --orders turns"),
     ("rpc", "--quick --repeats 1"),
     ("scale", "--workers 2 --simulated 3,5 --rounds 1"),
     ("secure_sums", "--members 3,4 --lost 1 --values 1000 --repeats 1"),
@@ -62,16 +65,16 @@ SHORT = [
     ("start", "--workers 1 --memory 1 --modules numpy --samples 600 --repeats 1"),
     ("step", "--data digits --samples 320 --batch-size 16 --epochs 1 --repeats 1 --ways gradients"),
     ("training", f"{TINY} --workers 1 --rounds 1 --only limit,sync,published-sync"),
-    ("uneven", "--samples 1000 --rounds 1 --seeds 1 --rules mean,krum"),
-    ("windows", "--epochs 1 --seeds 1 --files 4 --samples 640"),
+    ("uneven", "--slots 6 --samples 1000 --rounds 1 --seeds 1 --rules mean,krum"),
+    ("windows", "--epochs 1 --seeds 1 --files 4 --samples 256 --only 'arrays,split window:1,as they lie global'"),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.usefixtures("one_template")
 @pytest.mark.parametrize(("name", "arguments"), SHORT, ids=[name for name, _ in SHORT])
-def test_benchmark_prints_table_with_smallest_settings(name, arguments, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))
+def test_benchmark_prints_table_with_smallest_settings(name, arguments, few_digits, monkeypatch, capsys):
+    monkeypatch.setenv("DDLF_DATA", str(few_digits))
     monkeypatch.setenv("DDLF_TOKEN", "")  # a benchmark sets it; monkeypatch restores the old value
     monkeypatch.setattr("ddlf.rpc.tokens._FROM_ENVIRONMENT", {})
     monkeypatch.setattr(sys, "argv", [name, *shlex.split(arguments)])

@@ -1,5 +1,6 @@
 """Tests of the pure functions of ``benchmarks.elgato`` and its results, and of its smallest run."""
 
+import math
 import random
 
 import pytest
@@ -8,7 +9,7 @@ from benchmarks import elgato, elgato_links
 from benchmarks.elgato import updates
 from benchmarks.elgato_results import WAYS, Run, bars, by_setting, rows, speed_ups
 from ddlf.extras.planner.model import Measured, Predicted, Setting
-from tests.mnist import folder_with_mnist
+from ddlf.extras.planner.probe import Budget
 
 
 def timed(model, way, batch, seconds, *, repeat=0, computing=None):
@@ -89,8 +90,11 @@ def test_rounds_of_more_workers_are_predicted_from_two(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_template")
-def test_the_smallest_study_runs_and_continues(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))
+def test_the_smallest_study_runs_and_continues(few_digits, monkeypatch, tmp_path, capsys):
+    room = iter((True,) * 4)  # without memory
+    monkeypatch.setattr(Budget, "has_room", lambda budget, needed: next(room, False))
+    monkeypatch.setattr("ddlf.extras.planner.planning.LEAST_S", math.inf)
+    monkeypatch.setenv("DDLF_DATA", str(few_digits))
     monkeypatch.setattr("ddlf.extras.planner.measurement_files.state_folder", lambda: tmp_path / "state")
     monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
     words = [
