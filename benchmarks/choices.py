@@ -16,7 +16,8 @@ gradient, ``float32`` and ``int8``; with ``exchange="auto"`` also sharded, and w
   "unclear" at most twice, and with one core it is "no gain".
 
 A plan that is refused counts as "unclear", and the app's own settings as its choice. A situation takes about 100 s on two
-idle cores. ``--short`` measures the third situation once, after a short plan.
+idle cores. ``--short`` measures the third situation once, after a short plan: only choices in the way of the app,
+beside the choice of the plan.
 """
 
 from __future__ import annotations
@@ -278,7 +279,10 @@ async def master(facts: dict[str, Any]) -> None:
             say(f"no plan: {error}")
         probing.LEAST_ROUNDS, probing.MEASURE_S = LEAST_ROUNDS, min(MEASURE_S, probing.MEASURE_S)
         length = Length(samples=SAMPLES, steps=situation.steps)
-        settings = {label(choice): choice for choice in grid(app, length, is_slow=situation.slow > 0)}
+        choices = grid(app, length, is_slow=situation.slow > 0)
+        if facts["short"]:
+            choices = [choice for choice in choices if choice.way == own_ways(app)[0]]
+        settings = {label(choice): choice for choice in choices}
         now = next(choice for choice in settings.values() if choice.slots == WORKERS)
         chosen = now if result is None else result.best.setting
         settings.setdefault(label(chosen), chosen)
@@ -476,7 +480,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of a plan, without memory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a line for each situation")
-    parser.add_argument("--short", action="store_true", help="the third situation, one repeat after a short plan")
+    parser.add_argument("--short", action="store_true", help="third situation, few choices, one repeat, short plan")
     parser.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--fit", type=json.loads, help=argparse.SUPPRESS)
     return parser
