@@ -37,8 +37,12 @@ def echo(value: Any) -> Any:
     return value
 
 
-async def rpc() -> dict[str, float]:
-    """Return the seconds of a call, and the processor seconds of all processes."""
+async def rpc(share: float = 1.0) -> dict[str, float]:
+    """Return the seconds of a call, and the processor seconds of all processes.
+
+    Args:
+        share: Share of the usual number of calls.
+    """
     import numpy as np
 
     from benchmarks.network import computed_s
@@ -49,8 +53,9 @@ async def rpc() -> dict[str, float]:
         await cluster.add_method(echo)
         worker = cluster.workers[0]
 
-        async def measure(name: str, value: Any, calls: int, in_flight: int = 1) -> None:
+        async def measure(name: str, value: Any, usual_calls: int, in_flight: int = 1) -> None:
             """Call three times. Return the shortest time, because disturbances only add time, and the total processor time."""
+            calls = max(1, round(share * usual_calls / in_flight)) * in_flight
             measured, before = [], computed_s([os.getpid()])
             for _ in range(REPEATS):
                 begin = time.perf_counter()
@@ -109,11 +114,11 @@ PARTS = {
 }
 
 
-def run(tree: Path, part: str) -> dict[str, float]:
-    """One part, in a process with the code of a tree."""
+def run(tree: Path, part: str, share: float = 1.0) -> dict[str, float]:
+    """One part, in a process with the code of a tree. ``rpc`` makes this share of its usual number of calls."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, str(Path(__file__)), "--child", part]
+    command = [sys.executable, str(Path(__file__)), "--child", part, "--share", str(share)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, cwd=tree, env=environment, timeout=600, check=True
     )
@@ -129,12 +134,14 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--repeats", type=int, default=12)
     parser.add_argument("--child", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=float, default=1.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         import ddlf
 
         sys.path.insert(0, str(ROOT))  # for what measures; ``ddlf`` is known by now
-        print(json.dumps({**asyncio.run(PARTS[options.child]()), "code": ddlf.__file__}))
+        part = partial(rpc, options.share) if options.child == "rpc" else PARTS[options.child]
+        print(json.dumps({**asyncio.run(part()), "code": ddlf.__file__}))
         return
     with tempfile.TemporaryDirectory() as name:
         other = Path(name, "tree")
