@@ -549,7 +549,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", default="", help="memory of each of them (default: equal parts)")
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="of the runs of DDLF")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds of one measurement")
-    parser.add_argument("--quick", action="store_true", help="few samples and a small round, to try the command")
+    parser.add_argument(
+        "--quick", action="store_true", help="few samples and weights, and a small round, to try the command"
+    )
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child is not None:
@@ -559,7 +561,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for backend in options.backend:
         if "weights" in options.only:
             large = {"side": 100, "parameters": 20_000} if options.quick else {"side": SIDE, "parameters": BIG}
-            for more in ({"model": "", **large}, {"model": "transformer"}):
+            for more in ({"model": "", **large}, {"model": "cnn" if options.quick else "transformer"}):
                 result = measured(backend, {"do": "weights", "rounds": options.rounds, **more}, options.timeout)
                 show_weights(backend, result)
         for model in options.model:

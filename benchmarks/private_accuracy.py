@@ -39,7 +39,8 @@ from ddlf.data import datasets
 from ddlf.training.checkpoints.releases import ReleaseAccount, Terms
 
 CLIP = 1.0
-PROCESSES = 2
+IN_PROCESS = 25
+"""Most peers of a process."""
 TEXT = """
 digits:input shape=[{width}];
 digits:output shape=[10];
@@ -217,7 +218,8 @@ def _with_peers(of: Setting, samples: Samples, folder: Path) -> Result:
     server = Server(folder, *ways, *noised, "--updates", updates, "--batch-size", of.batch, peers=of.members)
     peers = [f"{link}={folder / f'{number}.npz'}" for number, link in enumerate(server.links, 1)]
     words = [sys.executable, "-m", "benchmarks.private_peers", "--updates", str(updates * of.rounds)]
-    running = [subprocess.Popen([*words, *peers[part::PROCESSES]], cwd=ROOT) for part in range(PROCESSES)]
+    processes = -(-of.members // IN_PROCESS)
+    running = [subprocess.Popen([*words, *peers[part::processes]], cwd=ROOT) for part in range(processes)]
     codes = [process.wait() for process in running]
     if any(codes):
         raise RuntimeError("peers have failed")

@@ -50,7 +50,7 @@ def begins(workers: int) -> dict[str, float]:
     """Return the time at which ``ddlf run`` sends its first task."""
     command = [sys.executable, "-m", "ddlf.cli.main", "run", "benchmarks/start_app.py", "--local", str(workers)]
     done = subprocess.run(
-        [*command, "--master-epochs", "2", "--quiet"],
+        [*command, "--master-epochs", "1", "--quiet"],
         cwd=ROOT,
         capture_output=True,
         text=True,
