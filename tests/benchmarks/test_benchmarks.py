@@ -40,8 +40,8 @@ SHORT = [
     ("compressors", "--data digits --samples 64 --repeats 1"),
     ("downpour", "xor --seeds 1 --samples 2000 --orders turns --rules plain,aware"),
     ("honest", "--rounds 1 --samples 300 --only digits-sgd"),
-    ("language", "--epochs 1 --sequences 128 --width 32 --blocks 1 --steps 8 --only 'streaming, int4'"),
-    ("learning", "--data digits --rules average,gradient --epochs 2 --batch-size 16 --samples 400 --seeds 1 --looks 4"),
+    ("language", "--epochs 1 --sequences 64 --width 16 --blocks 1 --steps 5 --only 'streaming, int4'"),
+    ("learning", "--data digits --rules average,gradient --epochs 1 --batch-size 16 --samples 400 --seeds 1 --looks 4"),
     ("left_out", "--rounds 2 --seeds 1"),
     ("load", "--seconds 0.2 --data digits --samples 64"),
     ("map", "--only ddlf,process --workers 2 --items 10 --repeats 1"),
@@ -53,7 +53,7 @@ SHORT = [
     ),
     (
         "private_accuracy",
-        "--data digits --samples 240 --workers 2 --peers 4 --rounds 1 --epochs 1 --noises 2 --no-plain --seeds 1",
+        "--data digits --samples 240 --workers 2 --peers 2 --rounds 1 --epochs 1 --noises 2 --no-plain --seeds 1",
     ),
     ("replicas", "--seeds 1 --replicas 2 --samples 4000 --ways default --orders turns"),
     ("rpc", "--quick --repeats 1"),
@@ -71,7 +71,7 @@ SHORT = [
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-@pytest.mark.usefixtures("one_template")
+@pytest.mark.usefixtures("few_imports", "one_template")
 @pytest.mark.parametrize(("name", "arguments"), SHORT, ids=[name for name, _ in SHORT])
 def test_benchmark_prints_table_with_smallest_settings(name, arguments, few_digits, monkeypatch, capsys):
     monkeypatch.setenv("DDLF_DATA", str(few_digits))
@@ -102,7 +102,7 @@ def test_ratios_compare_runs_of_one_repeat():
 
 
 def test_tree_is_measured_with_its_own_code(tmp_path, monkeypatch):
-    results = against.run(against.ROOT, "rpc")
+    results = against.run(against.ROOT, "rpc", share=0.01)
     assert len(results) == 8
     assert all(seconds > 0 for seconds in results.values())
     with monkeypatch.context() as patch:

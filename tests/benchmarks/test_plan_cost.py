@@ -32,7 +32,7 @@ def test_each_trace_of_a_plan_is_noticed(more):
 async def test_a_training_after_a_plan_has_the_same_bits_and_memory_and_no_new_file(
     one_template, few_digits, monkeypatch
 ):
-    room = iter((True,) * 4)
+    room = iter((True,) * 3)
     monkeypatch.setattr(Budget, "has_room", lambda budget, needed: next(room, False))
     monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
     monkeypatch.setattr(plan_cost, "SAMPLES", 2_000)

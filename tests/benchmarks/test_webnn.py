@@ -11,7 +11,6 @@ import pytest
 from benchmarks.webnn import ONE, claims, facts_of, rows
 from ddlf.peers.entries import Arrived, Began, Ended, Posted, Validated
 from ddlf.peers.journal import open_journal
-from tests.mnist import folder_with_mnist
 from tests.patience import PATIENCE_S
 
 
@@ -61,12 +60,11 @@ def test_claims_rank_rules_by_seconds_and_put_failed_rules_last():
 
 
 @pytest.mark.slow
-def test_short_form_reaches_its_target_with_each_rule(tmp_path):
-    data = str(folder_with_mnist(tmp_path / "data"))
+def test_short_form_reaches_its_target_with_each_rule(few_digits, tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.webnn", "--quick", "--rules", "weighted"],
+        [sys.executable, "-m", "benchmarks.webnn", "--quick", "--rules", "weighted", "--target", "0.5", "--every", "2"],
         cwd=Path(__file__).parents[2],
-        env=os.environ | {"DDLF_DATA": data, "XDG_STATE_HOME": str(tmp_path)},
+        env=os.environ | {"DDLF_DATA": str(few_digits), "XDG_STATE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=10 * PATIENCE_S,
