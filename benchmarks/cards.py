@@ -379,6 +379,11 @@ def parts_of(round: dict[str, float]) -> dict[str, float]:
 
 
 def weights(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return for each model the seconds to move its weights off the card and back, and to copy as many pinned bytes."""
+    return {"of": [moved({**facts, **of_model}) for of_model in facts["of"]]}
+
+
+def moved(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the seconds to move many weights off the card and back, and to copy as many pinned bytes."""
     import keras
 
@@ -561,12 +566,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     for backend in options.backend:
         if "weights" in options.only:
             large = {"side": 100, "parameters": 20_000} if options.quick else {"side": SIDE, "parameters": BIG}
-            for more in ({"model": "", **large}, {"model": "cnn" if options.quick else "transformer"}):
-                result = measured(backend, {"do": "weights", "rounds": options.rounds, **more}, options.timeout)
-                show_weights(backend, result)
+            models: list[dict[str, Any]] = [
+                {"model": "", **large},
+                {"model": "cnn" if options.quick else "transformer"},
+            ]
+            # Only in a new process, the first time has all of its usual parts.
+            for of in [models] if options.quick else [[model] for model in models]:
+                facts: dict[str, Any] = {"do": "weights", "rounds": options.rounds, "of": of}
+                for result in measured(backend, facts, options.timeout)["of"]:
+                    show_weights(backend, result)
         for model in options.model:
             kind = KINDS[model]
-            facts: dict[str, Any] = {
+            facts = {
                 "model": model,
                 "samples": 16 if options.quick else options.samples or kind.samples,
                 "batch": 8 if options.quick else kind.batch_size,

@@ -16,8 +16,8 @@ gradient, ``float32`` and ``int8``; with ``exchange="auto"`` also sharded, and w
   "unclear" at most twice, and with one core it is "no gain".
 
 A plan that is refused counts as "unclear", and the app's own settings as its choice. A situation takes about 100 s on two
-idle cores. ``--short`` measures the third situation once, after a short plan: only choices in the way of the app,
-beside the choice of the plan.
+idle cores. ``--short`` measures the third situation with short rounds once, after a short plan: only choices in the
+way of the app, beside the choice of the plan.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ LEAST_ROUNDS, MEASURE_S, FIT_S = 3, 0.6, 0.4
 """Rounds of a measured choice, their seconds, and seconds of an epoch of ``fit``."""
 HOPELESS = 1.5
 """Choices that take so many times as long as the best one in the first repeat are not repeated."""
-SHORT = 4
-"""Measurements of a short plan after the first one."""
+SHORT, SHORT_STEPS = 4, 16
+"""Measurements of a short plan after the first one, and local steps of a round."""
 WITHIN, SLOWEST = 1.10, 1.05
 WRONG_BELOW, WRONG_ABOVE, MOST_UNCLEAR = 0.85, 1.15, 2
 
@@ -500,6 +500,8 @@ def main(argv: Sequence[str] | None = None) -> list[Outcome]:
     if options.short:
         options.only, options.repeats = options.only or [3], 1
     situations = drawn(options.seed)
+    if options.short:
+        situations = [replace(situation, steps=SHORT_STEPS) for situation in situations]
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     print(
         table([["", *HEAD], *([str(number), *situation.cells()] for number, situation in enumerate(situations, 1))]),
