@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,7 @@ def own_token(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def own_folders() -> Iterator[Path]:
     """Set up folders for this run of the tests only, and an environment like the one of most users."""
+    get_temp_dir()  # multiprocessing removes its own folder at the end of this process, after this fixture
     root = Path(tempfile.mkdtemp(prefix="ddlf-tests-"))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CONFIG", "STATE", "CACHE", "DATA"):

@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ import numpy as np
 from benchmarks.shard_copies import PLAIN, kill
 from benchmarks.stand_in_killed import KilledRun, KilledStandIn, size_of_push
 from ddlf.training.slot.task import Task
+from tests.trials.masters import end_master, start_master
 from tests.trials.options import read_options
 from tests.trials.workers import Workers
 
@@ -144,28 +144,27 @@ def trial(kills: int, masters: int, workers: int, parameters: float, seed: int, 
         while True:
             lines = log.read_text().splitlines()
             kills_left = min(share, kills - lines.count("kill"))
-            arguments = json.dumps({**facts, "kills": kills_left, "seed": chance.randrange(2**32)})
-            command = [sys.executable, "-m", "tests.trials.counted", "--master", arguments]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            more = {"kills": kills_left, "seed": chance.randrange(2**32)}
+            process = start_master(master, {**facts, **more}, started.folder / "output")
             if killed == masters:
                 break
             commits = lines.count("commit") + chance.randrange(1, 2 * workers)
             kills_due = lines.count("kill") + kills_left
-            while process.poll() is None:
+            while process.is_alive():
                 now = log.read_text().splitlines()
                 if now.count("kill") >= kills_due and now.count("commit") >= commits:
                     break
                 time.sleep(LOOK_S)
             time.sleep(chance.random() * pause_s * STEPS)
-            if process.poll() is not None:
+            if not process.is_alive():
                 break
-            process.kill()
-            process.communicate()
+            end_master(process)
             killed += 1
-        out, _ = process.communicate()
-        assert process.returncode == 0, f"the run failed:\n{started.log.read_text()[-2000:]}"
+        process.join()
+        assert process.exitcode == 0, f"the run failed:\n{started.log.read_text()[-2000:]}"
         done = log.read_text().splitlines().count("kill")
-    return {"kills": done, "masters": killed, **json.loads(out), "seconds": round(time.monotonic() - begin, 1)}
+        found = json.loads((started.folder / "output").read_text().splitlines()[-1])
+    return {"kills": done, "masters": killed, **found, "seconds": round(time.monotonic() - begin, 1)}
 
 
 SECONDS_OF_A_KILL = 4.0
@@ -179,12 +178,7 @@ def is_well(result: dict[str, Any]) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the trial, print its result, and return the exit code."""
-    options = read_options(
-        __doc__, argv, kills=50, masters=5, workers=8, parameters=1.25e7, pause=0.5, seed=0, master=json.loads
-    )
-    if options.master is not None:
-        asyncio.run(master(options.master))
-        return 0
+    options = read_options(__doc__, argv, kills=50, masters=5, workers=8, parameters=1.25e7, pause=0.5, seed=0)
     result = trial(options.kills, options.masters, options.workers, options.parameters, options.seed, options.pause)
     print(json.dumps(result, indent=1))
     return 0 if is_well(result) else 1

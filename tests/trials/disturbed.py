@@ -9,21 +9,21 @@ exactly once in each epoch, or if a resumed run repeated more than one interval 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
-import json
 import random
 import re
 import shutil
-import subprocess
 import sys
 import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from apps.digits_cnn import DigitsCNN
 from ddlf import Cluster, IApp
+from tests.trials.masters import end_master, start_master
 from tests.trials.options import read_options
 from tests.trials.workers import Workers
 
@@ -61,11 +61,13 @@ def digest(app: IApp) -> str:
     return total.hexdigest()
 
 
-async def lead(ports: list[int], token_file: str, folder: str, rounds: int, exchange: str) -> None:
+async def lead(facts: dict[str, Any]) -> None:
     """Train or resume, in the master process that the trial kills."""
-    async with Cluster(["127.0.0.1"] * len(ports), ports, token_file=token_file, connect_timeout_s=20) as cluster:
+    ports, rounds = facts["ports"], facts["rounds"]
+    hosts = ["127.0.0.1"] * len(ports)
+    async with Cluster(hosts, ports, token_file=facts["token_file"], connect_timeout_s=20) as cluster:
         app = App(cluster)
-        app.checkpoint, app.resume, app.exchange = folder, "auto", exchange
+        app.checkpoint, app.resume, app.exchange = facts["folder"], "auto", facts["exchange"]
         app.on_round = lambda record: print(f"round {record.round}", flush=True)  # type: ignore[method-assign]
         app.verbose = True
         await app.train_sync(master_epochs=rounds)
@@ -78,35 +80,34 @@ def resume(kills: int, seed: int, rounds: int, exchange: str) -> bool:
     with Workers() as workers:
         folder = workers.folder
         ports = [workers.start("--quiet")[1] for _ in range(2)]
+        outputs: dict[ForkServerProcess, Path] = {}
 
-        def master(run: str) -> subprocess.Popen[str]:
+        def master(run: str) -> ForkServerProcess:
             facts = {"ports": ports, "token_file": str(workers.token_file), "folder": str(folder / run)}
-            run_facts = json.dumps({**facts, "rounds": rounds, "exchange": exchange})
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.trials.disturbed", "--lead", run_facts],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
+            output = folder / f"output-{len(outputs)}"
+            process = start_master(lead, {**facts, "rounds": rounds, "exchange": exchange}, output)
+            outputs[process] = output
+            return process
+
+        def ended(process: ForkServerProcess) -> str:
+            process.join(300)
+            assert process.exitcode is not None, "a master has not ended"
+            return outputs[process].read_text()
 
         undisturbed = master("undisturbed")
         begin = time.monotonic()
-        output, _ = undisturbed.communicate(timeout=300)
+        expected = ended(undisturbed).strip().splitlines()[-1]
         took = time.monotonic() - begin
-        expected = output.strip().splitlines()[-1]
         problems, loaded, reached, killed = [], 0, 0, 0
         while True:
             process = master("killed")
-            timer = None
             if killed < kills:
                 # Most kills come while rounds are trained, some before.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(chance.uniform(0.5, 0.5 + took))
-                timer = process.poll()
-                if timer is None:
-                    process.kill()
+                process.join(chance.uniform(0, took))
+                if process.is_alive():
+                    end_master(process)
                     killed += 1
-            output, _ = process.communicate(timeout=300)
+            output = ended(process)
             resumed = re.search(r"resumed   after round (\d+)", output)
             if resumed is not None and int(resumed[1]) < reached - 1:
                 problems.append(f"round {reached} was reached, but the next master resumed after round {resumed[1]}")
@@ -134,10 +135,7 @@ def resume(kills: int, seed: int, rounds: int, exchange: str) -> bool:
 
 def main() -> int:
     """Read the command line and run the trial. Return the exit code."""
-    options = read_options(__doc__, kills=20, rounds=30, seed=0, exchange=("star", "sharded"), lead=json.loads)
-    if options.lead is not None:
-        asyncio.run(lead(**options.lead))
-        return 0
+    options = read_options(__doc__, kills=20, rounds=30, seed=0, exchange=("star", "sharded"))
     return not resume(options.kills, options.seed, options.rounds, options.exchange)
 
 

@@ -13,14 +13,14 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import ddlf
+from tests.trials.masters import end_master, start_master
 from tests.trials.workers import Workers
 
 LOOK_S = 0.02
@@ -45,6 +45,7 @@ async def master(facts: dict[str, Any]) -> None:
     cluster = ddlf.Cluster(hosts, facts["ports"], token_file=facts["token_file"], takeover=True, connect_timeout_s=30)
     async with cluster:
         app = resolve_name(facts["app"])(cluster)
+        vars(app).update(facts["attributes"])
         app.master_epochs, app.takeover = facts["iterations"], True
         if "split" not in vars(type(app)) and not app.private:
             app.slots = len(hosts)
@@ -80,7 +81,14 @@ async def master(facts: dict[str, Any]) -> None:
 
 
 def kills(
-    app: str, kills: int, masters: int, workers: int, seed: int, iterations: int, pause_s: float
+    app: str,
+    kills: int,
+    masters: int,
+    workers: int,
+    seed: int,
+    iterations: int,
+    pause_s: float,
+    **attributes: Any,
 ) -> dict[str, Any]:
     """Kill executors of workers, and the master between these kills. Return the numbers of kills and the result of the run.
 
@@ -92,6 +100,7 @@ def kills(
         seed: Seed of the times of the kills.
         iterations: Number of epochs of the run. Each one is a round.
         pause_s: Pause after each round, in seconds.
+        attributes: Attributes of the app.
     """
     chance, begin = random.Random(seed), time.monotonic()
     share = -(-kills // (masters + 1)) if kills else 0  # kills of executors during each life of the master
@@ -102,19 +111,22 @@ def kills(
             "log": str(started.folder / "noted"),
             "iterations": iterations,
             "app": app,
+            "attributes": attributes,
         }
+        outputs: dict[ForkServerProcess, Path] = {}
         log = Path(facts["log"])
         log.touch()
 
-        def begun(**more: Any) -> subprocess.Popen[str]:
-            arguments = json.dumps({**facts, "seed": chance.randrange(2**32), **more})
-            command = [sys.executable, "-m", "tests.trials.killed", arguments]
-            return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        def begun(**more: Any) -> ForkServerProcess:
+            output = started.folder / f"output-{len(outputs)}"
+            process = start_master(master, {**facts, "seed": chance.randrange(2**32), **more}, output)
+            outputs[process] = output
+            return process
 
-        def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
-            out, _ = process.communicate()
-            assert process.returncode == 0, f"the run failed:\n{started.log.read_text()[-2000:]}"
-            return dict(json.loads(out.splitlines()[-1]))
+        def ended(process: ForkServerProcess) -> dict[str, Any]:
+            process.join()
+            assert process.exitcode == 0, f"the run failed:\n{started.log.read_text()[-2000:]}"
+            return dict(json.loads(outputs[process].read_text().splitlines()[-1]))
 
         undisturbed = ended(begun(folder=None, kills=0, pause_s=0))
         log.write_text("")
@@ -126,23 +138,18 @@ def kills(
             if killed == masters:
                 break
             commits, kills_due = lines.count("commit") + chance.randrange(2, 5), lines.count("kill") + kills_left
-            while process.poll() is None:
+            while process.is_alive():
                 now = log.read_text().splitlines()
                 if now.count("kill") >= kills_due and now.count("commit") >= commits:
                     break
                 time.sleep(LOOK_S)
             time.sleep(chance.random() * pause_s)
-            if process.poll() is not None:
+            if not process.is_alive():
                 break
-            process.kill()
-            process.communicate()
+            end_master(process)
             killed += 1
         result = ended(process)
         done = log.read_text().splitlines().count("kill")
     same = result["sha256"] == undisturbed["sha256"]
     seconds = round(time.monotonic() - begin, 1)
     return {"kills": done, "masters": killed, "same": same, **result, "seconds": seconds}
-
-
-if __name__ == "__main__":
-    asyncio.run(master(json.loads(sys.argv[1])))

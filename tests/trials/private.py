@@ -11,7 +11,6 @@ the one of an undisturbed run, since each round waits for a lost worker. Otherwi
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -25,8 +24,6 @@ from tests.trials.killed import kills
 from tests.trials.options import read_options
 
 APP = "tests.trials.private:Private"
-LOG = "DDLF_TRIAL_LOG"
-"""Environment variable with the folder of the logs."""
 
 
 def samples(number: int) -> Any:
@@ -42,14 +39,15 @@ def digest(x: Any) -> str:
 
 
 class Private(ddlf.IApp):
-    """An app with a small network. Each worker has its own generated samples."""
+    """An app with a small network. Each worker has its own generated samples.
+
+    Attributes:
+        log: The folder of the logs.
+    """
 
     private, verbose, threads, advice = True, False, 1, "off"
     batch_size = 16
-
-    def __init__(self, cluster: Any = None) -> None:
-        super().__init__(cluster)
-        self.log = os.environ[LOG]
+    log = ""
 
     async def load_dataset(self) -> None:
         """Generate the samples of this worker."""
@@ -80,11 +78,7 @@ class Private(ddlf.IApp):
 def tried(**options: Any) -> dict[str, Any]:
     """Kill workers and the master of a run. Return the result, and the number of rounds of slots on a wrong worker."""
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[LOG] = folder
-        try:
-            result = kills(APP, **options)
-        finally:
-            del os.environ[LOG]
+        result = kills(APP, **options, log=folder)
         slots = (Path(folder) / "slots").read_text().splitlines()
         logs = {
             number: (Path(folder) / f"worker-{number}").read_text().split()

@@ -30,11 +30,11 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from ddlf.training.exchanges.masked.replica import MaskedReplica
 from ddlf.training.exchanges.masked.settings import Masked
 from ddlf.worker.calls import concurrent
 from tests.patience import PATIENCE_S
+from tests.trials.masters import end_master, start_master
 from tests.trials.options import read_options
 from tests.trials.private import digest, samples
 from tests.trials.workers import Workers
@@ -193,13 +194,17 @@ class Watch:
         self.folder, self.chance = folder, chance
         self.kills: Counter[str] = Counter()
         self.is_running: Callable[[], bool] = lambda: True
+        self._read: dict[str, tuple[int, list[Any]]] = {}
 
     def lines(self, name: str) -> list[Any]:
         """Return the logged facts of a worker or of the master. Skip a last line that is not complete yet."""
-        with contextlib.suppress(FileNotFoundError):
-            complete, _, _ = (self.folder / name).read_text().rpartition("\n")
-            return [json.loads(line) for line in complete.splitlines()]
-        return []
+        read_bytes, facts = self._read.get(name, (0, []))
+        with contextlib.suppress(FileNotFoundError), (self.folder / name).open("rb") as file:
+            file.seek(read_bytes)
+            complete, end, _ = file.read().rpartition(b"\n")
+            facts += map(json.loads, complete.splitlines())
+            self._read[name] = read_bytes + len(complete + end), facts
+        return facts
 
     def until(self, fits: Callable[[], bool], label: str) -> None:
         """Wait until the logs fulfil a condition.
@@ -265,18 +270,11 @@ def tried(
         facts = {"ports": ports, "token_file": str(started.token_file), "folder": str(watch.folder)}
         facts.update(masked=masked, noise=noise)
 
-        def begun(wait_s: float) -> subprocess.Popen[bytes]:
-            words = [
-                sys.executable,
-                "-m",
-                "tests.trials.private_phases",
-                "--master",
-                json.dumps({**facts, "wait_s": wait_s}),
-            ]
-            return subprocess.Popen(words)
+        def begun(wait_s: float) -> ForkServerProcess:
+            return start_master(master, {**facts, "wait_s": wait_s}, started.folder / "output")
 
         process = begun(PATIENCE_S)
-        watch.is_running = lambda: process.poll() is None
+        watch.is_running = lambda: process.is_alive()
         try:
             watch.kill(2, "loading")
             watch.until(lambda: bool(watch.lines("master")), "the first round")
@@ -289,18 +287,17 @@ def tried(
                     watch.trained(number)
                 if done < masters:
                     time.sleep(chance.uniform(0, 4 * PHASE_S))
-                    process.kill()
-                    process.wait()
+                    end_master(process)
                     process = begun(wait_s)
                     number = chance.randrange(workers) + 1
                     watch.kill(number, "loading")
                     watch.trained(number)
                 done += 1
             (watch.folder / "stop").touch()
-            assert process.wait(10 * PATIENCE_S) == 0, started.log.read_text()[-2000:]
+            process.join(10 * PATIENCE_S)
+            assert process.exitcode == 0, started.log.read_text()[-2000:]
         finally:
-            process.kill()
-            process.wait()
+            end_master(process)
         results = found_in(watch, workers, masked, noise)
     return {
         **{f"killed {phase}": watch.kills[phase] for phase in every},
@@ -417,7 +414,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--master"]:
-        asyncio.run(master(json.loads(sys.argv[2])))
-    else:
-        main()
+    main()

@@ -6,6 +6,7 @@ from tests.trials.killed import kills
 from tests.trials.lbfgs import APP, uneven
 
 
+@pytest.mark.usefixtures("one_template")
 def test_bits_stay_when_workers_and_master_are_killed():
     result = kills(APP, kills=2, masters=1, workers=3, seed=1, iterations=12, pause_s=0.5)
     assert result["masters"] == 1, result

@@ -6,6 +6,7 @@ from tests.trials.private import tried
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_template")
 def test_bits_stay_and_no_slot_moves_when_workers_and_master_are_killed():
     result = tried(kills=2, masters=1, workers=3, seed=1, iterations=12, pause_s=0.5)
     assert result["masters"] == 1, result

@@ -6,6 +6,7 @@ from tests.trials.private_phases import is_right, phases, tried
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_template")
 @pytest.mark.parametrize(
     "options",
     [
