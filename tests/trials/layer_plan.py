@@ -1,6 +1,6 @@
 """Compare layers that are split between workers with whole layers: outputs, gradients, shares and bytes.
 
-    python -m tests.trials.layer_plan [--backends tensorflow jax] [--workers 2 3] [--samples 64]
+    python -m tests.trials.layer_plan [--backends tensorflow jax] [--workers 2 3] [--samples 64] [--cases "transformer block"]
 
 Each case is split between 2 and 3 workers, which run as threads of one process. The trial compares outputs and gradients
 with plain Keras. It reports the largest difference as a part of the largest value. For a small gradient, such as the bias of
@@ -205,25 +205,26 @@ def outputs_of(parts: Any, x: Any, y: Any) -> Any:
     return outputs[0]
 
 
-def child(workers: Sequence[int], samples: int) -> None:
+def child(cases: Sequence[str], workers: Sequence[int], samples: int) -> None:
     """Print a line of JSON for each case, with the backend of this process."""
-    for name, case in CASES.items():
+    for name in cases:
         for count in workers:
-            print(json.dumps({"case": name, "workers": count, **compared(case, count, samples)}), flush=True)
+            print(json.dumps({"case": name, "workers": count, **compared(CASES[name], count, samples)}), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare all cases on each backend, and print the table. Return the exit code."""
-    options = read_options(__doc__, argv, backends=["tensorflow", "jax"], workers=[2, 3], samples=64, child=False)
+    lists: dict[str, Any] = {"backends": ["tensorflow", "jax"], "workers": [2, 3], "cases": [*CASES]}
+    options = read_options(__doc__, argv, **lists, samples=64, child=False)
     if options.child:
-        child(options.workers, options.samples)
+        child(options.cases, options.workers, options.samples)
         return 0
     missed = 0
     print(
         "| backend | case | workers | outputs | gradients | share | bytes | formula |\n|---|---|---|---|---|---|---|---|"
     )
     for backend in options.backends:
-        how = [*map(str, options.workers), "--samples", str(options.samples), "--child"]
+        how = [*map(str, options.workers), "--samples", str(options.samples), "--cases", *options.cases, "--child"]
         command = [sys.executable, "-m", "tests.trials.layer_plan", "--workers", *how]
         environment = {**os.environ, "KERAS_BACKEND": backend}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
