@@ -89,10 +89,11 @@ class Searches:
     Args:
         started: The starter of the workers.
         steps: Number of steps of all trials of a search together.
+        bounds: The bounds of the rate, ``low`` and ``high``, if the search has any.
     """
 
-    def __init__(self, started: Workers, steps: int) -> None:
-        self._started, self._steps = started, steps
+    def __init__(self, started: Workers, steps: int, **bounds: float) -> None:
+        self._started, self._how = started, dict[str, Any](steps=steps, **bounds)
         self._processes = [started.start() for _ in range(LOST)]
         self._count = 0
         self.cluster = ddlf.Cluster(
@@ -116,7 +117,7 @@ class Searches:
         """Search once, and return the result as a row."""
         app = self._app(workers, attributes)
         begin = time.perf_counter()
-        scouted = await scout(app, steps=self._steps, say=lambda text: None)
+        scouted = await scout(app, **self._how, say=lambda text: None)
         folder = Path(app.folder)
         trials = [folder / f"worker-{number}" for number in range(1, workers + 1)]
         return {
@@ -139,7 +140,7 @@ class Searches:
             if len(messages) == 3:
                 searching.cancel()
 
-        searching = asyncio.ensure_future(scout(self._app(LOST, {}), steps=self._steps, say=say))
+        searching = asyncio.ensure_future(scout(self._app(LOST, {}), **self._how, say=say))
         with contextlib.suppress(asyncio.CancelledError):
             await searching
         assert len(messages) == 3, messages
@@ -155,10 +156,10 @@ class Searches:
         return app
 
 
-async def tried(steps: int) -> list[dict[str, Any]]:
-    """Search in all cases, and return a row for each case."""
+async def tried(steps: int, **bounds: float) -> list[dict[str, Any]]:
+    """Search in all cases, between the bounds ``low`` and ``high`` if there are any, and return a row for each case."""
     with Workers() as started:
-        searches = await asyncio.to_thread(Searches, started, steps)
+        searches = await asyncio.to_thread(Searches, started, steps, **bounds)
         async with searches.cluster:
             rows = [await searches.search(f"{number} of 3 workers", number) for number in range(1, LOST + 1)]
             starting = asyncio.ensure_future(asyncio.to_thread(searches.restart))
