@@ -251,9 +251,9 @@ def fake(workers: int, arrivals: Sequence[int], **settings: Any) -> Any:
 
 
 def run(
-    tree: Path, keras: Sequence[str] = (*KERAS,), numpy: Sequence[str] = (*NUMPY,), workers: int = 2
-) -> dict[str, Facts]:
-    """Run trainings in a process with the code of a tree, and return their results by name."""
+    tree: Path, keras: Sequence[str] = (*KERAS,), numpy: Sequence[str] = (*NUMPY,), workers: Sequence[int] = (2,)
+) -> list[dict[str, Facts]]:
+    """Run trainings in a process with the code of a tree. Return their results by name for each number of workers."""
     paths = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONHASHSEED": "0"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -266,7 +266,7 @@ def run(
         raise RuntimeError(f"the code of {tree} failed:\n{done.stderr[-4000:]}")
     answer = json.loads(done.stdout.splitlines()[-1])
     assert Path(answer["code"]).is_relative_to(tree), "the other tree's code was used"
-    return dict(answer["found"])
+    return list(answer["found"])
 
 
 def compared(own_results: dict[str, Facts], other_results: dict[str, Facts]) -> tuple[list[str], bool]:
@@ -288,10 +288,13 @@ def main() -> int:
     options = parser.parse_args()
     if options.child:
         request = json.loads(options.child)
-        results = asyncio.run(without_keras(request["numpy"], request["workers"]))
-        if request["keras"]:
-            results |= asyncio.run(with_keras(request["keras"], request["workers"]))
-        print(json.dumps({"found": results, "code": ddlf.__file__}))
+        found = []
+        for workers in request["workers"]:
+            results = asyncio.run(without_keras(request["numpy"], workers))
+            if request["keras"]:
+                results |= asyncio.run(with_keras(request["keras"], workers))
+            found.append(results)
+        print(json.dumps({"found": found, "code": ddlf.__file__}))
         return 0
     request = {"keras": (*KERAS,) * ("keras" in options.only), "numpy": (*NUMPY,) * ("numpy" in options.only)}
     with tempfile.TemporaryDirectory() as name:
@@ -299,7 +302,7 @@ def main() -> int:
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(other), options.commit], check=True)
         try:
-            lines, same = compared(run(ROOT, **request), run(other, **request))
+            lines, same = compared(*run(ROOT, **request), *run(other, **request))
         finally:
             subprocess.run([*git, "remove", "--force", str(other)], check=True)
     print(*lines, f"all {len(lines)} are the same" if same else "NOT ALL ARE THE SAME", sep="\n")

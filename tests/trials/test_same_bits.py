@@ -13,7 +13,7 @@ NUMPY = (
 
 
 def test_the_number_of_workers_changes_no_bit():
-    few, many = run(ROOT, KERAS, NUMPY, workers=1), run(ROOT, KERAS, NUMPY, workers=2)
+    few, many = run(ROOT, KERAS, NUMPY, workers=(1, 2))
     lines, same = compared(few, many)
     assert same, lines
     assert len(lines) == len(KERAS) + len(NUMPY)
