@@ -9,29 +9,30 @@ import os
 import subprocess
 import sys
 
-PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
-OPERATORS = "from tests.extras.text.conversion.cases import main; main(every={})"
+PROGRAM = """
+import sys
+import pytest
+from tests.extras.text.conversion.cases import main
+
+main(every={every})
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "tests/extras/stabilisers", "-k", {some!r}]))
+"""
 
 
-def run(*arguments: str) -> bool:
-    """Run Python with Keras on JAX, and return whether it succeeded. XLA's optimizations take longer than they save."""
+def checked(some: str = "not run", every: int = 1) -> bool:
+    """Return whether operators and stabilisers passed their tests in one process with Keras on JAX.
+
+    The process compares all operators with NumPy, and the gradient of each ``every``-th operator with central differences.
+
+    Args:
+        some: Selects tests of stabilisers, like pytest's ``-k``. By default, it skips whole runs.
+        every: See above.
+    """
+    # XLA's optimizations take longer than they save.
     environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    return subprocess.run([sys.executable, *arguments], env=environment).returncode == 0
-
-
-def stabilisers(some: str = "not run") -> bool:
-    """Run tests of stabilisers that pytest's ``-k`` selects, and return whether they passed. By default, skip whole runs."""
-    return run(*PYTEST, "tests/extras/stabilisers", "-k", some)
-
-
-def operators(every: int = 1) -> bool:
-    """Compare all operators with NumPy, and the gradient of each ``every``-th operator with central differences."""
-    return run("-c", OPERATORS.format(every))
-
-
-def main() -> int:
-    return 0 if all([stabilisers(), operators()]) else 1
+    command = [sys.executable, "-c", PROGRAM.format(some=some, every=every)]
+    return subprocess.run(command, env=environment, check=False).returncode == 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(0 if checked() else 1)
