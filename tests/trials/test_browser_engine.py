@@ -1,4 +1,4 @@
-"""Run the short form of the trial of the browser's engine: ten random models in WebAssembly, three in software WebGPU."""
+"""Run the short form of the trial of the browser's engine: five random models in WebAssembly, two in software WebGPU."""
 
 from tests.later import Later
 
@@ -6,8 +6,8 @@ trial = Later("tests.trials.browser_engine")
 
 
 def test_random_models_train_in_webassembly_like_in_keras():
-    assert trial.differences("wasm", graphs=10, steps=2) == []
+    assert trial.differences("wasm", graphs=5, steps=2) == []
 
 
 def test_random_models_train_on_software_webgpu_like_in_keras():
-    assert trial.differences("webgpu", graphs=3, steps=1) == []
+    assert trial.differences("webgpu", graphs=2, steps=1) == []

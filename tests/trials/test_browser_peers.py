@@ -37,7 +37,7 @@ def test_search_finds_a_mark_in_each_form_inside_of_a_masked_frame(content, form
 
 @pytest.mark.slow
 async def test_two_browsers_and_a_python_peer_reach_the_bars_in_rounds(tmp_path):
-    options = browser_peers.parsed(["--seconds=8", "--browsers=2", "--pythons=1", "--block=2", "--way=rounds"])
+    options = browser_peers.parsed(["--seconds=5", "--browsers=2", "--pythons=1", "--block=2", "--way=rounds"])
     results = await browser_peers.measure(options, tmp_path)
     # A short run does not show growth, and a busy machine trains unevenly. The whole trial measures both.
     assert browser_peers.missed(results, memory=2.0, slower=0.1) == [], results
