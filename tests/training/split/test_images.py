@@ -144,8 +144,14 @@ def test_a_cut_names_how_images_are_cut():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CASES])
-@pytest.mark.parametrize("split", ["within:2,images:rows", "within:3,images:rows", "stages:2,within:2,images:rows"])
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("padded", "within:2,images:rows"),
+        ("padded", "within:3,images:rows"),
+        ("valid", "stages:2,within:2,images:rows"),
+    ],
+)
 def test_image_rows_take_the_steps_of_whole_images(name, split):
     batches = batches_of(PICTURES, NUMBERS, 16)
     parts = Parts(CASES[name], split, 16, 2)

@@ -33,14 +33,14 @@ def images():
     )
 
 
-def block(dropout=0.0):
-    """Return a model with a block of a transformer."""
+def block():
+    """Return a model with a block of a transformer, in which heads drop attention."""
     import keras
 
     layers = keras.layers
     x = keras.Input((6,), dtype="int32")
     hidden = layers.Embedding(11, 8)(x)
-    attend = layers.MultiHeadAttention(3, 4, dropout=dropout)
+    attend = layers.MultiHeadAttention(3, 4, dropout=0.3)
     hidden = layers.LayerNormalization()(layers.Add()([hidden, attend(hidden, hidden)]))
     hidden = layers.Add()([hidden, layers.Dense(8)(layers.Dense(16, activation="gelu")(hidden))])
     pooled = layers.GlobalAveragePooling1D()(hidden)
@@ -63,10 +63,6 @@ def tied():
     hidden = keras.layers.Dense(4, activation="tanh", name="second")(first(x))
     outputs = keras.layers.Dense(4, activation="softmax", name="last")(Back(first)(hidden))
     return compiled(keras.Model(x, outputs), keras.optimizers.SGD(0.5))
-
-
-def dropped():
-    return block(dropout=0.3)
 
 
 CASES = {
@@ -193,8 +189,7 @@ def test_optimizers_that_need_whole_weights_are_refused():
         ("skips", "stages:2,within:2"),
         ("images", "within:3"),
         ("tied", "within:2"),
-        ("block", "within:3"),
-        ("block", "within:2"),
+        ("block", "within:2"),  # one worker has two of the three heads
     ],
 )
 def test_cut_layers_take_the_steps_of_whole_ones(name, split):
@@ -208,14 +203,3 @@ def test_cut_layers_take_the_steps_of_whole_ones(name, split):
     assert parts.metrics(44) == pytest.approx(metrics, rel=1e-5)
     sent = [44 / 16 * parts.plan.bytes_of_values(part) for part in parts.plan.parts]
     assert parts.sent_activations == pytest.approx(sent)
-
-
-@pytest.mark.slow
-def test_the_cut_does_not_change_the_dropout_of_heads():
-    results = []
-    for split in ("within:1", "within:2"):
-        parts = Parts(dropped, split, 16, 1)
-        for number, batch in enumerate(batches_of(WORDS, DIGITS, 16)):
-            parts.train(batch, (0, number))
-        results.append(parts.weights())
-    assert distance(*results) < 1e-6

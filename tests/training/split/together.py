@@ -219,7 +219,6 @@ def gradients_of(model, batch, samples, share):
 def tensorflow_gradients(model):
     import tensorflow as tf
 
-    @tf.function
     def gradients(x, y, w, samples):
         with tf.GradientTape() as tape:
             y_pred = model(x, training=True)
@@ -228,9 +227,19 @@ def tensorflow_gradients(model):
         model.compute_metrics(x, y, y_pred, w)
         return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
 
-    return lambda batch, samples, share: [
-        tf.convert_to_tensor(gradient) * share for gradient in gradients(*batch, samples)
-    ]
+    compiled = []
+
+    def scaled(batch, samples, share):
+        arrays = tf.nest.map_structure(tf.convert_to_tensor, [part for part in batch if part is not None])
+        if not compiled:
+            # Once for any number of samples. Keras needs this number to weigh the losses of several outputs.
+            spec = tf.nest.map_structure(lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), arrays)
+            signature = [spec, tf.TensorSpec([])] if len(model.outputs) == 1 else None
+            run = lambda arrays, samples: gradients(*[*arrays, None][:3], samples)  # noqa: E731
+            compiled.append(tf.function(run, signature, autograph=False))
+        return [tf.convert_to_tensor(gradient) * share for gradient in compiled[0](arrays, float(samples))]
+
+    return scaled
 
 
 def jax_gradients(model):
