@@ -17,20 +17,29 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_template")]
 
 
-@pytest.fixture
-def run(tmp_path, standing_template):
-    """Return a function that runs an app of the repository as a script, and returns its output."""
-    environment = {**os.environ, "DDLF_DATA": str(folder_with_mnist(tmp_path / "data"))}
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Return the outputs of three commands: the classic demo, the comparison, and the comparison with an LSTM.
 
-    def run(app, *options):
-        words = [ROOT / "apps" / app, "--local", "2", *options]
-        return several([words], tmp_path, standing_template, environment, with_errors=True)[0]
+    They share a process, its workers' template, and the first images of MNIST.
+    """
+    folder = tmp_path_factory.mktemp("demos")
+    data = folder / "data"
+    data.mkdir()
+    with np.load(folder_with_mnist(folder / "stand-in") / "mnist.npz") as mnist:
+        counts = {"train": 2400, "test": 1000}
+        np.savez(data / "mnist.npz", **{name: mnist[name][: counts[name[2:]]] for name in mnist})
+    classic = "xor.py --hidden 2 -p examples=600 -p log_every=15 --ui plain"
+    comparison = "mnist_distbelief.py -p ways=sync,default -p samples=2400 -p epochs=1 -p replicas=4"
+    lstm = "mnist_distbelief.py --model lstm -p ways=default -p samples=1200 -p epochs=1 -p replicas=2"
+    commands = [
+        [ROOT / "apps" / app, "--local", "2", *words] for app, *words in map(str.split, (classic, comparison, lstm))
+    ]
+    return several(commands, folder, env={**os.environ, "DDLF_DATA": str(data)}, with_errors=True)
 
-    return run
 
-
-def test_the_classic_demo_logs_what_many_replicas_read_and_update(run):
-    output = run("xor.py", "--hidden", "2", "-p", "examples=600", "-p", "log_every=15", "--ui", "plain")
+def test_the_classic_demo_logs_what_many_replicas_read_and_update(outputs):
+    output, _, _ = outputs
     assert "xor: 9 parameters" in output
     for action in (
         "layer 0 weights read",
@@ -44,18 +53,8 @@ def test_the_classic_demo_logs_what_many_replicas_read_and_update(run):
     assert re.search(r"^test +loss 0\.\d+  within [01]\.\d+", output, re.M)
 
 
-def test_comparison_lists_time_and_bytes_of_each_way_to_train(run):
-    output = run(
-        "mnist_distbelief.py",
-        "-p",
-        "ways=sync,default",
-        "-p",
-        "samples=2400",
-        "-p",
-        "epochs=1",
-        "-p",
-        "replicas=4",
-    )
+def test_comparison_lists_time_and_bytes_of_each_way_to_train(outputs):
+    _, output, _ = outputs
     rows = {
         row[0]: [float(x) for x in row[1:]]
         for row in re.findall(r"^(sync|default) +(\S+) +(\S+) +(\S+) +(\S+)%", output, re.M)
@@ -68,20 +67,8 @@ def test_comparison_lists_time_and_bytes_of_each_way_to_train(run):
     assert master == pytest.approx(4 * 79_510 * 4e-6, rel=0.1)  # weights to two workers, and updates back
 
 
-def test_an_lstm_is_trained_by_downpour_too(run):
-    output = run(
-        "mnist_distbelief.py",
-        "--model",
-        "lstm",
-        "-p",
-        "ways=default",
-        "-p",
-        "samples=1200",
-        "-p",
-        "epochs=1",
-        "-p",
-        "replicas=2",
-    )
+def test_an_lstm_is_trained_by_downpour_too(outputs):
+    _, _, output = outputs
     assert re.search(r"^default +\S+ +\S+ +\S+ +\d+\.\d\d%", output, re.M)
 
 
