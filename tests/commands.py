@@ -28,6 +28,7 @@ def several(
     env: Mapping[str, str] | None = None,
     *,
     with_errors: bool = False,
+    codes: Sequence[int] = (),
 ) -> list[str]:
     """Run commands, and return the standard output of each.
 
@@ -38,9 +39,10 @@ def several(
             the commands start another one.
         env: The environment. By default it is the environment of this process.
         with_errors: Whether to append the text that each command printed to stderr.
+        codes: The exit code of each command. By default all are 0.
 
     Raises:
-        AssertionError: A command failed.
+        AssertionError: A command ended with another exit code.
     """
     suits = template is not None and template.suits(os.environ if env is None else env)
     shared = [template.fileno()] if template is not None and suits else []
@@ -55,8 +57,9 @@ def several(
     )
     assert ended.returncode == 0, ended.stderr
     printed = []
-    for words, (code, out, err) in zip(commands, json.loads(ended.stdout), strict=True):
-        assert code == 0, f"{words}: {out}{err}"
+    results = zip(commands, codes or [0] * len(commands), json.loads(ended.stdout), strict=True)
+    for words, expected, (code, out, err) in results:
+        assert code == expected, f"{words}: {out}{err}"
         printed.append(out + err if with_errors else out)
     return printed
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.commands import several
 from tests.processes import command
 
 APP = """
@@ -54,11 +55,20 @@ def test_check_refuses_unsupported_settings_before_anything_starts(tmp_path):
     assert ended.stderr.startswith("error  local training is compared, and with exchange='gradient' there is none")
 
 
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory, standing_template):
+    """Return the outputs of two checks, which share a process, and their folder: of an app that trains like Keras, and of another one."""
+    folder = tmp_path_factory.mktemp("checked")
+    (folder / "app.py").write_text(APP)
+    check = ["ddlf", "check", "app.py", "--target"]
+    commands = [[*check, "Same", "--json"], [*check, "Other", "--batches", "6"]]
+    return *several(commands, folder, standing_template, codes=[0, 1]), folder
+
+
 @pytest.mark.slow
-def test_check_agrees_to_the_bit_with_dropout_batch_statistics_and_averages(tmp_path):
-    ended = checked(tmp_path, APP, "--target", "Same", "--json")
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout) == {
+def test_check_agrees_to_the_bit_with_dropout_batch_statistics_and_averages(outputs):
+    same, _, _ = outputs
+    assert json.loads(same) == {
         "batches": 20,
         "batch_size": 32,
         "same_bits": True,
@@ -68,11 +78,10 @@ def test_check_agrees_to_the_bit_with_dropout_batch_statistics_and_averages(tmp_
 
 
 @pytest.mark.slow
-def test_check_names_first_differing_batch_weight_and_cause(tmp_path):
-    ended = checked(tmp_path, APP, "--target", "Other")
-    assert ended.returncode == 1, ended.stderr
-    differs, where, cause = ended.stdout.splitlines()[-3:]
-    assert not (tmp_path / "there").exists()
-    assert differs == "differs   Other, with one slot, from batch 3 on, of 20 batches of 32 samples"
+def test_check_names_first_differing_batch_weight_and_cause(outputs):
+    _, other, folder = outputs
+    differs, where, cause = other.splitlines()[-3:]
+    assert not (folder / "there").exists()
+    assert differs == "differs   Other, with one slot, from batch 3 on, of 6 batches of 32 samples"
     assert where.startswith("where     sequential/")
     assert cause == "cause     your own Other.train does something else than fit"

@@ -16,6 +16,7 @@ from tests.commands import several
 from tests.end_to_end.test_training import accuracy, started_with
 from tests.patience import PATIENCE_S
 from tests.processes import command
+from tests.templates import Standing
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,23 +106,34 @@ def test_demo_ignores_files_in_current_folder(ddlf, tmp_path):
     assert os.listdir(tmp_path) == ["cluster.yaml"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name for name in new.TEMPLATES if name != "digits"]
-)  # test_docs.py runs this template
-def test_new_project_runs_unchanged(tmp_path, monkeypatch, name):
+@pytest.fixture(scope="module")
+def with_small_data(tmp_path_factory):
+    """Return an environment with a small data set in the format of MNIST, and a template process for workers with it."""
+    folder = tmp_path_factory.mktemp("data")
     random = np.random.default_rng(0)
     splits = {"train": 600, "test": 100}
     images = {f"x_{split}": random.integers(0, 256, (count, 28, 28), np.uint8) for split, count in splits.items()}
     labels = {f"y_{split}": random.integers(0, 10, count, np.uint8) for split, count in splits.items()}
-    np.savez(tmp_path / "mnist.npz", **images, **labels)  # training on the downloaded data would take a minute
-    monkeypatch.setenv("DDLF_DATA", str(tmp_path))
+    np.savez(folder / "mnist.npz", **images, **labels)  # training on the downloaded data would take a minute
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DDLF_DATA", str(folder))
+        template, environment = Standing.of_keras(), dict(os.environ)
+    yield environment, template
+    template.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name in new.TEMPLATES if name != "digits"]
+)  # test_docs.py runs this template
+def test_new_project_runs_unchanged(tmp_path, with_small_data, name):
+    environment, template = with_small_data
     command("ddlf.cli.main", "new", "lab", "--template", name, cwd=tmp_path)
     more = ["--master-epochs", "1"] if name != "rpc" else []
     workers = "2" if name == "rpc" else "1"  # its calls have arguments for two workers
     run = ["ddlf", "run", "app.py", "--local", workers, *more]
     scripts = [[script] for script in set(new.TEMPLATES[name].files) - {"app.py"}]
-    trained, *outputs = several([run, *scripts], tmp_path / "lab")
+    trained, *outputs = several([run, *scripts], tmp_path / "lab", template, environment)
     assert ("test  " if name != "rpc" else "hosted, by name:") in trained
     for output in outputs:
         assert "accuracy" in output
