@@ -75,21 +75,21 @@ def test_mnist_trains_on_two_workers_in_both_modes_and_loads_once(environment, s
     part = tmp_path / "part"
     part.mkdir()
     with np.load(Path(environment["DDLF_DATA"]) / "mnist.npz") as mnist:
-        sizes = {"train": 10_000, "test": 2000}
+        sizes = {"train": 4000, "test": 1000}
         np.savez(part / "mnist.npz", **{name: mnist[name][: sizes[name[2:]]] for name in mnist})
     environment["DDLF_DATA"] = str(part)
     config = start_workers({}, {})
     app = ROOT / "apps" / "mnist_cnn.py"
-    options = ("--config", config, "--batch-size", 32, "-p", "learning_rate=0.05", "--master-epochs", 1)
+    options = ("--config", config, "--batch-size", 16, "-p", "learning_rate=0.05", "--master-epochs", 1)
     command = ["ddlf", "run", app, *options]
     first, second = several([command, [*command, "--mode", "async"]], ROOT, env=environment)
     assert accuracy(first) > 0.75
-    assert "10,000 samples of shape (10000, 28, 28, 1)" in first
+    assert "4,000 samples of shape (4000, 28, 28, 1)" in first
     assert "loaded on 2 workers" in first
     rounds = re.findall(r"(\S+) MB out, (\S+) MB back", first)
-    # Each of two workers gets 515,146 weights of 4 bytes and 5,000 indices of 2 bytes, and sends back its update.
+    # Each of two workers gets 515,146 weights of 4 bytes and 2,000 indices of 2 bytes, and sends back its update.
     assert len(rounds) == 1
-    assert float(rounds[0][0]) == pytest.approx(2 * 515_146 * 4e-6 + 10_000 * 2e-6, abs=0.02)
+    assert float(rounds[0][0]) == pytest.approx(2 * 515_146 * 4e-6 + 4000 * 2e-6, abs=0.02)
     assert float(rounds[0][1]) == pytest.approx(2 * 515_146 * 4e-6, abs=0.02)
     assert accuracy(second) > 0.7
     assert "already on all 2 workers, not loaded again" in second
