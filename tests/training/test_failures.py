@@ -23,10 +23,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 HARD = {"optimizer": "adam", "dropout": 0.3, "norm": True, "master_epochs": 4}
 """Settings with all kinds of state: an inner optimizer, random numbers, moving statistics."""
 
-quick_and_hard = pytest.mark.parametrize(
-    "kind", [{"app_class": Quick}, pytest.param(HARD, marks=pytest.mark.slow)], ids=["quick", "hard"]
-)
-
 
 def with_faults(trained, faults):
     """Call ``faults[(round, worker)]`` when that worker begins a slot of that round for the first time."""
@@ -79,7 +75,9 @@ async def undisturbed(cluster, **options):
     return trained
 
 
-@quick_and_hard
+@pytest.mark.parametrize(
+    "kind", [{"app_class": Quick}, pytest.param(HARD, marks=pytest.mark.slow)], ids=["quick", "hard"]
+)
 async def test_joining_and_leaving_workers_change_no_bit(two_workers, token_file, start_here, no_backups, kind):
     options = dict(kind, master_epochs=5, slots=3)
     plain = await undisturbed(two_workers, **options)
@@ -103,11 +101,10 @@ async def test_joining_and_leaving_workers_change_no_bit(two_workers, token_file
 
 
 @pytest.mark.slow
-@quick_and_hard
 async def test_a_worker_that_was_missing_at_the_start_comes_later(
-    two_workers, token_file, start_here, free_port, no_backups, kind
+    two_workers, token_file, start_here, free_port, no_backups
 ):
-    options = dict(kind, master_epochs=4, slots=2)
+    options = dict(app_class=Quick, master_epochs=4, slots=2)
     plain = await undisturbed(two_workers, **options)
     first = start_here()
     async with Cluster(
