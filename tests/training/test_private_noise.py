@@ -13,6 +13,8 @@ from tests.training.private_apps import SIZES, Private, private_samples
 class Noised(Private):
     """Two rounds with negligible noise."""
 
+    train = Quick.train
+
     master_epochs = 2
     update_clip = 0.1
     noise_multiplier = 1e-9
@@ -54,8 +56,6 @@ async def test_weights_are_the_mean_of_clipped_updates_and_records_have_no_metri
 class Loud(Noised):
     """One round in which noise is the only change. The master has test data."""
 
-    train = Quick.train
-
     master_epochs = 1
     evaluate_every = 1
     update_clip = 1e-3
@@ -84,6 +84,7 @@ async def test_the_noise_of_a_release_has_the_stated_deviation_and_differs_with_
 
 async def test_weights_that_are_not_trained_stay_and_are_named():
     class Frozen(Noised):
+        train = Private.train
         master_epochs = 1
 
         async def create_model(self):
