@@ -15,7 +15,7 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -23,8 +23,7 @@ from typing import Any, Protocol
 from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.partition import sizes_by_speed, smooth_speed
 from ddlf.algorithms.reading_order import SHUFFLE, Global, SlotSamples
-from ddlf.algorithms.update_check import Verdict, judge, scaled
-from ddlf.algorithms.weights import Fault, Weights, fault
+from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, BudgetSpent, ClusterTooSmall
@@ -34,7 +33,6 @@ from ddlf.events import (
     SlotMissed,
     SlotsChanged,
     UpdateArrived,
-    UpdateClipped,
     Warned,
 )
 from ddlf.events.record import RoundRecord
@@ -45,6 +43,7 @@ from ddlf.training.crew.crew import Crew, SlotLeftOut, Work
 from ddlf.training.crew.recovery import end_all
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.external_weights import Outside
+from ddlf.training.judging import UpdateJudge, as_merged, stays
 from ddlf.training.progress import Progress, WeightsRef, shapes
 from ddlf.training.reporter import Reporter
 from ddlf.training.samples.files import Nearby, left_out, use_newest_version
@@ -165,6 +164,7 @@ class Run:
 
     Attributes:
         exchange, keeper, nearby, reporter: The arguments of these names.
+        judge: Judges the updates by the update policy.
         outside: The membership in a training with peers; None without one.
         account: Counts the releases of updates with noise; None without noise.
         cost: Returns the cost of the update that answers a task; None if updates cost nothing.
@@ -187,6 +187,14 @@ class Run:
         self.facts = facts
         self.crew = crew
         self.progress = progress
+        self.judge = UpdateJudge(
+            facts.update_policy,
+            facts.names,
+            facts.trainable,
+            crew,
+            lambda: self.weights,
+            lambda sentence: self.verdicts.append(sentence),
+        )
         self.stopping = False
         self.verdicts: list[str] = []  # suspicious updates since the last commit
         self.arrived = 0.0  # when the last update arrived
@@ -285,7 +293,7 @@ class Run:
         carrying = [asyncio.ensure_future(self.carry_task(task)) for task in tasks]
         try:
             await self.report_previous_round()
-            return await gather(self, tasks, carrying, self.carry_task, into)
+            return await gather(self, tasks, carrying, into)
         except BaseException:
             await end_all(carrying)
             raise
@@ -361,7 +369,8 @@ class Run:
         shown: dict[str, float],
     ) -> bool:
         progress = self.progress
-        check_weights(self, weights, replies)
+        if weights is not progress.weights:
+            self.judge.check_weights(weights, replies[0].task.round)
         staleness = progress.merges - min(reply.task.version for reply in replies)
         before = progress.weights
         progress.merges += weights is not before
@@ -762,11 +771,8 @@ def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Se
     return progress.parts_in(number)
 
 
-Again = Callable[[Task, frozenset[int]], Coroutine[Any, Any, Reply]]
-
-
 async def gather(
-    run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], again: Again, into: Merge | None = None
+    run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], into: Merge | None = None
 ) -> list[Reply]:
     """Wait for all updates of a round, check them by the update policy, and return the replies that count.
 
@@ -774,7 +780,6 @@ async def gather(
         run: The run.
         tasks: The tasks of the round.
         carrying: For each task, the asyncio task that returns its reply.
-        again: Has a task carried again, if possible by a worker that is not in the given set.
         into: Receives the accepted updates, under the places of their tasks.
 
     Returns:
@@ -784,9 +789,9 @@ async def gather(
         BadUpdate: An update is unusable and the policy is ``"stop"``, or all updates are unusable.
         ClusterTooSmall: The workers of all slots are away, and the slots belong to them.
     """
-    if run.facts.update_policy == "stop":
+    if run.judge.policy == "stop":
         return await _gather_on_arrival(run, carrying, into)
-    return await _gather_compared(run, tasks, carrying, again, into)
+    return await _gather_compared(run, tasks, carrying, into)
 
 
 async def _gather_on_arrival(run: Run, carrying: Sequence[asyncio.Task[Reply]], into: Merge | None) -> list[Reply]:
@@ -804,7 +809,7 @@ async def _gather_on_arrival(run: Run, carrying: Sequence[asyncio.Task[Reply]], 
                 if into is not None:
                     into.leave_out(positions[carried])
                 continue
-            check_update(run, reply)
+            run.judge.check(reply)
             if into is not None:
                 into.add(positions[carried], reply.update, reply.weight, checked=True)
     if not accepted and carrying:
@@ -813,7 +818,7 @@ async def _gather_on_arrival(run: Run, carrying: Sequence[asyncio.Task[Reply]], 
 
 
 async def _gather_compared(
-    run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], again: Again, into: Merge | None
+    run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], into: Merge | None
 ) -> list[Reply]:
     replies: dict[int, Reply] = {}
     for outcome in await asyncio.gather(*map(_reply_or_absence, carrying)):
@@ -828,7 +833,7 @@ async def _gather_compared(
     judged: dict[int, tuple[Reply, str]] = {}  # slot -> the reply that was judged last, and the verdict
     while True:
         compares = run.exchange.weights_out.compares if any(map(stays, replies.values())) else None
-        verdicts = verdicts_on(run, replies) if compares is None else await compares(replies)
+        verdicts = run.judge.compare(replies) if compares is None else await compares(replies)
         retried = []
         for task in answered:
             slot, reply, verdict = task.slot, replies[task.slot], verdicts[task.slot]
@@ -841,7 +846,7 @@ async def _gather_compared(
                 continue  # judged again only because other updates were recomputed, with the same verdict
             run.verdicts.append(f"{verdict} (worker {reply.worker})")
             if verdict.action == "clip":
-                report_clipped(run, reply, verdict)
+                run.judge.report_clipped(reply, verdict)
             if verdict.action == "reject":
                 refused[slot] = refused.get(slot, frozenset()) | {reply.worker}
                 run.crew.distrust(slot, reply.worker, str(verdict))
@@ -849,7 +854,7 @@ async def _gather_compared(
                     retried.append(task)
         if not retried:
             break
-        computed = await asyncio.gather(*(again(task, refused[task.slot]) for task in retried))
+        computed = await asyncio.gather(*(run.carry_task(task, refused[task.slot]) for task in retried))
         replies.update({reply.slot: reply for reply in computed})
     run.arrived = time.perf_counter()
     accepted = []
@@ -879,91 +884,3 @@ def all_workers_away(run: Run) -> ClusterTooSmall:
         f"the workers of all slots ({slots}) are away, and nobody else has their data",
         hint="start them again, and continue with resume",
     )
-
-
-def check_update(run: Run, reply: Reply) -> None:
-    """Raise an error if an update is unusable by itself, whatever the other updates are.
-
-    Raises:
-        BadUpdate: Names the worker, the tensor and the number of wrong values.
-    """
-    problem = reply.update if stays(reply) else fault(reply.update, reply.samples, run.weights, run.facts.names)
-    if problem is not None:
-        raise problem.error(reply.slot + 1, f"worker {reply.worker}")
-
-
-def stays(reply: Reply) -> bool:
-    """Return whether an update stays on its worker. Then the worker has checked it and reported any fault."""
-    return reply.update is None or isinstance(reply.update, Fault)
-
-
-def check_weights(run: Run, weights: Weights | WeightsRef, replies: Sequence[Reply]) -> None:
-    """Raise an error if new global weights contain NaN or infinity.
-
-    The updates were usable, so the merge rule or outer optimizer went too far.
-
-    Raises:
-        BadUpdate: Names the round, the tensor and the number of wrong values.
-    """
-    if isinstance(weights, WeightsRef) or weights is run.progress.weights:  # weights on the workers were checked there
-        return
-    if (problem := fault(weights, 1, weights, run.facts.names)) is not None:
-        raise unusable_weights(problem, replies[0].task.round)
-
-
-def unusable_weights(fault: Fault, number: int) -> BadUpdate:
-    """Return the error for unusable weights after a round, numbered from 0."""
-    return BadUpdate(
-        f"the weights after round {number + 1} cannot be used: {fault.reason}, and no update was",
-        hint="lower the learning rate of the rule that applies updates: that of outer, or of the model's optimizer",
-        tensor=fault.tensor,
-        count=fault.count,
-    )
-
-
-def judge_arrival(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | None:
-    """Judge an update of asynchronous training by comparing it with the last one of each other slot.
-
-    Returns:
-        The reply, with its update scaled if it was too long; None if the update is rejected.
-
-    Raises:
-        BadUpdate: The update is unusable, and the policy is ``"stop"``.
-    """
-    if run.facts.update_policy == "stop" or run.exchange.weights_out.stays:
-        check_update(run, reply)
-        return reply
-    verdict = verdicts_on(run, {**latest, reply.slot: reply})[reply.slot]
-    if verdict.action == "reject":
-        run.crew.distrust(reply.slot, reply.worker, str(verdict))
-        return None
-    run.crew.trust(reply.worker)
-    if verdict.action == "clip":
-        run.verdicts.append(str(verdict))
-        report_clipped(run, reply, verdict)
-    return as_merged(reply, verdict)
-
-
-def as_merged(reply: Reply, verdict: Verdict) -> Reply:
-    """Return a reply in the form that is merged: its update is scaled if it was too long and is on the master."""
-    if verdict.factor == 1 or stays(reply):
-        return reply
-    return dataclasses.replace(reply, update=scaled(reply.update, verdict.factor))
-
-
-def report_clipped(run: Run, reply: Reply, verdict: Verdict) -> None:
-    """Emit the event that says that an update was too long and was scaled down."""
-    facts = {"round": reply.task.round + 1, "slot": reply.slot + 1, "worker": reply.worker}
-    run.crew.emit(UpdateClipped(**facts, factor=verdict.factor, why=str(verdict)))
-
-
-def verdicts_on(run: Run, replies: dict[int, Reply]) -> dict[int, Verdict]:
-    """Return whether each of these slots' updates is usable, by slot. Messages number slots from 1."""
-    verdicts = judge(
-        {slot + 1: (reply.update, reply.weight) for slot, reply in replies.items()},
-        run.weights,
-        run.facts.update_policy,
-        names=run.facts.names,
-        trainable=run.facts.trainable,
-    )
-    return {number - 1: verdict for number, verdict in verdicts.items()}

@@ -12,6 +12,7 @@ from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
 from ddlf.testing import FakeRun
 from ddlf.training import run as training_run
+from ddlf.training.judging import UpdateJudge
 
 
 async def test_update_judged_twice_is_reported_once(monkeypatch):
@@ -23,11 +24,11 @@ async def test_update_judged_twice_is_reported_once(monkeypatch):
         others_than=lambda workers: len(workers) < 2,
     )
     like = [np.zeros(2, np.float32)]
-    facts = SimpleNamespace(names=["a"], update_policy="clip")
-    run = SimpleNamespace(crew=crew, facts=facts, weights=like, verdicts=[])
+    judge = UpdateJudge("clip", ["a"], [True], crew, lambda: like, lambda sentence: None)
+    run = SimpleNamespace(crew=crew, judge=judge, weights=like, verdicts=[])
     verdicts = iter([("reject", "clip", "reject"), ("reject", "clip", "accept"), ("reject", "clip", "accept")])
 
-    def judged(run, replies):
+    def judged(replies):
         actions = next(verdicts)
         return {slot: Verdict(slot=slot + 1, action=action, reason="why") for slot, action in enumerate(actions)}
 
@@ -38,10 +39,11 @@ async def test_update_judged_twice_is_reported_once(monkeypatch):
             task=task, slot=task.slot, update=[np.full(2, worker, "f4")], samples=1, weight=1, worker=worker
         )
 
-    monkeypatch.setattr(training_run, "verdicts_on", judged)
+    monkeypatch.setattr(judge, "compare", judged)
+    run.carry_task = lambda task, avoid: reply(task, 7 + task.slot)
     carrying = [asyncio.ensure_future(reply(task, worker)) for worker, task in enumerate(tasks, 1)]
     merge = MERGE.read("mean").start(3, like)
-    fit = await training_run.gather(run, tasks, carrying, lambda task, avoid: reply(task, 7 + task.slot), merge)
+    fit = await training_run.gather(run, tasks, carrying, merge)
     assert events == [UpdateClipped(round=4, slot=2, worker=2, factor=1.0, why="slot 2 scaled by 1: why")]
     assert distrusted == [(0, 1), (2, 3), (0, 7)]
     assert [reply.slot for reply in fit] == [1, 2]

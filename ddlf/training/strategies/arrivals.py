@@ -18,7 +18,7 @@ from ddlf.algorithms.reading_order import SlotSamples
 from ddlf.algorithms.weights import Weights
 from ddlf.events import PartsChanged
 from ddlf.training.crew.crew import SlotLeftOut
-from ddlf.training.run import Run, all_workers_away, judge_arrival
+from ddlf.training.run import Run, all_workers_away
 from ddlf.training.slot.task import Reply, Task
 
 Begin = Callable[[dict[str, Weights], Weights, int], Weights]
@@ -132,7 +132,7 @@ class Arrivals:
             reply, handled = news
             run.arrived = time.perf_counter()
             if not run.stopping:
-                accepted = judge_arrival(run, reply, self._latest)
+                accepted = run.judge.judge_arrival(reply, self._latest, singly=run.exchange.weights_out.stays)
                 self._end_absent(reply)
                 if accepted is not None:
                     self._latest[reply.slot] = reply

@@ -26,7 +26,8 @@ from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.recalibration import carried, measuring
 from ddlf.training.exchanges.sharded.pairs import Pairs, Sent
 from ddlf.training.exchanges.sharded.ranges import PIECE
-from ddlf.training.run import Run, check_update, unusable_weights
+from ddlf.training.judging import unusable_weights
+from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply, Task
 
 NOTICED_S = 10.0
@@ -190,7 +191,7 @@ class RemoteUpdates:
         finally:
             await end_all(trainings)
         for reply in new_replies:
-            check_update(self.run, reply)
+            self.run.judge.check(reply)
         return new_replies
 
     async def _reported_loss(

@@ -38,8 +38,9 @@ from ddlf.training.exchanges.members import NOTICED_S, Link, Member, Members
 from ddlf.training.exchanges.split.part_states import PartLost, PartStates, Source
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.states import SplitStates
+from ddlf.training.judging import unusable_weights
 from ddlf.training.progress import WeightsRef, shapes
-from ddlf.training.run import Run, RunMustEnd, unusable_weights
+from ddlf.training.run import Run, RunMustEnd
 from ddlf.training.slot.task import OPTIMIZER, Reply, Task
 
 NUMBERS = itertools.count(1)
