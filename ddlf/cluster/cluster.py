@@ -667,9 +667,9 @@ class Cluster(Group):
                 never=partial(launcher.never, index),
                 when_lost=launcher.when_lost,
                 options=self._wishes.get(launcher.addresses[index], NO_WISH).arguments(),
-                left=partial(launcher.left, index),
+                find_end=partial(launcher.left, index),
                 revive=partial(launcher.revive, index) if launcher.revives else None,
-                way=launcher.way(index),
+                take_offer=launcher.way(index),
             )
             for index in range(count)
         ]

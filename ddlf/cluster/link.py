@@ -23,7 +23,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
 from itertools import groupby
@@ -86,7 +86,7 @@ class Identity:
         self.master_id = secrets.token_bytes(16)
         self.epoch = 0
 
-    def request(self, first_id: int, timing: Timing) -> Request:
+    def claim_request(self, first_id: int, timing: Timing) -> Request:
         """Return the request to the daemon that claims the worker's lease for this master.
 
         ``first_id`` says which requests belong to this master. When the master disappears, for whatever reason, the
@@ -163,8 +163,8 @@ async def unknown_end() -> None:
     """Return None, because this process did not start the worker's process."""
 
 
-class Phase(Enum):
-    """The state of a link, with the message and the hint for a call that cannot be sent.
+class LinkStatus(Enum):
+    """Whether a link is open, and if not, why: each has the message and the hint for a call that cannot be sent.
 
     NEW or LOST becomes OPEN when the daemon has accepted the master. OPEN becomes LOST when control ends. ``close``
     turns any state into CLOSED. The next ``connect`` turns CLOSED into NEW, and is the connect of a new master.
@@ -174,6 +174,35 @@ class Phase(Enum):
     OPEN = ("", "")
     LOST = ("the connection was lost", "connect again")
     CLOSED = ("the connection was closed on this side", "connect again")
+
+
+@dataclass(slots=True)
+class SessionSettings:
+    """Settings that an executor receives at the beginning of each session with a master.
+
+    Args:
+        id: Number of the worker in its cluster, from 1.
+        N: Number of workers in the cluster.
+        threads: Threads for computation; None takes the worker's share of its machine's cores.
+        share: Number of workers on that machine.
+        pickle_results: Whether the executor may send results that are not plain data.
+        deterministic: Whether equal runs must give equal bits; None leaves it as it is, for workers of earlier
+            releases.
+    """
+
+    id: int
+    N: int
+    threads: int | None
+    share: int
+    pickle_results: bool
+    deterministic: bool | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the settings as keyword arguments of the request ``connect``."""
+        arguments = asdict(self)
+        if self.deterministic is None:
+            del arguments["deterministic"]
+        return arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +222,13 @@ class LinkState:
     """The state of the link to one worker, and the known reasons why it is not open.
 
     Args:
-        left: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
+        find_end: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
             launcher does not know.
         last_lines: The last lines that the worker has written.
         when_lost: What to do about a lost worker.
 
     Attributes:
-        phase: State of the link.
+        status: Whether the link is new, open, lost or closed.
         crash: How the last crashed executor ended.
         changed: Set when a new fact about the link is known.
         lease: The error for a worker that another master has taken over; None otherwise.
@@ -209,17 +238,17 @@ class LinkState:
 
     def __init__(
         self,
-        left: Callable[[], Awaitable[Left | None]],
+        find_end: Callable[[], Awaitable[Left | None]],
         last_lines: Iterable[str] = (),
         when_lost: str = Launcher.when_lost,
     ) -> None:
-        self.phase = Phase.NEW
+        self.status = LinkStatus.NEW
         self.crash: ExecutorCrashed | None = None
         self.lease: LeaseError | None = None
         self.notice: Notice | None = None
         self.loss: WorkerLost | None = None
         self._stopped_by = self._stopped_hint = self._lost_card = ""
-        self._left = left
+        self._find_end = find_end
         self._last_lines = last_lines
         self._when_lost = when_lost
         self.changed = asyncio.Event()
@@ -227,30 +256,30 @@ class LinkState:
     @property
     def is_closed(self) -> bool:
         """Whether the master has closed the link and not reopened it."""
-        return self.phase is Phase.CLOSED
+        return self.status is LinkStatus.CLOSED
 
     @property
     def in_use(self) -> bool:
         """Whether the master has connected and not closed since, even if the connection was lost."""
-        return self.phase in (Phase.OPEN, Phase.LOST)
+        return self.status in (LinkStatus.OPEN, LinkStatus.LOST)
 
     def open(self) -> None:
         """Record that the daemon has accepted the master, which makes earlier reports irrelevant."""
-        self.phase, self.lease, self.notice, self.loss = Phase.OPEN, None, None, None
+        self.status, self.lease, self.notice, self.loss = LinkStatus.OPEN, None, None, None
         self._stopped_by = self._lost_card = ""
 
-    def lose(self) -> None:
+    def note_end(self) -> None:
         """Record that the connection to the daemon has ended."""
-        self.phase = Phase.CLOSED if self.is_closed else Phase.LOST
+        self.status = LinkStatus.CLOSED if self.is_closed else LinkStatus.LOST
         self.changed.set()
 
     def close(self) -> None:
         """Record that the master ends the link."""
-        self.phase, self.lease = Phase.CLOSED, None
+        self.status, self.lease = LinkStatus.CLOSED, None
 
     def reopen(self) -> None:
         """Set a closed link back to the state before its first connection."""
-        self.phase = Phase.NEW if self.is_closed else self.phase
+        self.status = LinkStatus.NEW if self.is_closed else self.status
 
     def check_not_closed(self, worker: str) -> None:
         """Raise ``WorkerLost`` if the master has closed the link."""
@@ -259,22 +288,22 @@ class LinkState:
 
     def closed_here(self, worker: str, **facts: Any) -> WorkerLost:
         """Return the error for requests that the master itself has ended."""
-        return WorkerLost(Phase.CLOSED.value[0], worker=worker, **facts)
+        return WorkerLost(LinkStatus.CLOSED.value[0], worker=worker, **facts)
 
     def refusal(self, worker: str) -> RequestFailed:
         """Return the error for a request while there is no connection."""
         if self.lease is not None:
             return LeaseError(self.lease.message, hint=self.lease.hint, worker=worker)
-        if self.phase is Phase.LOST and self.loss is not None:
+        if self.status is LinkStatus.LOST and self.loss is not None:
             loss = copy.copy(self.loss)
             loss.may_have_run = False
             return loss
-        text, hint = self.phase.value
-        if self.phase is Phase.LOST:
+        text, hint = self.status.value
+        if self.status is LinkStatus.LOST:
             hint = f"{hint}; {self._when_lost}"
         return WorkerLost(text, worker=worker, hint=hint, may_have_run=False)
 
-    def heard(self, event: str, facts: dict[str, Any], worker: str, *, epoch: int, first_id: int) -> None:
+    def note_event(self, event: str, facts: dict[str, Any], worker: str, *, epoch: int, first_id: int) -> None:
         """Record an event that the daemon reports, because it may be the reason why requests fail.
 
         Args:
@@ -322,7 +351,7 @@ class LinkState:
         if not isinstance(reason, ProtocolError):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(NEWS_S):
-                    while self.phase is Phase.OPEN and not data.is_explained_by(self.crash):
+                    while self.status is LinkStatus.OPEN and not data.is_explained_by(self.crash):
                         self.changed.clear()
                         await self.changed.wait()
         return self.crash if data.is_explained_by(self.crash) else None
@@ -337,27 +366,27 @@ class LinkState:
         """
         lost = self.loss_as_seen(reason, worker, silent_s)
         if isinstance(lost, WorkerLost) and not self.is_closed:
-            await self._explain(lost)
+            await self._add_end_of_process(lost)
         return lost
 
-    async def _explain(self, lost: WorkerLost) -> None:
+    async def _add_end_of_process(self, lost: WorkerLost) -> None:
         """Add how the worker's process has ended to an error, if its launcher knows it."""
-        left = await self._left()
-        if left is not None:
-            code = left.exit_code
+        end = await self._find_end()
+        if end is not None:
+            code = end.exit_code
             lost.signal = signal.Signals(-code).name if code is not None and code < 0 else None
-            lost.cause = left.cause
+            lost.cause = end.cause
             if self._lost_card:  # the worker has said more than its exit code does
                 lost.cause = Cause.CARD
                 return
-            if left.words or code is not None:
-                lost.message = left.words or (
+            if end.words or code is not None:
+                lost.message = end.words or (
                     f"its process was ended by {lost.signal}"
                     if lost.signal
                     else f"its process ended with exit code {code}"
                 )
             lost.hint = "connect again: that starts a new one"
-            if left.cause in (Cause.CRASH, Cause.MEMORY):
+            if end.cause in (Cause.CRASH, Cause.MEMORY):
                 lost.output_tail = "\n".join(self._last_lines)
 
     def loss_as_seen(self, reason: object, worker: str, silent_s: float | None) -> LeaseError | WorkerLost:
@@ -405,7 +434,7 @@ class WorkerEvents:
 
     Args:
         emit: Receives the events.
-        session: Has the worker's number under ``id``; the number may change.
+        session: Has the worker's number, which may change.
         configured_name: Name in cluster.yaml; empty without one.
         incarnation: Returns the worker's present incarnation, as its launcher knows it.
 
@@ -416,7 +445,7 @@ class WorkerEvents:
     def __init__(
         self,
         emit: Callable[[Event], None],
-        session: dict[str, Any],
+        session: SessionSettings,
         configured_name: str,
         incarnation: Callable[[], Incarnation] = Incarnation,
     ) -> None:
@@ -433,10 +462,10 @@ class WorkerEvents:
     @property
     def name(self) -> str:
         """The worker's name for people."""
-        return self._configured_name or f"worker {self._session['id']}"
+        return self._configured_name or f"worker {self._session.id}"
 
     def _worker_facts(self) -> dict[str, Any]:
-        return {"worker": self._session["id"], "name": self.name}
+        return {"worker": self._session.id, "name": self.name}
 
     def connected(self, address: str, facts: dict[str, Any]) -> None:
         """Emit the event that the worker is connected, with the facts that its executor has reported about itself. Only
@@ -533,8 +562,7 @@ class Link:
     arguments that are missing here.
 
     Args:
-        session: Settings that an executor receives with each session: id, N, threads, share, pickle_results. The next
-            ``connect`` sends them again if they have changed.
+        session: Settings that an executor receives. The next ``connect`` sends them again if they have changed.
         identity: How the master identifies itself to the worker.
 
     Attributes:
@@ -550,7 +578,7 @@ class Link:
     host: str
     port: int
     token: bytes
-    session: dict[str, Any]
+    session: SessionSettings
     max_message_bytes: int
     security: Security
     timing: Timing
@@ -559,15 +587,15 @@ class Link:
     incarnation: Callable[[], Incarnation]
     when_lost: str
     options: Sequence[str]
-    left: Callable[[], Awaitable[Left | None]]
+    find_end: Callable[[], Awaitable[Left | None]]
     revive: Callable[[], Awaitable[tuple[str, int]]] | None
-    way: Callable[[float], Awaitable[socket.socket]] | None
+    take_offer: Callable[[float], Awaitable[socket.socket]] | None
     replay: Callable[[int], list[Request]]
     emit: Callable[[Event], None]
 
     def __post_init__(self) -> None:
         self.worker_events = WorkerEvents(self.emit, self.session, self.configured_name, self.incarnation)
-        self.link_state = LinkState(self.left, self.worker_events.last_lines, self.when_lost)
+        self.link_state = LinkState(self.find_end, self.worker_events.last_lines, self.when_lost)
         self.control: ControlChannel | None = None
         self.data: DataChannel | None = None
         self.facts: dict[str, Any] = {}
@@ -579,7 +607,7 @@ class Link:
         self._explaining: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
-        self._sent_session: dict[str, Any] = {}  # the session settings that the executor has received last
+        self._sent_session: SessionSettings | None = None  # the session settings that the executor has received last
         self._replayed_to = ""  # the executor that has received the requests of ``replay``
         self._sources = Sources()
         self.on_leaving: Callable[[], None] | None = None
@@ -588,7 +616,7 @@ class Link:
     @property
     def name(self) -> str:
         """The worker's name in error messages."""
-        return f"worker {self.session['id']} ({self.label})"
+        return f"worker {self.session.id} ({self.label})"
 
     @property
     def label(self) -> str:
@@ -656,7 +684,7 @@ class Link:
         self.link_state.open()
         self._given_up = None
         if control.stream.closed:
-            self.link_state.lose()
+            self.link_state.note_end()
             return
         self.control, self.liveness = control, control.liveness
         pulse = (
@@ -668,7 +696,7 @@ class Link:
 
     async def _claim_worker(self, control: ControlChannel, timeout_s: float) -> None:
         try:
-            granted = await control.call(self.identity.request(self._first_id, self.timing), Deadline(timeout_s))
+            granted = await control.call(self.identity.claim_request(self._first_id, self.timing), Deadline(timeout_s))
             self.identity.epoch = granted["epoch"]
         except LeaseError as error:
             if f"leased by {master_name()} " in error.message:
@@ -691,8 +719,8 @@ class Link:
 
         async def take(timeout_s: float) -> socket.socket:
             nonlocal offers_taken
-            assert self.way is not None
-            sock = await self.way(timeout_s)
+            assert self.take_offer is not None
+            sock = await self.take_offer(timeout_s)
             offers_taken += 1
             return sock
 
@@ -707,11 +735,11 @@ class Link:
                     max_message_bytes=self.max_message_bytes,
                     timeout_s=deadline.allows(timeout_s),
                     security=self.security,
-                    way=None if self.way is None else take,
+                    take_offer=None if self.take_offer is None else take,
                     options=self.options,
                 )
             except DDLFError as error:
-                error.worker = error.worker or f"worker {self.session['id']}"
+                error.worker = error.worker or f"worker {self.session.id}"
                 # A network may have forgotten the connection that a joined worker has offered. It offers another one.
                 if not (isinstance(error, ConnectError) and taken_before < offers_taken < OFFERS and deadline.left_s()):
                     raise
@@ -773,7 +801,7 @@ class Link:
             self,
             partial(Connection, sock, limits=limits, peer_limits=peer_limits, allocate=POOL.take),
             self._ids,
-            load_result if self.session["pickle_results"] else refuse_loading,
+            load_result if self.session.pickle_results else refuse_loading,
             code=CodeSender(),
         )
         data.crash_before = crash_before
@@ -781,7 +809,7 @@ class Link:
             await self._begin_session(data, timeout_s)
             if self.facts["executor"] != self._replayed_to:
                 self._check_python()
-                for request in self.replay(self.session["id"]):
+                for request in self.replay(self.session.id):
                     await data.call(request)
                 self._replayed_to = self.facts["executor"]
         except BaseException:
@@ -802,9 +830,9 @@ class Link:
             )
 
     async def _begin_session(self, data: DataChannel, timeout_s: float) -> None:
-        session = dict(self.session)
+        session = copy.copy(self.session)
         # A guest does not answer questions about modules.
-        request = Request("connect", **self.identity.key, **session, modules=not self.identity.guest)
+        request = Request("connect", **self.identity.key, **session.arguments(), modules=not self.identity.guest)
         try:
             self.facts = await data.call(request, Deadline(timeout_s))
         except LeaseError:
@@ -887,12 +915,12 @@ class Link:
             self._bytes_before, self.data = self.bytes_carried, None
         elif channel is self.control:
             self.control = None
-            self.link_state.lose()
+            self.link_state.note_end()
             if self.link_state.is_closed or self._given_up is not None:
                 lost = self._given_up or self.link_state.loss_as_seen(channel.reason, self.name, self.silent_s)
                 self.worker_events.disconnected("" if self.link_state.is_closed else lost.message)
             else:
-                self._explaining = self.spawn(self._explain(channel.reason))
+                self._explaining = self.spawn(self._explain_loss(channel.reason))
             if self.data is not None:
                 self.data.stream.close()
 
@@ -901,10 +929,10 @@ class Link:
         if self._explaining is not None:
             await asyncio.wait([self._explaining], timeout=timeout_s)
 
-    async def _explain(self, reason: BaseException | None) -> None:
+    async def _explain_loss(self, reason: BaseException | None) -> None:
         """Ask the launcher how the worker ended, for the event and for requests that come later."""
         lost = await self.link_state.reason_of_loss(reason, self.name, self.silent_s)
-        if self.link_state.phase is Phase.LOST and isinstance(lost, WorkerLost) and lost.cause is not None:
+        if self.link_state.status is LinkStatus.LOST and isinstance(lost, WorkerLost) and lost.cause is not None:
             self.link_state.loss = lost
         cause = lost.cause if isinstance(lost, WorkerLost) else None
         if self.link_state.is_closed:
@@ -975,7 +1003,7 @@ class Link:
 
     def _on_reason(self, event: str, facts: dict[str, Any]) -> None:
         """Record an event that may be the reason why requests fail, and do what follows from it."""
-        self.link_state.heard(event, facts, self.name, epoch=self.identity.epoch, first_id=self._first_id)
+        self.link_state.note_event(event, facts, self.name, epoch=self.identity.epoch, first_id=self._first_id)
         if event == "executor_exited" and self.link_state.crash is not None:
             self.worker_events.executor_ended(self.link_state.crash.message)
         if event == "lease_lost" and self.link_state.lease is not None:

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from ddlf.cluster.launch.launcher import Incarnation, Launcher, Left
-from ddlf.cluster.link import CONNECT_TIMEOUT_S, Identity, Link, Notice, master_name, unknown_end
+from ddlf.cluster.link import CONNECT_TIMEOUT_S, Identity, Link, Notice, SessionSettings, master_name, unknown_end
 from ddlf.errors import (
     ClusterTooSmall,
     ConnectError,
@@ -101,10 +101,10 @@ class ProxyWorker(IWorker):
         never: Returns why its launcher starts no worker here any more; empty if one may come.
         when_lost: What to do if the worker is lost, for messages.
         options: Options of ``ddlf-worker`` that its start needs, for messages.
-        left: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
+        find_end: Returns how the worker's process ended, as its launcher knows it. None means that it runs, or that the
             launcher does not know.
         revive: Restarts the worker's process if it has ended, and returns its address. None if this process cannot.
-        way: Returns a connection that the worker has opened; None to dial ``host``.
+        take_offer: Returns a connection that the worker has opened; None to dial ``host``.
         replay: Returns the requests that a new executor of the worker with a number gets first.
         emit: Receives the events of the worker.
     """
@@ -131,9 +131,9 @@ class ProxyWorker(IWorker):
         never: Callable[[], str] = str,
         when_lost: str = Launcher.when_lost,
         options: Sequence[str] = (),
-        left: Callable[[], Awaitable[Left | None]] = unknown_end,
+        find_end: Callable[[], Awaitable[Left | None]] = unknown_end,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
-        way: Callable[[float], Awaitable[socket.socket]] | None = None,
+        take_offer: Callable[[float], Awaitable[socket.socket]] | None = None,
         replay: Callable[[int], list[Request]] = lambda number: [],
         emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
@@ -147,7 +147,7 @@ class ProxyWorker(IWorker):
             host=host,
             port=port,
             token=token,
-            session=dict(id=id, N=N, threads=threads, share=share, pickle_results=pickle_results),
+            session=SessionSettings(id=id, N=N, threads=threads, share=share, pickle_results=pickle_results),
             identity=self.identity,
             max_message_bytes=max_message_bytes,
             security=security,
@@ -156,9 +156,9 @@ class ProxyWorker(IWorker):
             incarnation=incarnation,
             when_lost=when_lost,
             options=options,
-            left=left,
+            find_end=find_end,
             revive=revive,
-            way=way,
+            take_offer=take_offer,
             replay=replay,
             emit=emit,
         )
@@ -188,7 +188,7 @@ class ProxyWorker(IWorker):
     @property
     def joins(self) -> bool:
         """Whether the worker dials this master."""
-        return self._link.way is not None
+        return self._link.take_offer is not None
 
     @property
     def name(self) -> str:
@@ -275,13 +275,13 @@ class ProxyWorker(IWorker):
     def renumber(self, id: int, N: int) -> None:
         """Set the worker's number and the number of workers. The executor receives them with the next ``connect``."""
         self.id, self.N = id, N
-        self._link.session.update(id=id, N=N)
+        self._link.session.id, self._link.session.N = id, N
 
     def share(self, workers: int) -> None:
         """Set the number of workers that share the cores of this worker's machine. The executor receives the number
         with ``connect``.
         """
-        self._link.session["share"] = workers
+        self._link.session.share = workers
 
     # -- connections ------------------------------------------------------------------------------------------------
 
@@ -501,7 +501,7 @@ class ProxyWorker(IWorker):
 
         A process cannot change this number, so an executor with another number is restarted and loses its state.
         """
-        self._link.session["threads"] = threads
+        self._link.session.threads = threads
         await self._link.open_data()
         if self.facts["threads"] != threads:
             await self.restart()
@@ -517,7 +517,7 @@ class ProxyWorker(IWorker):
         """
         await self._link.open_data()
         if self.facts.get("deterministic", False) != on:
-            self._link.session["deterministic"] = on
+            self._link.session.deterministic = on
             await self._link.open_data()
         if self.facts.get("deterministic", on) != on:
             await self.restart()

@@ -524,9 +524,9 @@ class Channel:
         self.reason = reason
         self._owner.on_end(self)
         if self.pending:
-            self._owner.spawn(self._explain(reason))
+            self._owner.spawn(self._fail_with_reason(reason))
 
-    async def _explain(self, reason: BaseException | None) -> None:
+    async def _fail_with_reason(self, reason: BaseException | None) -> None:
         self.fail(await self._owner.error_of(self, reason))
 
     def fail(self, error: DDLFError) -> None:

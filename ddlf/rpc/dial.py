@@ -134,7 +134,7 @@ async def dial(
     max_message_bytes: int,
     timeout_s: float = 10.0,
     security: Security = TOKEN_ONLY,
-    way: Callable[[float], Awaitable[socket.socket]] | None = None,
+    take_offer: Callable[[float], Awaitable[socket.socket]] | None = None,
     options: Sequence[str] = (),
 ) -> tuple[socket.socket, Hello]:
     """Connect to a worker. Both sides prove to each other that they have the token.
@@ -149,7 +149,7 @@ async def dial(
         max_message_bytes: The largest message body that this side accepts.
         timeout_s: Limit for the TCP connection. The handshake has its own limit of 5 s.
         security: Certificates, and whether to encrypt.
-        way: Returns a connection that the worker has opened, within some seconds. None connects to ``host``.
+        take_offer: Returns a connection that the worker has opened, within some seconds. None connects to ``host``.
         options: More options that the start of this worker needs, for messages.
 
     Returns:
@@ -161,7 +161,7 @@ async def dial(
         VersionError: The worker speaks another version of the protocol.
         ConfigError: A certificate of this side cannot be used.
     """
-    reach = way or partial(connect_to, host, port, options=options)
+    reach = take_offer or partial(connect_to, host, port, options=options)
     sock = await reach(timeout_s)
     is_encrypted = not (security.insecure_plaintext or tls.is_local(sock))
     while True:
@@ -169,7 +169,9 @@ async def dial(
         try:
             context = tls.client_context(security) if is_encrypted else None
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                certificate_name = host if way is None else sock.getpeername()[0]  # which a certificate must name
+                certificate_name = (
+                    host if take_offer is None else sock.getpeername()[0]
+                )  # which a certificate must name
                 return await shake_hands(sock, role, token, max_message_bytes, context, certificate_name)
         except EncryptionWanted:
             if security.insecure_plaintext:

@@ -191,8 +191,7 @@ class ClientHandshake:
 
     def __init__(self, role: Role, token: bytes, max_message_bytes: int, *, tls: bool = False) -> None:
         self._key = auth_key(token)
-        self._own_hello = new_hello(role, max_message_bytes, self._key, FLAG_TLS if tls else 0).encode()
-        self.hello = self._own_hello
+        self.hello = new_hello(role, max_message_bytes, self._key, FLAG_TLS if tls else 0).encode()
 
     def read_hello(self, data: bytes, certificate: bytes = NO_CERTIFICATE) -> tuple[Hello, bytes]:
         """Check the 96 bytes that the worker answers: its hello and its proof that it has the token.
@@ -210,14 +209,14 @@ class ClientHandshake:
         """
         worker_hello, worker_proof = data[: HELLO.size], data[HELLO.size :]
         hello = decode_hello(worker_hello)
-        if not hmac.compare_digest(worker_proof, proof(self._key, "S", self._own_hello, worker_hello, certificate)):
+        if not hmac.compare_digest(worker_proof, proof(self._key, "S", self.hello, worker_hello, certificate)):
             if hello.key_id == key_id(self._key):
                 raise AuthError(
                     "the handshake was altered on the network, although both sides use the same token",
                     hint="an attacker may read this connection: check the address, the name service and the network",
                 )
             raise AuthError("the worker has another token than this side")
-        return hello, proof(self._key, "C", self._own_hello, worker_hello, certificate)
+        return hello, proof(self._key, "C", self.hello, worker_hello, certificate)
 
     @staticmethod
     def read_verdict(data: bytes) -> None:

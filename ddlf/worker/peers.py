@@ -85,9 +85,9 @@ class Dialling:
         port: int,
         role: Role = Role.DATA,
         *,
-        way: Callable[[float], Awaitable[socket.socket]] | None = None,
+        take_offer: Callable[[float], Awaitable[socket.socket]] | None = None,
     ) -> Any:
-        """Return a socket, and the other side's hello. It raises the errors of ``dial``, and has the same ``way``."""
+        """Return a socket, and the other side's hello. It raises the errors of ``dial``, and has the same ``take_offer``."""
         for token in self.tokens:
             try:
                 return await dial(
@@ -98,7 +98,7 @@ class Dialling:
                     max_message_bytes=self.max_message_bytes,
                     timeout_s=ADDRESS_S,
                     security=self.security,
-                    way=way,
+                    take_offer=take_offer,
                 )
             except AuthError:
                 if token is self.tokens[-1]:
@@ -244,7 +244,7 @@ class Peer:
         worker answers; otherwise return a text that says which process answers there.
         """
         caller = self._caller
-        sock, hello = await caller.dialling(host, port, way=None if port else self._take_offered)
+        sock, hello = await caller.dialling(host, port, take_offer=None if port else self._take_offered)
         end_when_silent(sock, SILENT_S)
         limits, peer_limits = (Limits(max_body_bytes=side.max_message_bytes) for side in (caller.dialling, hello))
         open = partial(Connection, sock, limits=limits, peer_limits=peer_limits, allocate=POOL.take)
@@ -269,7 +269,7 @@ class Peer:
         """
         try:
             sock, hello = await self._caller.dialling(
-                host, port, Role.CONTROL, way=None if port else self._take_offered
+                host, port, Role.CONTROL, take_offer=None if port else self._take_offered
             )
         except DDLFError:
             return  # without heartbeats the kernel reports a lost link, but later

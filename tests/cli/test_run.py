@@ -285,7 +285,7 @@ def test_pickle_results_applies_to_every_kind_of_cluster(arguments, in_file, tmp
     monkeypatch.setenv("DDLF_TOKEN_FILE", str(token_file))
     add_options(parser := Parser())
     cluster, _ = resolve_cluster(parser.parse_args(arguments))
-    assert [worker._link.session["pickle_results"] for worker in cluster.workers] == [True]
+    assert [worker._link.session.pickle_results for worker in cluster.workers] == [True]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ddlf.cluster.launch.launcher import Cause, Left
-from ddlf.cluster.link import LinkState, Phase
+from ddlf.cluster.link import LinkState, LinkStatus
 from ddlf.errors import LeaseError, ProtocolError, WorkerLost
 
 EXITED = {
@@ -38,19 +38,19 @@ def standing():
 
 
 def test_a_link_is_new_open_lost_and_closed_only_by_this_side(standing):
-    phases = [standing.phase]
+    phases = [standing.status]
     for step in (
         standing.open,
-        standing.lose,
+        standing.note_end,
         standing.open,
         standing.close,
-        standing.lose,
+        standing.note_end,
         standing.reopen,
         standing.open,
     ):
         step()
-        phases.append(standing.phase)
-    new, open, lost, closed = Phase
+        phases.append(standing.status)
+    new, open, lost, closed = LinkStatus
     assert phases == [new, open, lost, open, closed, closed, new, open]
 
 
@@ -58,7 +58,7 @@ def test_a_link_is_new_open_lost_and_closed_only_by_this_side(standing):
     ("steps", "text"),
     [
         ((), "not connected yet; connect first"),
-        (("open", "lose"), "the connection was lost; connect again; check the worker's terminal"),
+        (("open", "note_end"), "the connection was lost; connect again; check the worker's terminal"),
         (("open", "close"), "the connection was closed on this side; connect again"),
         (("close", "reopen"), "not connected yet"),
     ],
@@ -74,8 +74,8 @@ def test_each_phase_except_open_refuses_requests_with_its_own_text(standing, ste
 
 def test_requests_to_a_worker_that_was_taken_over_are_refused_until_it_is_reclaimed(standing):
     standing.open()
-    standing.heard("lease_lost", {"by": "anna", "since": "noon", "epoch": 3}, "w", epoch=2, first_id=1)
-    standing.lose()
+    standing.note_event("lease_lost", {"by": "anna", "since": "noon", "epoch": 3}, "w", epoch=2, first_id=1)
+    standing.note_end()
     assert type(standing.refusal("w")) is LeaseError
     assert "taken over by anna at noon, epoch 3 > 2" in str(standing.refusal("w"))
     standing.open()
@@ -84,7 +84,7 @@ def test_requests_to_a_worker_that_was_taken_over_are_refused_until_it_is_reclai
 
 @pytest.mark.parametrize(("first_id", "begun"), [(1, 14), (13, 2**64)])
 def test_a_crash_tells_which_requests_may_have_begun(standing, first_id, begun):
-    standing.heard("executor_exited", EXITED, "w", epoch=1, first_id=first_id)
+    standing.note_event("executor_exited", EXITED, "w", epoch=1, first_id=first_id)
     assert standing.crash.begun == begun
     assert str(standing.crash) == "w: the executor was killed while it ran 'f'"
 
@@ -93,15 +93,15 @@ async def test_the_end_of_an_executor_is_awaited_until_its_daemon_reports_it_or_
     standing.open()
     waiting = asyncio.ensure_future(standing.executor_crash(Data(), None))
     await asyncio.sleep(0)
-    standing.heard("executor_exited", EXITED | {"pid": 6}, "w", epoch=1, first_id=1)
+    standing.note_event("executor_exited", EXITED | {"pid": 6}, "w", epoch=1, first_id=1)
     await asyncio.sleep(0)
     assert not waiting.done(), "that was the executor before"
-    standing.heard("executor_exited", EXITED, "w", epoch=1, first_id=1)
+    standing.note_event("executor_exited", EXITED, "w", epoch=1, first_id=1)
     assert (await waiting).pid == 7
     standing.crash = None
     waiting = asyncio.ensure_future(standing.executor_crash(Data(), None))
     await asyncio.sleep(0)
-    standing.lose()
+    standing.note_end()
     assert await waiting is None
 
 
@@ -119,7 +119,7 @@ async def test_the_launcher_of_a_process_gives_the_reason_of_its_end(code, text)
 
     standing = LinkState(left)
     standing.open()
-    standing.heard("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
+    standing.note_event("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
     lost = await standing.reason_of_loss(None, "w", 0.5)
     assert str(lost) == f"w: {text}; connect again: that starts a new one"
     assert lost.last_seen_s == 0.5
@@ -127,7 +127,7 @@ async def test_the_launcher_of_a_process_gives_the_reason_of_its_end(code, text)
 
 async def test_a_stopped_worker_names_the_user_who_stopped_it(standing):
     standing.open()
-    standing.heard("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
+    standing.note_event("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
     assert (
         str(await standing.reason_of_loss(None, "w", None))
         == "w: was stopped by anna; ask that user, and start the worker again"

@@ -442,7 +442,7 @@ async def test_workers_of_one_machine_share_its_cores(fleet, token):
     fleet.port = launcher.gate.port
     fleet.join(0), fleet.join(1)
     async with connected(launcher) as cluster:
-        assert [worker._link.session["share"] for worker in cluster.workers] == [2, 2]
+        assert [worker._link.session.share for worker in cluster.workers] == [2, 2]
 
 
 async def test_gate_on_a_taken_port_is_an_error(token):
