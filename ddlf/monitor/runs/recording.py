@@ -458,5 +458,7 @@ def _begin(app: UserApp, origins: dict[str, str], job: str) -> Recording | Unrec
         path = folder.make(Path(out), name or type(app).__name__) if before is None else before[0]
         return Recording(app, path, origins, trackers, job)
     except OSError as error:
-        log.warning("there is no folder for this run: %s; it continues without one", reason(error))
-        return Unrecorded()
+        raise ConfigError(
+            f"there is no folder for this run: {reason(error)}",
+            hint="name one that you may write to with --out DIR, or make none with --out none, which saves no model without --save",
+        ) from None

@@ -233,14 +233,12 @@ async def test_a_resumed_run_names_the_run_that_it_continues(tmp_path):
     assert "resumed after round 2, from" in (path / folder.REPORT).read_text()
 
 
-async def test_a_run_continues_without_a_folder_and_warns_once_if_it_cannot_be_created(tmp_path, caplog):
+async def test_a_run_whose_folder_cannot_be_created_is_refused_before_it_trains(tmp_path):
     (tmp_path / "file").write_text("")
     app = fake(tmp_path / "file" / "runs")
-    with caplog.at_level(logging.WARNING), recorded(app):  # like the command
-        assert await trained(app) is None
-    assert len(app.history) == 4
-    (warning,) = caplog.messages
-    assert warning.startswith("there is no folder for this run: ")
+    with pytest.raises(ConfigError, match=r"there is no folder for this run: .*--out none"), recorded(app):
+        await app.train_model()
+    assert len(app.history) == 0
 
 
 async def test_a_full_disk_never_ends_a_run_and_is_reported_once(tmp_path, caplog):
