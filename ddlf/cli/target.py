@@ -116,6 +116,8 @@ def find_target(
         return app_of_file(path, data)
     if data is not None:
         raise ConfigError(f"--data has no effect on {path}", hint="an app loads its data in load_dataset")
+    if name is None and _only_calls_fit(path):
+        raise _nothing_to_run(path)
     # Modules beside the file can be imported, like with `python file.py`.
     sys.path.insert(0, str(path.parent.resolve()))
     module_name = (
@@ -209,8 +211,25 @@ def _choose(path: Path, module: types.ModuleType, name: str | None, *, has_optio
     if not mains and inspect.isfunction(main):
         raise AppError(f"main in {path} is not async", hint="write async def main(cluster), or run it with python")
     if not mains:
-        raise AppError(f"{path} has nothing to run", hint=f"write {AN_APP}, or {A_FUNCTION}")
+        raise _nothing_to_run(path)
     return main
+
+
+def _only_calls_fit(path: Path) -> bool:
+    """Return whether the text of a file calls ``fit``, and names neither a class nor a function that DDLF could run.
+
+    Such a plain Keras script trains while it is imported, and its user would learn only afterwards that it has no app.
+    """
+    source = path.read_bytes()
+    can_have_a_target = rb"\bclass\b|main|ddlf|asyncio|import \*|\bexec\b"
+    return b".fit(" in source and re.search(can_have_a_target, source) is None
+
+
+def _nothing_to_run(path: Path) -> AppError:
+    return AppError(
+        f"{path} has nothing to run",
+        hint=f"write {AN_APP}, or {A_FUNCTION}; ddlf new mine --template convert shows how a Keras script becomes an app",
+    )
 
 
 def _named(path: Path, module: types.ModuleType, name: str, targets: list[Any]) -> Any:

@@ -110,6 +110,18 @@ def test_file_without_a_single_target_is_refused(app, source, sentence):
         find_target(app.write(source, f"refused_{abs(hash(source))}.py"))
 
 
+def test_a_plain_keras_script_is_refused_before_it_trains(app):
+    script = app.write("raise RuntimeError('trains')\nmodel.fit(x, y)\n", "plain_keras.py")
+    with pytest.raises(AppError, match=r"has nothing to run; .*; ddlf new mine --template convert shows how"):
+        find_target(script)
+
+
+@pytest.mark.parametrize("source", ["import no_such_helper\n", "import asyncio\nmodel.fit(x, y)\n"])
+def test_a_script_that_may_have_something_to_run_is_imported(app, source):
+    with pytest.raises((NameError, ModuleNotFoundError)):
+        find_target(app.write(source, f"maybe_{abs(hash(source))}.py"))
+
+
 def test_app_can_import_modules_beside_it(app):
     app.write("value = 5\n", "beside_the_app.py")
     path = app.write("import beside_the_app\nasync def main(cluster): return beside_the_app.value\n", "imports_it.py")
