@@ -109,11 +109,21 @@ def test_error_of_a_train_with_wrong_parameters_shows_the_right_ones():
         (dict(resume="auto"), r"needs a folder of checkpoints; set checkpoint, too \(--checkpoint DIR\)"),
         (dict(checkpoint=__file__), "checkpoint must be a folder, but .* is a file"),
         (dict(resume=__file__), "resume must be a folder, but .* is a file"),
+        (dict(checkpoint=f"{__file__}/runs/a"), "checkpoint=.* cannot be made, because .*early.py' is a file; choose"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused(attributes, sentence):
     with pytest.raises(ConfigError, match=sentence):
         check(app_with(**attributes), "sync")
+
+
+def test_a_folder_for_checkpoints_that_cannot_be_written_to_is_refused_and_not_made(tmp_path, monkeypatch):
+    # Like for any user except root, who may write to every folder.
+    monkeypatch.setattr("os.access", lambda name, mode: name != tmp_path)
+    for path in (tmp_path, tmp_path / "runs" / "a"):
+        with pytest.raises(ConfigError, match="cannot be written to; choose another folder"):
+            check(app_with(checkpoint=path), "sync")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_with_checkpoints_of_another_run_is_refused(tmp_path):

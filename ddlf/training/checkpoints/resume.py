@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -63,6 +64,7 @@ def check_folders(app: App, fresh: bool) -> None:
         )
     if target is None:
         return
+    _check_can_write(target)
     newest = CheckpointFolder(target).newest_round()
     if source is None:
         if newest is not None and str(app.resume) != "auto" and (fresh or _training(app) is None):
@@ -78,6 +80,21 @@ def check_folders(app: App, fresh: bool) -> None:
         CheckpointFolder(source).newest(required=True)  # raises the error
     elif newest is not None and not _is_same_folder(target, source):
         raise _used(target, newest)
+
+
+def _check_can_write(target: Path) -> None:
+    """Raise a ConfigError if the folder for checkpoints cannot be made or written to, as its names and modes tell."""
+    existing = next(path for path in (target.absolute(), *target.absolute().parents) if os.path.exists(path))
+    if not existing.is_dir():
+        raise ConfigError(
+            f"checkpoint={str(target)!r} cannot be made, because {str(existing)!r} is a file",
+            hint="choose another folder",
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"checkpoint={str(target)!r} cannot be used, because {str(existing)!r} cannot be written to",
+            hint="choose another folder",
+        )
 
 
 def _is_same_folder(first: Path, second: Path) -> bool:
