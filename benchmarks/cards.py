@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,16 +83,20 @@ def compiled(model: Any, optimizer: Any) -> Any:
     return model
 
 
-def cnn() -> Any:
-    """Return a network of six convolutions and 3.2 million parameters, with Adam."""
+def cnn(width: int = 64) -> Any:
+    """Return a network of six convolutions, with Adam; 3.2 million parameters with the default width.
+
+    Args:
+        width: Filters of the first convolution.
+    """
     import keras
     from keras import layers
 
     parts: list[Any] = [keras.Input((32, 32, 3))]
-    for width in (64, 128, 256):
-        parts += [layers.Conv2D(width, 3, padding="same", activation="relu") for _ in range(2)]
+    for filters in (width, 2 * width, 4 * width):
+        parts += [layers.Conv2D(filters, 3, padding="same", activation="relu") for _ in range(2)]
         parts.append(layers.MaxPooling2D())
-    parts += [layers.Flatten(), layers.Dense(512, activation="relu"), layers.Dense(10)]
+    parts += [layers.Flatten(), layers.Dense(8 * width, activation="relu"), layers.Dense(10)]
     return compiled(keras.Sequential(parts), keras.optimizers.Adam())
 
 
@@ -133,7 +138,9 @@ def transformer() -> Any:
     return compiled(keras.Model(tokens, x), keras.optimizers.Adam())
 
 
+SMALL = "small"
 KINDS = {
+    SMALL: Kind(50_000, 256, partial(cnn, 8), pictures),
     "cnn": Kind(50_000, 256, cnn, pictures),
     "resnet18": Kind(50_000, 256, resnet18, pictures),
     "transformer": Kind(8_192, 64, transformer, sentences),
@@ -544,7 +551,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=some_of(ONLY), default=list(ONLY), help="measurements (default: all)")
-    parser.add_argument("--model", type=some_of(KINDS), default=list(KINDS), help="default: all")
+    parser.add_argument("--model", type=some_of(KINDS), help="default: all, but with --quick only the small one")
     parser.add_argument("--backend", type=some_of(("jax", "torch", "tensorflow")), default=["jax", "torch"])
     parser.add_argument("--samples", type=int, help="fewer samples, if an epoch takes longer than a round should")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round (default: %(default)s)")
@@ -563,19 +570,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         be_child(options.child)
         return
     settings = dict(text.split("=", 1) for text in options.setting)
+    models = options.model or [model for model in KINDS if (model == SMALL) == options.quick]
     for backend in options.backend:
         if "weights" in options.only:
             large = {"side": 100, "parameters": 20_000} if options.quick else {"side": SIDE, "parameters": BIG}
-            models: list[dict[str, Any]] = [
+            moved_models: list[dict[str, Any]] = [
                 {"model": "", **large},
-                {"model": "cnn" if options.quick else "transformer"},
+                {"model": SMALL if options.quick else "transformer"},
             ]
             # Only in a new process, the first time has all of its usual parts.
-            for of in [models] if options.quick else [[model] for model in models]:
+            for of in [moved_models] if options.quick else [[one] for one in moved_models]:
                 facts: dict[str, Any] = {"do": "weights", "rounds": options.rounds, "of": of}
                 for result in measured(backend, facts, options.timeout)["of"]:
                     show_weights(backend, result)
-        for model in options.model:
+        for model in models:
             kind = KINDS[model]
             facts = {
                 "model": model,

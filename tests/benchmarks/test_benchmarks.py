@@ -35,7 +35,7 @@ from tests.patience import PATIENCE_S
 TINY = "--data digits --samples 64 --batch-size 16 --repeats 1"
 SHORT = [
     ("arrivals", "--data digits --rules published,fedasync --samples 400 --epochs 3 --batch-size 4 --seeds 1"),
-    ("cards", "--quick --only weights,share --model cnn --backend jax --rounds 1"),
+    ("cards", "--quick --only weights,share --backend jax --rounds 1"),
     ("call", "--calls 100 --repeats 2"),
     ("compressors", "--data digits --samples 64 --repeats 1"),
     ("downpour", "xor --seeds 1 --samples 2000 --orders turns --rules plain,aware"),
