@@ -156,7 +156,7 @@ def fit(model: str, batch: int, repeat: int, samples: int, epochs: int) -> None:
             weights.append(self.model.get_weights())
 
     data = batches(app.x_train, app.y_train, batch, shuffle_seed=repeat)
-    app.model.fit(data, epochs=epochs, verbose=0, callbacks=[Note()])
+    app.model.fit(data, shuffle=False, epochs=epochs, verbose=0, callbacks=[Note()])
     seconds = [end - begin for begin, end in pairwise(ends)]
     print(json.dumps({"seconds": seconds, "accuracy": list(accuracies(app, weights)), "computing": None}))
 

@@ -89,6 +89,7 @@ def test_rounds_of_more_workers_are_predicted_from_two(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.usefixtures("few_imports", "one_template")
 def test_the_smallest_study_runs_and_continues(few_digits, monkeypatch, tmp_path, capsys):
     room = iter((True,) * 4)  # without memory
