@@ -13,7 +13,7 @@ def test_losses_are_noticed_in_about_the_promised_time(tmp_path):
     """The limits are longer than in the trial, which needs a machine that does nothing else."""
     rows = detect.main(
         [
-            *["--kills", "2", "--stops", "2", "--partitions", "3", "--dead-after", "1", "--json"],
+            *["--kills", "1", "--stops", "1", "--partitions", "3", "--dead-after", "1", "--json"],
             str(tmp_path / "rows.json"),
         ]
     )
