@@ -224,8 +224,8 @@ def interrupted(app: Path, options: Sequence[str], moment_s: float, again_s: flo
 def _wait_for_orphans(run: Run) -> None:
     """Wait until all processes of a run have ended. They may end after the command, but within the limit."""
     deadline = time.monotonic() + LIMIT_S
-    while run.processes() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while (processes := run.processes()) and (left_s := deadline - time.monotonic()) > 0:
+        psutil.wait_procs(processes, left_s)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

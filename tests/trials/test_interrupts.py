@@ -31,23 +31,31 @@ def run_s(tmp_path_factory):
     return undisturbed(app, ["--local", "1"])
 
 
+LEFT = {
+    "open('left.txt', 'w')": "left.txt",
+    "import tempfile; tempfile.mkdtemp(prefix='ddlf-kept-')": "/tmp/ddlf-kept-",
+    "open(f'/dev/shm/ddlf-left-{__import__(\"os\").getpid()}', 'w')": "left: /dev/shm/ddlf-left-",
+    "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)": "is left: sleep 300",
+}
+"""Lines of an app that leave something, and the problems that the check must find. One run has all of them."""
+
+
 @pytest.mark.parametrize(
-    ("line", "problem"),
+    ("lines", "problems"),
     [
-        ("open('left.txt', 'w')", "left.txt"),
-        ("import tempfile; tempfile.mkdtemp(prefix='ddlf-')", "/tmp/ddlf-"),
-        ("open(f'/dev/shm/ddlf-left-{__import__(\"os\").getpid()}', 'w')", "left: /dev/shm/ddlf-left-"),
-        ("import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)", "is left: sleep 300"),
-        ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)", "continued for"),
-        ("import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(7))", "ended with 7"),
+        ("\n".join(LEFT), [*LEFT.values()]),
+        ("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)", ["continued for"]),
+        ("import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(7))", ["ended with 7"]),
     ],
+    ids=["leaves", "continues", "other code"],
 )
-def test_the_check_finds_problems(tmp_path: Path, monkeypatch, run_s, line, problem):
+def test_the_check_finds_problems(tmp_path: Path, monkeypatch, run_s, lines, problems):
     monkeypatch.setattr("tests.trials.interrupts.LIMIT_S", 6 * run_s + 5)
     app = tmp_path / "bad.py"
-    # The interrupt comes while the app sleeps: after the line, and before the end.
-    app.write_text(f"import time\n{line}\ntime.sleep({4 * run_s + 4})\nasync def main(cluster): pass\n")
+    # The interrupt comes while the app sleeps: after the lines, and before the end.
+    app.write_text(f"import time\n{lines}\ntime.sleep({4 * run_s + 4})\nasync def main(cluster): pass\n")
     outcome = interrupted(app, ["--local", "1"], 2 * run_s + 2)
     for path in Path("/dev/shm").glob("ddlf-left-*"):
         path.unlink()
-    assert problem in "; ".join(outcome.problems)
+    found = "; ".join(outcome.problems)
+    assert [problem for problem in problems if problem not in found] == [], found
