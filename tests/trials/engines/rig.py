@@ -252,7 +252,8 @@ class Rig(ABC):
         """Return the environment of the engine and of ``ddlf run``."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment |= {f"XDG_{kind}_HOME": str(self.folder / kind) for kind in ("CONFIG", "STATE", "CACHE")}
-        return {**environment, MARK: self.mark, "PYTHONPATH": str(ROOT), "DDLF_GRACE": f"{self.notice_s:g}"}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return {**environment, MARK: self.mark, "PYTHONPATH": path, "DDLF_GRACE": f"{self.notice_s:g}"}
 
     @abstractmethod
     def launcher(self, run: Run) -> list[str]:
