@@ -8,7 +8,7 @@ import pytest
 
 from ddlf.worker.assignment import GROWING
 from ddlf.worker.cards import BUILD_FILES
-from tests import fake_nvml
+from tests import fake_nvml, unasked
 
 GIB = 2**30
 
@@ -54,8 +54,8 @@ class Cards:
             build.write_text("'cuda_version', '13.0'\ncuda = '13.0'\n")
             pattern = BUILD_FILES[backend][1]
             self._patch.setitem(BUILD_FILES, backend, (str(build), pattern))
-            (self.site / "sitecustomize.py").write_text(
-                f"from ddlf.worker.cards import BUILD_FILES\nBUILD_FILES[{backend!r}] = ({str(build)!r}, {pattern!r})\n"
+            (self.site / "sitecustomize.py").write_text(  # it replaces the one of other tests
+                f"{Path(unasked.__file__).read_text()}\nfrom ddlf.worker.cards import BUILD_FILES\nBUILD_FILES[{backend!r}] = ({str(build)!r}, {pattern!r})\n"
             )
 
     def has(self, *cards, **more):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import unasked
 from tests.patience import PATIENCE_S
 
 JAX = """
@@ -134,7 +135,7 @@ def lines_of(program: str, backend: str, **environment: str) -> list[str]:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return a line for each case: how near three trainings with and without a strategy are, or the error."""
     folder = tmp_path_factory.mktemp("site")
-    (folder / "sitecustomize.py").write_text(TWO_DEVICES)
+    (folder / "sitecustomize.py").write_text(Path(unasked.__file__).read_text() + TWO_DEVICES)
     path = os.pathsep.join(map(str, (folder, Path(__file__).parents[2], os.environ.get("PYTHONPATH", ""))))
     lines = lines_of(TENSORFLOW.replace("CASES", repr(TRAINED + REFUSED)), "tensorflow", PYTHONPATH=path)
     return [line for line in lines if line.startswith(("near", "error", "0"))]

@@ -117,7 +117,8 @@ def print_plan(settings: str, at: Path) -> list[Path]:
         ended = subprocess.run(
             [sys.executable, "-m", "ddlf.cli.main", "run", "app.py", "--local", "3", "--dry-run"],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
             capture_output=True,
             text=True,
         )
