@@ -9,13 +9,16 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddlf.peers.browser.assets import assets
 from ddlf.peers.server import HEADERS
-from tests.monitor.dashboard.browser import chromium, opened
+from tests.monitor.dashboard.browser import opened
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
 
 PAGE = Path(importlib.import_module("ddlf.peers.browser").__file__ or "").parent / "page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -114,8 +117,8 @@ def served(alone: Alone) -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def joined(alone: Alone, *flags: str, code: str = CODE, **options: Any) -> AsyncIterator[Any]:
+async def joined(browser: Browser, alone: Alone, *, code: str = CODE, **options: Any) -> AsyncIterator[Any]:
     """Yield the page of a peer that has opened its link."""
     with served(alone) as url:
-        async with chromium(*flags) as browser, opened(browser, f"{url}/#{code}", **options) as page:
+        async with opened(browser, f"{url}/#{code}", **options) as page:
             yield page

@@ -7,15 +7,17 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from safetensors.numpy import load
 
 from ddlf.peers.pages import seen_by
 from ddlf.peers.plan import Plan
 from ddlf.privacy import visible
+from tests.monitor.dashboard.browser import chromium
 from tests.patience import PATIENCE_S
 from tests.peers.browser.alone import CODE, Alone, digits_model, joined
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 RANDOM = np.random.default_rng(0)
 CONTRAST = """() => {
   const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -51,6 +53,13 @@ UNNAMED = """() => [...document.querySelectorAll("button, input, select, canvas,
   .map((node) => node.outerHTML.slice(0, 80))"""
 
 
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def browser():
+    """Return a browser for all tests. Each opens its page in a new profile."""
+    async with chromium() as browser:
+        yield browser
+
+
 def digits(count=200):
     (x, y), _ = importlib.import_module("ddlf.data.datasets").with_classes("digits")
     np.savez_compressed(target := BytesIO(), x=x[:count].reshape(-1, 8, 8), y=y[:count])
@@ -74,8 +83,10 @@ async def is_sound(page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_a_person_with_a_keyboard_and_a_phone_trains_a_model(scheme):
-    async with joined(Alone(digits_model()), width=320, height=640, color_scheme=scheme, accept_downloads=True) as page:
+async def test_a_person_with_a_keyboard_and_a_phone_trains_a_model(browser, scheme):
+    async with joined(
+        browser, Alone(digits_model()), width=320, height=640, color_scheme=scheme, accept_downloads=True
+    ) as page:
         await page.locator("#choose").wait_for()
         assert CODE not in page.url
         await is_sound(page)
@@ -122,7 +133,7 @@ async def test_a_person_with_a_keyboard_and_a_phone_trains_a_model(scheme):
         await is_sound(page)
 
 
-async def test_pictures_in_folders_are_read_drawn_and_counted_and_bad_ones_named(tmp_path):
+async def test_pictures_in_folders_are_read_drawn_and_counted_and_bad_ones_named(browser, tmp_path):
     keras = importlib.import_module("keras")
     model = keras.Sequential(
         [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(2, activation="softmax")], name="pets"
@@ -136,7 +147,7 @@ async def test_pictures_in_folders_are_read_drawn_and_counted_and_bad_ones_named
     for name, content in bad.items():
         (tmp_path / "pets" / "cat" / name).write_bytes(content)
     (tmp_path / "pets" / "cat" / "notes.txt").write_text("hello")
-    async with joined(Alone(model, ("cat", "dog"))) as page:
+    async with joined(browser, Alone(model, ("cat", "dog"))) as page:
         await page.locator("#choose").wait_for()
         await page.locator("#folder").set_input_files(tmp_path / "pets")
         await page.locator("#seen").wait_for()
@@ -206,10 +217,10 @@ def huge():
         ({"/graph": (404, b"")}, CODE, "no model for this page", "build"),
     ],
 )
-async def test_a_person_who_cannot_join_reads_one_sentence_and_what_to_do(answers, code, reason, hint):
+async def test_a_person_who_cannot_join_reads_one_sentence_and_what_to_do(browser, answers, code, reason, hint):
     alone = Alone(digits_model())
     alone.answers = answers
-    async with joined(alone, code=code) as page:
+    async with joined(browser, alone, code=code) as page:
         await page.locator("#problem").wait_for()
         assert reason in await page.locator("#why").inner_text()
         assert hint in await page.locator("#hint").inner_text()
@@ -217,9 +228,9 @@ async def test_a_person_who_cannot_join_reads_one_sentence_and_what_to_do(answer
         assert [line for line in page.wrong if "the server responded with a status" not in line] == []
 
 
-async def test_a_reload_continues_the_training_and_other_tabs_are_warned():
+async def test_a_reload_continues_the_training_and_other_tabs_are_warned(browser):
     alone = Alone(digits_model())
-    async with joined(alone) as page:
+    async with joined(browser, alone) as page:
         await page.locator("#npz").set_input_files(files=[{**digits(), "buffer": b"PK"}])
         await page.locator("#problem").wait_for()
         assert "#" not in page.url
@@ -307,8 +318,8 @@ async def chosen(choosers):
     return await asyncio.wait_for(choosers.get(), PATIENCE_S)
 
 
-async def test_a_person_with_a_keyboard_and_a_screen_reader_trains_a_model_from_a_link():
-    async with joined(Alone(digits_model())) as page:
+async def test_a_person_with_a_keyboard_and_a_screen_reader_trains_a_model_from_a_link(browser):
+    async with joined(browser, Alone(digits_model())) as page:
         choosers = asyncio.Queue()
         # set once, because Playwright does not wait until a new listener is active
         page.on("filechooser", choosers.put_nowait)
@@ -367,9 +378,9 @@ TOPS = "(names) => names.map((name) => document.querySelector(name).getBoundingC
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-async def test_the_first_screen_explains_the_privacy_without_scrolling(width, height):
+async def test_the_first_screen_explains_the_privacy_without_scrolling(browser, width, height):
     alone = Alone(digits_model())
-    async with joined(alone, width=width, height=height) as page:
+    async with joined(browser, alone, width=width, height=height) as page:
         for plan in PLANS:
             alone.graph |= {"plan": asdict(plan), "visible": seen_by(plan)}
             await page.reload()
@@ -379,10 +390,10 @@ async def test_the_first_screen_explains_the_privacy_without_scrolling(width, he
             await is_sound(page)
 
 
-async def test_the_screen_explains_who_sees_updates_and_samples():
+async def test_the_screen_explains_who_sees_updates_and_samples(browser):
     """The test looks before and during the training, on a phone, in each kind of training."""
     alone = Alone(digits_model())
-    async with joined(alone, width=320, height=640) as page:
+    async with joined(browser, alone, width=320, height=640) as page:
         for plan in PLANS:
             alone.graph |= {"plan": asdict(plan), "visible": seen_by(plan)}
             await page.reload()
@@ -413,8 +424,8 @@ async def test_the_screen_explains_who_sees_updates_and_samples():
         await is_sound(page)
 
 
-async def test_no_text_of_a_curve_is_cut():
-    async with joined(Alone(digits_model()), width=320, height=640) as page:
+async def test_no_text_of_a_curve_is_cut(browser):
+    async with joined(browser, Alone(digits_model()), width=320, height=640) as page:
         await page.locator("#choose").wait_for()
         cut = await page.evaluate(
             """async () => {
@@ -445,9 +456,9 @@ async def test_no_text_of_a_curve_is_cut():
         assert await page.evaluate(lines) == 1  # the name of the app takes one line
 
 
-async def test_a_browser_without_web_assembly_does_not_use_the_link():
+async def test_a_browser_without_web_assembly_does_not_use_the_link(browser):
     alone = Alone(digits_model())
-    async with joined(alone) as page:
+    async with joined(browser, alone) as page:
         await page.add_init_script("delete globalThis.WebAssembly")
         await page.reload()
         await page.locator("#problem").wait_for()
@@ -458,7 +469,7 @@ async def test_a_browser_without_web_assembly_does_not_use_the_link():
 
 async def test_a_camera_takes_labelled_pictures_and_a_refused_one_gets_a_sentence():
     flags = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-    async with joined(Alone(digits_model()), *flags) as page:
+    async with chromium(*flags) as browser, joined(browser, Alone(digits_model())) as page:
         await page.locator("#camera").click()
         await page.locator("#viewfinder").wait_for()
         for name in ("3", "3", "5", "5"):
@@ -467,7 +478,7 @@ async def test_a_camera_takes_labelled_pictures_and_a_refused_one_gets_a_sentenc
         assert "3 samples for training, and 1 held out" in await page.locator("#counts").inner_text()
         await page.locator("#camera-off").click()
         await is_sound(page)
-    async with joined(Alone(digits_model()), "--deny-permission-prompts") as page:
+    async with chromium("--deny-permission-prompts") as browser, joined(browser, Alone(digits_model())) as page:
         await page.locator("#camera").click()
         await page.locator("#problem").wait_for()
         assert "camera" in await page.locator("#why").inner_text()
