@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+import pytest_asyncio
 
 from ddlf import events as e
 from ddlf.monitor.dashboard.server import Dashboard
@@ -11,7 +12,7 @@ from tests.monitor.dashboard.browser import chromium, opened
 from tests.monitor.dashboard.made_up import answers, beginning, in_parts, in_portions, one_round, record, with_peers
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def look():
@@ -38,8 +39,9 @@ async def has_points(page, count):
     await page.wait_for_function("(n) => ddlf.known().series.x.length === n", arg=count)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def browser():
+    """Return a browser for all tests. Each opens its page in a new profile."""
     async with chromium() as browser:
         yield browser
 

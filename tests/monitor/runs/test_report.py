@@ -35,8 +35,8 @@ def test_curves_equal_the_records(tmp_path):
     assert [worker["compute_s"] for worker in state["record"]["workers"]] == [4.5, 2.25]
 
 
-@pytest.mark.parametrize("rounds", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_report_of_many_rounds_is_small(tmp_path, rounds):
+def test_report_of_many_rounds_is_small(tmp_path):
+    rounds = 1000  # more than a curve has points
     spike = {"loss": 99.0, "accuracy": 0.5}
     events = [*events_of(rounds), (BEGAN + 2 * rounds + 1, e.Committed(record=record(rounds + 1, metrics=spike)))]
     events += [(BEGAN + 2 * rounds + 2, e.UpdateRejected(round=n, slot=1, worker=1, why="w")) for n in range(2000)]
