@@ -1,10 +1,5 @@
 """Tests of DP-SGD: sums of clipped gradients against a formula in NumPy, the noise, and refused models."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -48,13 +43,6 @@ def test_step_equals_the_formula_in_numpy(monkeypatch):
     SampleNoise(model, CLIP, 1.0).step(x, y, EXPECTED)
     for variable, old, total in zip(model.trainable_variables, before, sums_by_hand(*before, x, y), strict=True):
         np.testing.assert_allclose(np.array(variable), old - RATE * total / EXPECTED, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_step_equals_the_formula_in_numpy_on_jax():
-    test = f"{Path(__file__)}::{test_step_equals_the_formula_in_numpy.__name__}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test]
-    subprocess.run(command, env={**os.environ, "KERAS_BACKEND": "jax"}, check=True)
 
 
 @pytest.mark.slow
