@@ -1,4 +1,7 @@
-"""Tests of executors that are forks of one process with Keras: they train to the same bits as separate processes."""
+"""Tests of executors that are forks of one process with Keras: they train to the same bits as separate processes.
+
+``tests/training/`` kills such executors in runs, which end with the same bits.
+"""
 
 import hashlib
 import os
@@ -16,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 def app_on(cluster):
     """Return an app whose model has each kind of randomness."""
     app = Blobs(cluster)
-    app.dropout, app.norm, app.optimizer, app.master_epochs = 0.3, True, "adam", 4
+    app.dropout, app.norm, app.optimizer, app.master_epochs = 0.3, True, "adam", 2
     return app
 
 
@@ -33,30 +36,23 @@ def origin():
 
 
 @pytest.mark.slow
-async def test_killed_executor_returns_without_an_import_and_the_same_bits(two_workers):
-    def kill(record):
-        if record.round == 1:
-            os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)
-
-    results = []
-    for on_round in (lambda record: None, kill):
-        app = app_on(two_workers)
-        app.on_round = on_round
-        await app.train_sync()
-        results.append(bits(app))
-    await two_workers.connect()  # the killed executor may not have restarted yet
-    os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)  # a kill after the run has the same effect
+async def test_killed_executor_returns_without_an_import(two_workers):
+    await two_workers.connect()  # an executor that an earlier test has killed may not have restarted yet
+    killed = two_workers.workers[1].facts["pid"]
+    os.kill(killed, signal.SIGKILL)
     (first, _), (second, imported) = await two_workers.options(idempotent=True).run_method(origin)
     assert first == second
     assert imported
-    assert results[0] == results[1]
+    assert two_workers.workers[1].facts["pid"] != killed
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_template")
 async def test_forked_executors_train_to_the_bits_of_separate_processes(monkeypatch):
     results = []
     for forked in (True, False):
-        monkeypatch.setenv("DDLF_FORK", str(int(forked)))
+        if not forked:
+            monkeypatch.setenv("DDLF_FORK", "0")
         async with Cluster.local(2) as cluster:
             app = app_on(cluster)
             await app.train_sync()

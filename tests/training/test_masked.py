@@ -85,10 +85,11 @@ async def test_one_round_differs_from_the_plain_run_by_the_rounding_of_its_numbe
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_template")
 async def test_real_processes_add_up_under_masks():
     weights = []
-    for masks in (False, True):
-        async with local_cluster(3) as cluster:
+    async with local_cluster(3) as cluster:
+        for masks in (False, True):
             app = Masked(cluster)
             app.secure_aggregation, app.master_epochs = masks, 2
             await app.train_sync()

@@ -153,6 +153,7 @@ async def weights_of(cluster, warned=None, **settings):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_template")
 async def test_bits_depend_on_threads_and_not_on_the_number_of_workers():
     warned = []
     async with ddlf.Cluster.local(1) as one_worker, ddlf.Cluster.local(2) as two_workers:
