@@ -167,8 +167,9 @@ async def test_own_layers_load_with_the_weights_of_a_file(one_worker, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advice", ["quick", "asked"])
-async def test_advice_changes_no_bit_of_the_training(one_worker, advice):
+async def test_advice_changes_no_bit_of_the_training(one_worker):
+    """The first run has no advice, the second one has quick advice, and the third one's app was asked for all advice before."""
+
     class Random(Blobs):
         norm, dropout, optimizer = True, 0.3, "adam"
 
@@ -176,19 +177,15 @@ async def test_advice_changes_no_bit_of_the_training(one_worker, advice):
             await super().load_dataset()
             self.x_train = self.x_train * 1000  # large inputs cause an advice
 
-    without_advice, with_advice = Random(one_worker), Random(one_worker)
-    without_advice.advice = "off"
-    advised = []
-    for run in (without_advice, with_advice):
-        run.subscribe(lambda event: advised.append(event) if isinstance(event, Advised) else None)
-    if advice == "asked":
-        assert (await with_advice.advise()).advice
-    await without_advice.train_sync(2)
-    assert not advised
-    await with_advice.train_sync(2)
-    assert advised
-    values_without, values_with = (
-        [v.numpy() for v in (*run.model.variables, *run.model.optimizer.variables)]
-        for run in (without_advice, with_advice)
-    )
-    assert equal(values_without, values_with)
+    runs = [Random(one_worker) for _ in range(3)]
+    runs[0].advice = "off"
+    assert (await runs[2].advise()).advice
+    values = []
+    for run, expects_advice in zip(runs, (False, True, True), strict=True):
+        advised = []
+        run.subscribe(lambda event, advised=advised: advised.append(event) if isinstance(event, Advised) else None)
+        await run.train_sync(2)
+        assert bool(advised) == expects_advice
+        values.append([v.numpy() for v in (*run.model.variables, *run.model.optimizer.variables)])
+    assert equal(values[0], values[1])
+    assert equal(values[0], values[2])
