@@ -14,6 +14,7 @@ import pytest
 import ddlf
 from ddlf.cluster.sources import Sources
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
+from ddlf.events import WorkerLost
 from ddlf.extras.text.text_app import app_of
 from ddlf.extras.text.training import text_bytes
 from tests.commands import several
@@ -87,18 +88,14 @@ async def test_text_trains_to_the_bits_of_python_after_losing_a_worker(two_worke
             os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)
 
     expected = await bits(InPython(two_workers))
-    app = quiet(app_of(text)(two_workers))
-    events = []
-    app.subscribe(events.append)
-    assert await bits(app) == expected
-    assert "SCE" not in [event.value for event in events if type(event).__name__ == "Decided"]
     assert await bits(OnlyData(two_workers)) == expected
-    loading = Loading(two_workers)
-    loading.subscribe(events.append)
-    assert await bits(loading) == expected
-    lost = quiet(app_of(text)(two_workers))
+    assert await bits(Loading(two_workers)) == expected
+    lost, events = quiet(app_of(text)(two_workers)), []
+    lost.subscribe(events.append)
     lost.on_round = kill
     assert await bits(lost) == expected
+    assert any(isinstance(event, WorkerLost) for event in events)
+    assert "SCE" not in [event.value for event in events if type(event).__name__ == "Decided"]
     assert (await lost.evaluate_model())["accuracy"] > 0.5
     await two_workers.connect()
 
