@@ -41,7 +41,7 @@ async def test_run_turns_op_determinism_on_and_the_next_one_off(monkeypatch):
     # If another test has used JAX in this process, JAX keeps its flags. A real worker would start a new process.
     monkeypatch.setattr(determinism, "jax_was_used", lambda: False)
     async with in_process_cluster(1) as cluster:
-        first = app(cluster, deterministic=True, optimizer="adam", dropout=0.2)
+        first = app(cluster, deterministic=True, dropout=0.2)
         received = []
         first.subscribe(received.append)
         await first.train_sync()
@@ -50,7 +50,7 @@ async def test_run_turns_op_determinism_on_and_the_next_one_off(monkeypatch):
         assert not [
             event for event in received if isinstance(event, Warned) and event.about in ("deterministic", "cards")
         ]
-        second = app(cluster, deterministic=True, optimizer="adam", dropout=0.2)
+        second = app(cluster, deterministic=True, dropout=0.2)
         await second.train_sync()
         assert equal(first.model.get_weights(), second.model.get_weights())
         await app(cluster, Quick, master_epochs=1).train_sync()

@@ -57,9 +57,8 @@ def test_labels_are_predicted_from_their_samples_but_not_from_shuffled_ones(samp
     x, y = samples_of(random)
     tokens = samples_of in (_words, _order)
     assert related({"x_train": x, "y_train": y}, are_tokens=tokens)["train"][0] > 2 * RELATED
-    for seed in range(3):
-        other = np.random.default_rng(seed).permutation(y)
-        assert related({"x_train": x, "y_train": other}, are_tokens=tokens)["train"][0] < RELATED
+    other = random.permutation(y)
+    assert related({"x_train": x, "y_train": other}, are_tokens=tokens)["train"][0] < RELATED
 
 
 def test_a_test_set_with_shuffled_labels_is_found(random):
