@@ -459,8 +459,11 @@ async def main(cluster):
 @pytest.mark.parametrize(
     ("moment", "number", "code"),
     [
-        *((moment, signal.SIGINT, 130) for moment in ("importing", "starting", "connected", "working")),
-        *((moment, signal.SIGTERM, 143) for moment in ("importing", "working")),
+        ("importing", signal.SIGINT, 130),
+        ("connected", signal.SIGINT, 130),
+        ("working", signal.SIGTERM, 143),
+        *(pytest.param(moment, signal.SIGINT, 130, marks=pytest.mark.slow) for moment in ("starting", "working")),
+        pytest.param("importing", signal.SIGTERM, 143, marks=pytest.mark.slow),
     ],
 )
 def test_interrupt_ends_run_tidily_at_any_moment(app, tmp_path, own_folders, descendants, moment, number, code):

@@ -123,9 +123,10 @@ def test_first_interrupt_ends_after_round_and_saves(train, tmp_path, descendants
             ("--checkpoint", "runs"),
             "stopping  after this round. Press Ctrl-C again to stop at once; runs then has the previous round",
         ),
-        (
+        pytest.param(
             ("--mode", "async"),
             "stopping  after this update. Press Ctrl-C again to stop at once; the run then keeps nothing, since",
+            marks=pytest.mark.slow,
         ),
     ],
 )

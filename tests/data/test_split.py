@@ -298,6 +298,7 @@ def test_file_with_other_columns_than_manifest_is_named(source, tmp_path):
         Folder(tmp_path / "place").arrays(stored.files[0], changed.columns)
 
 
+@pytest.mark.slow
 def test_manifest_of_a_hundred_thousand_files_is_read_back():
     files = [
         PartitionFile(f"v0001/{number:05}.safetensors", 10_000, 7_840_000, f"{number:064x}", number * 10_000)

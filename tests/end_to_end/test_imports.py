@@ -105,7 +105,7 @@ def folder(tmp_path):
     return tmp_path / "work"
 
 
-@pytest.mark.parametrize("way", ["local", "from elsewhere", "ddlf run, remote"])
+@pytest.mark.parametrize("way", [pytest.param("local", marks=pytest.mark.slow), "from elsewhere", "ddlf run, remote"])
 def test_modules_beside_the_script_are_imported(folder, tmp_path, start_worker, way):
     command, where = ["script.py", "--local", "1"], folder
     if way == "from elsewhere":

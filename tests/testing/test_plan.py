@@ -424,7 +424,7 @@ class WatchedAsync(Watched):
         return Watched.train(self, weights, worker_epochs, batch_size), {"loss": 1.0}
 
 
-@pytest.mark.parametrize("kind_of_app", [Watched, WatchedAsync])
+@pytest.mark.parametrize("kind_of_app", [Watched, pytest.param(WatchedAsync, marks=pytest.mark.slow)])
 async def test_a_wrong_update_comes_from_its_worker_in_its_round_only(kind_of_app):
     async with in_process_cluster(2) as cluster:
         expected = {"nan": np.nan, "zeros": 1.0, "scale": 1001.0, "flip": 0.0}

@@ -122,6 +122,7 @@ class Mirrored(Blobs):
             await super().create_model()
 
 
+@pytest.mark.slow
 async def test_model_of_a_strategy_trains_to_the_same_weights_as_without():
     weights = []
     async with in_process_cluster(1) as cluster:

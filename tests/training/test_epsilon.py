@@ -27,6 +27,7 @@ def epsilon_after(releases):
     return pytest.approx(epsilon({Noise(multiplier=1.0): releases}, 1e-5), abs=1e-3)
 
 
+@pytest.mark.slow
 async def test_budget_ends_a_run_with_the_last_release_that_fits(tmp_path):
     async with in_process_cluster(3) as cluster:
         app = Counted(cluster)

@@ -115,6 +115,7 @@ async def test_joining_workers_get_slots_of_files_when_an_epoch_begins():
     assert run.ledger.is_exact(3)
 
 
+@pytest.mark.slow
 async def test_parts_by_speed_last_an_epoch_and_survive_a_resume(tmp_path):
     def run_with_speeds(**more):
         settings = {"slots": 3, "files": SEVEN, "master_epochs": 4, "round_samples": 70, "balance": "speed"}

@@ -66,6 +66,7 @@ async def test_every_epoch_has_every_sample_once_and_one_end():
     assert len(ends) == 7
 
 
+@pytest.mark.slow
 async def test_paced_slots_make_updates_hardly_stale():
     async def stalest(**settings):
         run = await paced(master_epochs=12, **settings)

@@ -116,6 +116,7 @@ async def test_float16_is_refused_where_no_scale_can_follow(mode, settings, sent
             await getattr(app(cluster, precision="mixed_float16", **settings), mode)()
 
 
+@pytest.mark.slow
 async def test_overflow_in_all_steps_of_a_round_is_an_event():
     async with in_process_cluster(1) as cluster:
         trained, received = app(cluster, app_with_scale(2.0**60), precision="mixed_float16", master_epochs=2), []

@@ -26,8 +26,11 @@ def number(self):
 
 @pytest.mark.parametrize(
     "text",
-    ["{worker} & {worker} & wait", "{worker} # {place}", "for i in $(seq {n}); do {worker} > /dev/null & done"],
-    ids=["in the foreground", "once for each place", "in the background"],
+    [
+        pytest.param("{worker} & {worker} & wait", id="in the foreground", marks=pytest.mark.slow),
+        pytest.param("{worker} # {place}", id="once for each place"),
+        pytest.param("for i in $(seq {n}); do {worker} > /dev/null & done", id="in the background"),
+    ],
 )
 async def test_command_starts_workers_that_end_with_the_run(text, tmp_path, descendants):
     launcher = launcher_of(text, 2, tmp_path)

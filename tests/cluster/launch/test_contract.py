@@ -123,6 +123,7 @@ async def test_run_begins_with_the_least_number_and_more_workers_join_later(keys
     assert descendants() == []
 
 
+@pytest.mark.slow
 async def test_killed_worker_is_replaced_and_the_reason_is_known(keys, descendants):
     launcher = launcher_of(keys, workers=2)
     async with asyncio.timeout(PATIENCE_S), Cluster(launcher) as cluster:
@@ -209,6 +210,7 @@ async def test_all_output_of_a_worker_reaches_the_master_and_once_its_terminal(k
     assert not any(line in shown for line in native)
 
 
+@pytest.mark.slow
 async def test_cluster_connects_again_after_it_was_closed(keys, descendants):
     cluster = Cluster(launcher_of(keys, workers=2))
     for _ in range(2):

@@ -468,6 +468,7 @@ async def test_steps_of_a_job_start_again_and_end(slurm, tmp_path, descendants, 
         assert await cluster.run_method(number) == [1, 2]
 
 
+@pytest.mark.slow
 async def test_step_without_its_worker_is_ended_and_starts_again(slurm, descendants, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.slurm.steps.GONE_S", 0.1)
     (slurm / "silent").touch()

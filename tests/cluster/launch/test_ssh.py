@@ -175,8 +175,10 @@ async def test_silent_machine_is_named_at_the_timeout(descendants):
 
 @pytest.mark.parametrize(
     ("killed", "words"),
-    [("exec sh -c", "its ssh client was ended by SIGKILL"), ("ddlf.cli.worker", "its worker was ended by SIGKILL")],
-    ids=["ssh", "worker"],
+    [
+        pytest.param("exec sh -c", "its ssh client was ended by SIGKILL", id="ssh", marks=pytest.mark.slow),
+        pytest.param("ddlf.cli.worker", "its worker was ended by SIGKILL", id="worker"),
+    ],
 )
 async def test_killed_process_is_started_again(killed, words, descendants):
     ssh = launcher("pc01", "pc02")

@@ -270,7 +270,9 @@ class Optimized(Blobs):
         self.model = compiled(optimizer=OPTIMIZERS[self.kind](keras))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", ["number", "schedule", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaled loss", "several"))]
+)
 async def test_the_highest_rate_of_each_kind_of_optimizer_is_searched(two_workers, name):
     scouted = await scout(app(two_workers, Optimized, kind=name), low=0.05, high=0.2, steps=30)
     assert scouted.verdict.own_rate == pytest.approx(0.1)

@@ -18,7 +18,7 @@ class Validated(Blobs):
         self.x_val, self.y_val = blobs(50, seed=2)
 
 
-@pytest.fixture(params=["held out", "validation data"])
+@pytest.fixture(params=["held out", pytest.param("validation data", marks=pytest.mark.slow)])
 def trials(request):
     """Return a function that runs a trial of some steps at a multiple of the rate and returns the loss, and its replica."""
     held_out = np.arange(160, 203) if request.param == "held out" else None

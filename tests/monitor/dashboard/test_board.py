@@ -61,6 +61,7 @@ def test_values_that_are_not_finite_are_gaps():
     assert series.points_after(0) == ([1, 2], {"loss": [None, 0.5]})
 
 
+@pytest.mark.slow
 def test_ten_thousand_rounds_need_no_more_memory_than_a_thousand():
     board = trained(10_000, workers=2)
     message = board.news(Received(), 0.0)
@@ -237,6 +238,7 @@ def test_each_peer_has_curves_with_gaps_while_it_is_away():
     assert columns["accuracy 1"][-1] > 0.9
 
 
+@pytest.mark.slow
 def test_curves_of_many_peers_for_a_day_are_bounded_and_complete_for_each_viewer():
     board, position, x, columns = Board(), Received(), [], {}
     for at, event in with_peers(220, 280):

@@ -53,7 +53,10 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "compiled", "data"), KINDS, ids=[kind for kind, *_ in KINDS])
+@pytest.mark.parametrize(
+    ("kind", "compiled", "data"),
+    [pytest.param(*kind, id=kind[0], marks=[pytest.mark.slow] * (kind is not KINDS[0])) for kind in KINDS],
+)
 def test_first_step_is_compiled_once_and_has_the_same_bits(kind, compiled, data, steps):
     import tensorflow as tf
 

@@ -365,7 +365,7 @@ def test_optimizer_averages_replace_the_weights_at_the_end_only():
     assert max(np.abs(a - b).max() for a, b in zip(final, plain.get_weights(), strict=True)) < 1e-6
 
 
-@pytest.mark.parametrize("exchange", ["star", "gradient"])
+@pytest.mark.parametrize("exchange", ["star", pytest.param("gradient", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("library", ["keras", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def test_unseeded_random_numbers_do_not_depend_on_the_worker(library, exchange):
     import keras
