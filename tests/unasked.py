@@ -2,12 +2,13 @@
 
 Keras and TensorFlow import optional packages, such as pandas, if they are installed. Most users do not have them, but
 other tests need them, so they are installed here. They would double the time of each import of Keras, and the tests
-import Keras in hundreds of processes. This file does four things:
+import Keras in hundreds of processes. This file does five things:
 
 - It hides these packages from modules that need them only as an option. All other imports of them work, such as the
   import of JAX as the backend of Keras.
 - It delays the import of some parts of TensorFlow until their first use.
 - It turns the garbage collector off during these imports. DDLF does the same in its own imports of Keras.
+- It turns TensorFlow's optimizations of graphs off, which take longer than they save in tests. JAX has a variable for it.
 - It replaces ``os.fsync``, so that no process waits for the disk.
 """
 
@@ -60,6 +61,8 @@ class Unasked:
         if spec is not None and spec.loader is not None:
             how = Later if name in LATER else without_collections
             spec.loader.exec_module = how(spec.loader.exec_module)
+            if name == "tensorflow":
+                spec.loader.exec_module = without_optimizations(spec.loader.exec_module)
         return spec
 
 
@@ -77,6 +80,16 @@ def without_collections(execute):
             gc.enable()
 
     return quietly
+
+
+def without_optimizations(execute):
+    """Return a function that executes TensorFlow, and lets it compute graphs as they were traced."""
+
+    def plainly(module):
+        execute(module)
+        module.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+    return plainly
 
 
 class Later:
