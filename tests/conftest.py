@@ -190,7 +190,7 @@ def own_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_folders() -> Iterator[Path]:
+def own_folders(pytestconfig: pytest.Config) -> Iterator[Path]:
     """Set up folders for this run of the tests only, and an environment like the one of most users."""
     get_temp_dir()  # multiprocessing removes its own folder at the end of this process, after this fixture
     root = Path(tempfile.mkdtemp(prefix="ddlf-tests-"))
@@ -207,6 +207,8 @@ def own_folders() -> Iterator[Path]:
         for name in ("CI", "DDLF_CONFIG", "DDLF_TOKEN", "DDLF_TOKEN_FILE", "DDLF_UI", "PYTHONUNBUFFERED"):
             patch.delenv(name, raising=False)
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # XLA's optimizations take longer than they save in tests
+        if pytestconfig.option.markexpr != "slow":  # slow tests train longer, and compute as those of users do
+            patch.setenv("PLAIN_GRAPHS", "1")
         patch.setenv("DDLF_RUN_DIR", "none")  # runs of tests write no folders of runs into the current folder
         yield root
     shutil.rmtree(root, ignore_errors=True)

@@ -8,7 +8,8 @@ import Keras in hundreds of processes. This file does five things:
   import of JAX as the backend of Keras.
 - It delays the import of some parts of TensorFlow until their first use.
 - It turns the garbage collector off during these imports. DDLF does the same in its own imports of Keras.
-- It turns TensorFlow's optimizations of graphs off, which take longer than they save in tests. JAX has a variable for it.
+- It turns TensorFlow's optimizations of graphs off if ``PLAIN_GRAPHS`` is in the environment, as it is in the fast tests:
+  there they take longer than they save.
 - It replaces ``os.fsync``, so that no process waits for the disk.
 """
 
@@ -61,7 +62,7 @@ class Unasked:
         if spec is not None and spec.loader is not None:
             how = Later if name in LATER else without_collections
             spec.loader.exec_module = how(spec.loader.exec_module)
-            if name == "tensorflow":
+            if name == "tensorflow" and "PLAIN_GRAPHS" in os.environ:
                 spec.loader.exec_module = without_optimizations(spec.loader.exec_module)
         return spec
 
