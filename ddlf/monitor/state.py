@@ -347,7 +347,8 @@ class State:
                 lane.done, lane.total, lane.epoch, lane.loss = event.done, event.total, event.epoch, event.loss
                 if now - lane.since > RATE_S:
                     lane.rate = event.done / (now - lane.since)
-                self._reach(event, event.done / max(event.total, 1))
+                if event.round > self._reached.get(event.slot, self._base):  # otherwise it is over
+                    self._reach(event, event.done / max(event.total, 1))
             case e.UpdateArrived():
                 lane.heard = now
                 if event.compute_s:

@@ -103,6 +103,20 @@ def test_a_restarted_slot_loses_progress_but_not_because_of_a_second_worker():
     assert state.done == pytest.approx((2.0 + 2.5) / 2 / 6)
 
 
+def test_a_worker_that_is_late_with_a_finished_round_changes_no_progress():
+    state = in_training()
+    state.tell(e.SlotBackedUp(round=3, slot=1, worker=2), 21.0)
+    state.tell(e.SlotStarted(round=3, slot=1, worker=2), 21.0)
+    state.tell(e.SlotFinished(round=3, slot=1, worker=2), 22.0)
+    done = state.done
+    late = e.SlotMoved(round=3, slot=1, worker=1, done=800, total=1000, epoch=1, loss=None)
+    state.tell(late, 23.0)
+    assert state.done == done
+    state.tell(e.SlotStarted(round=4, slot=1, worker=2), 23.0)
+    state.tell(late, 24.0)
+    assert state.done == done
+
+
 def test_a_worker_is_lost_when_the_cluster_reports_it_before_the_run():
     state = state_after((0.0, connected(1)), (1.0, e.WorkerDisconnected(worker=1, name="pc01", why="no answer")))
     assert (state.lanes[1].is_there, state.lanes[1].name) == (False, "pc01")

@@ -216,6 +216,7 @@ async def test_a_worker_that_joins_takes_part_from_the_next_round():
 
 async def test_late_slot_gets_a_backup_and_the_first_answer_counts(monkeypatch):
     monkeypatch.setattr("ddlf.training.crew.schedule.STRAGGLER_LEAST_S", 0.02)
+    monkeypatch.setattr("ddlf.training.crew.schedule.FIRST_SLOT_S", 0.0)
     story = Story(2)
     never = asyncio.Event()
     story.answers = {1: [1, "first"], 2: [never]}

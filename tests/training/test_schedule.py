@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlf.training.crew.schedule import (
+    FIRST_SLOT_S,
     Ended,
     Finished,
     GiveUp,
@@ -113,20 +114,61 @@ def test_a_worker_lost_by_the_network_does_not_count_against_its_slot():
 
 
 def test_straggler_gets_a_backup_and_the_slower_copy_is_stopped():
+    schedule = schedule_after_a_round(2)
+    schedule.apply(Finished(1, 102))
+    assert schedule.plan(102) == []
+    assert schedule.wake_at() == 106
+    assert schedule.plan(105.9) == []
+    assert schedule.plan(106) == [Start(1, 1, backup=True)]
+    assert schedule.plan(160) == []
+    assert schedule.apply(Finished(1, 161))
+    assert schedule.plan(161) == [Stop(2)]
+    assert schedule.wake_at() is None
+    schedule.apply(Wanted(1))
+    assert schedule.plan(161) == [Start(1, 1)]
+    assert not schedule.apply(Finished(2, 162)), "the stopped copy's answer belongs to the round before"
+    assert schedule.open == {1}
+
+
+def test_a_new_worker_ends_its_first_slot_although_a_backup_was_faster():
+    """It may be compiling the step. A stopped worker would compile it again in each round, and never take part."""
+    schedule = schedule_after_a_round(2)
+    schedule.apply(Lost(2))
+    schedule.apply(Ready(2))
+    assert schedule.plan(101) == [Start(1, 2)]
+    schedule.apply(Finished(1, 102))
+    assert schedule.plan(107) == [Start(1, 1, backup=True)]
+    assert schedule.apply(Finished(1, 109))
+    assert schedule.plan(109) == []
+    schedule.apply(RoundBegan())
+    for slot in (0, 1):
+        schedule.apply(Wanted(slot))
+    assert schedule.plan(110) == [Start(0, 1)]
+    assert not schedule.apply(Finished(2, 130)), "its slot belongs to the round before"
+    assert schedule.plan(130) == [Start(1, 2)]
+    assert schedule.apply(Finished(2, 131))
+
+
+def test_a_first_slot_that_nobody_needs_is_stopped_in_the_end():
     schedule = schedule_of(1, 2, slots=[0, 1])
     schedule.plan(0)
-    schedule.apply(Finished(1, 2))
-    assert schedule.plan(2) == []
-    assert schedule.wake_at() == 6
-    assert schedule.plan(5.9) == []
-    assert schedule.plan(6) == [Start(1, 1, backup=True)]
-    assert schedule.plan(60) == []
-    assert schedule.apply(Finished(1, 61))
-    assert schedule.plan(61) == [Stop(2)]
-    schedule.apply(Wanted(1))
-    assert schedule.plan(61) == [Start(1, 1)]
-    assert not schedule.apply(Finished(2, 62)), "the stopped copy's answer belongs to the round before"
-    assert schedule.open == {1}
+    schedule.apply(Finished(1, 1))
+    assert schedule.plan(5) == [Start(1, 1, backup=True)]
+    assert schedule.apply(Finished(1, 7))
+    assert schedule.plan(7) == []
+    assert schedule.wake_at() == FIRST_SLOT_S
+    assert schedule.plan(FIRST_SLOT_S) == [Stop(2)]
+    assert schedule.wake_at() is None
+
+
+def test_an_unneeded_first_slot_of_a_leaving_worker_is_stopped_at_once():
+    schedule = schedule_of(1, 2, slots=[0, 1])
+    schedule.plan(0)
+    schedule.apply(Finished(1, 1))
+    schedule.plan(5)
+    schedule.apply(Finished(1, 7))
+    schedule.apply(Leaving(2, 8, 60))
+    assert schedule.plan(8) == [Stop(2)]
 
 
 def test_a_straggler_is_not_given_to_a_worker_that_it_avoids():

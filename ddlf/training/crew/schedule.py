@@ -15,7 +15,9 @@ The rules:
       slot again at once, if there is one.
     - If slots belong to workers, only its own worker carries a slot, which waits for it.
     - When no slot waits and a worker is free, that worker also gets a slot that takes three times the median of this
-      round. The first answer counts, and the other worker is stopped.
+      round. The first answer counts, and the other worker is stopped. But a worker that has not finished any slot yet may
+      be compiling its first step, which can take minutes. If it was stopped, it would have to compile the step again in each
+      round. So it may end its slot, within ``FIRST_SLOT_S``.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from statistics import median
 STRAGGLER_FACTOR = 3.0
 STRAGGLER_LEAST_S = 5.0
 """A slot is a straggler after this time at the earliest: a new worker may need it to compile its first step."""
+FIRST_SLOT_S = 120.0
+"""A worker may work for so long on its first slot, although its result is no longer needed."""
 MAX_CRASHES = 3
 
 
@@ -135,9 +139,19 @@ Action = Start | Stop | GiveUp
 
 @dataclass(slots=True)
 class _Running:
+    """The work of a worker on a slot.
+
+    Args:
+        slot: Number of the slot.
+        since: When it began.
+        obsolete: Whether its result does not count any more.
+        is_stopped: Whether the action ``Stop`` has been returned.
+    """
+
     slot: int
     since: float
-    stopping: bool = False
+    obsolete: bool = False
+    is_stopped: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,7 +177,7 @@ class Schedule:
     _durations: list[float] = field(default_factory=list)
     _took: dict[int, float] = field(default_factory=dict)  # slot -> seconds of its last round
     _leaving: set[int] = field(default_factory=set)
-    _stops: list[int] = field(default_factory=list)  # workers whose slot has moved because they leave
+    _experienced: set[int] = field(default_factory=set)  # workers that have finished a slot since they became ready
 
     @property
     def open(self) -> frozenset[int]:
@@ -213,6 +227,7 @@ class Schedule:
         match event:
             case Ready(worker):
                 self._leaving.discard(worker)
+                self._experienced.discard(worker)
                 if worker not in self._running:
                     self._free[worker] = None
             case Wanted(slot, avoid, local_bytes):
@@ -226,8 +241,11 @@ class Schedule:
                 if running is None:
                     return False
                 self._set_free(worker)
-                if running.slot in self._open and not running.stopping:
+                self._experienced.add(worker)
+                if running.slot in self._open and not running.obsolete:
                     self._open.discard(running.slot)
+                    for other in self._running.values():
+                        other.obsolete = other.obsolete or other.slot == running.slot
                     self._home[running.slot] = worker
                     self._durations.append(now - running.since)
                     self._took[running.slot] = now - running.since
@@ -241,7 +259,7 @@ class Schedule:
                 self._free.pop(worker, None)
                 self._leaving.discard(worker)
                 running = self._running.pop(worker, None)
-                if running is not None and running.slot in self._open and not running.stopping:
+                if running is not None and running.slot in self._open and not running.obsolete:
                     self._crashes[running.slot] += crashed
                     if not self._carried(running.slot):
                         self._waiting.insert(0, running.slot)
@@ -267,15 +285,14 @@ class Schedule:
         self._leaving.add(worker)
         self._free.pop(worker, None)
         running = self._running.get(worker)
-        if running is None or running.stopping or running.slot not in self._open:
+        if running is None or running.obsolete or running.slot not in self._open:
             return False
         usual = median(self._durations) if self._durations else 0.0
         fits = finishes and running.since + self._took.get(running.slot, usual) <= until
         other_workers = [other for other in self.workers - self._leaving if self._may_carry(running.slot, other)]
         if fits or not other_workers or not self._slots_without_backup().keys() & {running.slot}:
             return False
-        running.stopping = True
-        self._stops.append(worker)
+        running.obsolete = True
         self._waiting.insert(0, running.slot)
         return True
 
@@ -289,8 +306,12 @@ class Schedule:
 
     def plan(self, now: float) -> list[Action]:
         """Return the actions that the crew must take now. Each action is returned once."""
-        actions: list[Action] = [Stop(worker) for worker in self._stops if worker in self._running]
-        self._stops.clear()
+        actions: list[Action] = []
+        for worker, running in self._running.items():
+            running.obsolete = running.obsolete or running.slot not in self._open
+            if running.obsolete and not running.is_stopped and self._stops_at(worker, running) <= now:
+                running.is_stopped = True
+                actions.append(Stop(worker))
         for slot in [slot for slot in self._waiting if self._crashes[slot] >= MAX_CRASHES]:
             self._waiting.remove(slot)
             self._open.discard(slot)
@@ -310,10 +331,6 @@ class Schedule:
             worker = self._any_for(slot)
             if worker is not None:
                 actions.append(self._start(slot, worker, now))
-        for worker, running in self._running.items():
-            if running.slot not in self._open and not running.stopping:
-                running.stopping = True
-                actions.append(Stop(worker))
         for slot in self._stragglers(now):
             worker = self._backup_for(slot)
             if worker is not None:
@@ -324,11 +341,20 @@ class Schedule:
 
     def wake_at(self) -> float | None:
         """Return the time when ``plan`` may have a new action without a new event; None if never."""
-        limit = self._late_after() if self._free and not self._waiting else None
-        if limit is None:
-            return None
-        alone = self._slots_without_backup().items()
-        return min((since + limit for slot, since in alone if self._backup_for(slot) is not None), default=None)
+        times = [
+            self._stops_at(worker, running)
+            for worker, running in self._running.items()
+            if running.obsolete and not running.is_stopped
+        ]
+        if self._free and not self._waiting and (limit := self._late_after()) is not None:
+            alone = self._slots_without_backup().items()
+            times += [since + limit for slot, since in alone if self._backup_for(slot) is not None]
+        return min(times, default=None)
+
+    def _stops_at(self, worker: int, running: _Running) -> float:
+        """Return from when a worker is to be stopped whose result is no longer needed."""
+        is_first = worker not in self._experienced and worker not in self._leaving
+        return running.since + FIRST_SLOT_S if is_first else running.since
 
     def _any_for(self, slot: int) -> int | None:
         preferred = self.homes is None and self.workers - self._leaving - self._avoid[slot]
@@ -378,13 +404,13 @@ class Schedule:
         return Start(slot, worker)
 
     def _carried(self, slot: int) -> bool:
-        return any(running.slot == slot and not running.stopping for running in self._running.values())
+        return any(running.slot == slot and not running.obsolete for running in self._running.values())
 
     def _slots_without_backup(self) -> dict[int, float]:
         """Return the slots without a result that exactly one worker has, with their start times."""
         carried: dict[int, list[float]] = {}
         for running in self._running.values():
-            if not running.stopping and running.slot in self._open:
+            if not running.obsolete and running.slot in self._open:
                 carried.setdefault(running.slot, []).append(running.since)
         return {slot: since[0] for slot, since in carried.items() if len(since) == 1}
 
