@@ -19,7 +19,7 @@ import numpy as np
 
 from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.rate_decay import Never
-from ddlf.algorithms.weights import digest, is_float_type
+from ddlf.algorithms.weights import Weights, digest, is_float_type
 from ddlf.errors import AppError, BadUpdate, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.events.record import History
@@ -168,11 +168,11 @@ async def train(app: App, mode: str, *numbers: int | None, fresh: bool = False, 
         for sentence in left_behind(app.model):
             app.run_context.emit(Warned(about="model", why=sentence))
         strategy.check_model(app)
-        if not app.run_context.data.is_elsewhere(app, "test"):  # a worker checks its own test data
-            check_test_data(app)
         data = app.run_context.data
+        if not data.is_elsewhere(app, "test"):  # a worker checks its own test data
+            check_test_data(app)
         check_evaluation(spec, validates=data.has_data(app, "val"), method=data.evaluated_in)
-        run = await _run(app, samples, crew, spec, fresh, callbacks)
+        run = await _make_run(app, samples, crew, spec, fresh, callbacks)
         progress = app.run_context.progress = run.progress
         if step is not None:
             step.plan(len(progress.epochs), progress.starts[-1])
@@ -200,19 +200,9 @@ async def train(app: App, mode: str, *numbers: int | None, fresh: bool = False, 
             try:
                 await run.close()
             finally:  # also if the close is cancelled
-                app.run_context.stop = app.run_context.weights = None
-                progress.converged = progress.converged or run.converged
-                app.history = History(progress.records)
-                app.history.ended = records.ended = progress.ended
                 final = callbacks.final if callbacks is not None else None
-                if keeps_averages(app.model):  # the averages may be on the workers
-                    await to_its_end(_bring_states(run))
-                stepped = progress.optimizers if step is None else [progress.state.get("outer")]
-                if is_unmade(progress.weights):  # the run has ended before its first round
-                    del app.model
-                else:
-                    set_weights(app.model, final or final_weights(app.model, local(progress.weights), stepped))
-                app.run_context.first = None
+                await _store_result(app, run, final, has_common_step=step is not None)
+                records.ended = progress.ended
                 await to_its_end(run.keep_last(again=final is not None or posted))
 
 
@@ -236,7 +226,32 @@ async def _train(run: Run, loop: Loop, callbacks: Callbacks | None) -> None:
         await callbacks.end(whole=run.converged or run.progress.converged or run.progress.is_complete)
 
 
+async def _store_result(app: App, run: Run, final: Weights | None, *, has_common_step: bool) -> None:
+    """Give the app the history and the weights of a run that has ended in any way.
+
+    Args:
+        app: The user's ``IApp``.
+        run: The run, which is closed.
+        final: Weights that a callback has chosen, instead of the last ones.
+        has_common_step: Whether all slots share the state of one optimizer.
+    """
+    progress = run.progress
+    app.run_context.stop = app.run_context.weights = None
+    progress.converged = progress.converged or run.converged
+    app.history = History(progress.records)
+    app.history.ended = progress.ended
+    if keeps_averages(app.model):  # the averages may be on the workers
+        await to_its_end(_bring_states(run))
+    stepped = [progress.state.get("outer")] if has_common_step else progress.optimizers
+    if is_unmade(progress.weights):  # the run has ended before its first round
+        del app.model
+    else:
+        set_weights(app.model, final or final_weights(app.model, local(progress.weights), stepped))
+    app.run_context.first = None
+
+
 async def _bring_states(run: Run) -> None:
+    """Fetch the states of all slots to the master."""
     run.progress.states = await run.exchange.states.fetch_all()
 
 
@@ -300,7 +315,7 @@ def _interrupted(app: App) -> str:
     return f"interrupted: training ended after {reached}; app.model and app.history are from that moment, and the next train_sync continues there"
 
 
-async def _run(
+async def _make_run(
     app: App,
     samples: int,
     crew: Crew,
@@ -308,32 +323,26 @@ async def _run(
     fresh: bool,
     callbacks: Callbacks | None,
 ) -> Run:
-    for weight in app.model.trainable_weights:
-        if not is_float_type(np.dtype(weight.dtype)):
-            raise AppError(
-                f"the weight {weight.path!r} is of type {weight.dtype} and trainable, but only floats can be merged",
-                hint="make it a float, or add it with trainable=False: then it keeps its value on the master",
-            )
-    averages, momenta = keeps_averages(app.model), not keeps_little(app.run_context.optimizer)
-    if averages:
-        check_averages(spec)
-    contradictions.check(privacy_choice(spec, averages=averages, momenta=momenta))
-    trained = {id(weight) for weight in app.model.trainable_weights}
+    """Return the run, with its progress from a checkpoint or from the beginning, and emit the events of its beginning.
+
+    Args:
+        app: The user's ``IApp``, with data and model.
+        samples: n, the number of samples of the training data.
+        crew: The workers of the run.
+        spec: The settings of the run.
+        fresh: Whether to ignore the app's earlier training.
+        callbacks: The app's callbacks on the master; None without any.
+    """
+    _check_weights(app, spec)
     norms = norms_of(app, spec.batchnorm)
-    local_weights = norms.get("local_weights", ())
-    trainable = [id(weight) in trained and index not in local_weights for index, weight in enumerate(app.model.weights)]
-    if spec.data.noises_updates and not all(trainable):
-        untrained = [
-            weight.path for weight, is_trained in zip(app.model.weights, trainable, strict=True) if not is_trained
-        ]
-        names = ", ".join(untrained[:3]) + ", .." * (len(untrained) > 3)
-        reason = f"{names}: not trained, so left out of the noised sum; they stay as they are"
-        app.run_context.emit(Warned(about="noise", why=reason))
-    if reason := check_effect(spec, shapes_of(app.model.weights), trainable):
-        app.run_context.emit(Warned(about="codec", why=reason))
-    exact = [not flag for flag in trainable]
+    trainable = _trainable(app, spec, norms.get("local_weights", ()))
     weight_context = WeightContext(
-        app.run_context.name, crew, app.cluster, exact, spec, isinstance(spec.outer, Streaming)
+        app.run_context.name,
+        crew,
+        app.cluster,
+        [not is_trained for is_trained in trainable],
+        spec,
+        isinstance(spec.outer, Streaming),
     )
     strategy, exchange = strategy_and_exchange(spec)
     weights_out = strategy.weights(weight_context) or exchange.weights(weight_context)
@@ -351,31 +360,7 @@ async def _run(
     fixed = fixed or spec.exchange.spans_workers
     crew.fixed_slots = len(progress.states) if fixed else None
     crew.carries = "part" if spec.exchange.spans_workers else crew.carries
-    app.run_context.emit(
-        TrainingBegan(
-            mode=spec.train.name,
-            in_rounds=spec.train.in_rounds,
-            samples=samples,
-            slots=len(progress.states),
-            fixed=fixed and not spec.exchange.spans_workers,  # no worker is spare by its slot
-            workers=app.cluster.N,
-            version=progress.version,
-            rounds=len(progress.epochs),
-            reached=progress.reached,
-            source=None if source is None else str(source),
-            facts={name: json.dumps(value) for name, value in progress.settings.items()},
-            shard_workers=spec.train.extra_workers,
-        )
-    )
-    if progress.owners is not None:
-        app.run_context.emit(partitioned(app, spec.data.partition, progress.owners, len(progress.states)))
-    if batch_norms(app.model):
-        least = samples // len(progress.states) if progress.owners is None else int(np.bincount(progress.owners).min())
-        differ = progress.owners is not None and spec.data.partition.goes_by_labels
-        if reason := warning(min(least, spec.data.batch_size), differ, spec.batchnorm):
-            app.run_context.emit(Warned(about="model", why=reason))
-    if reason := spec.train.slot_warning(len(progress.states)):
-        app.run_context.emit(Warned(about="merge", why=reason))
+    _report_beginning(app, spec, progress, source, fixed=fixed)
     facts = Facts(
         samples=samples,
         names=[weight.path for weight in app.model.weights],
@@ -396,25 +381,20 @@ async def _run(
         differences=weights_out.differences,
         callbacks=bool(app.worker_callbacks),
     )
-    states = exchange.states(weight_context, weights_out, progress.states, kept_parts(plan))
-    reporter = Reporter(app, progress.records, spec, callbacks, weights_out.evaluation)
-    follows = followers(app.model.optimizer) or (
-        spec.local.optimizer_state == "fresh" and restarts(app.model.optimizer)
-    )
-    planned = PlannedSteps(progress, spec.data.batch_size) if follows else None
     carrier = Carrier(
         app.run_context.name,
         facts.data.numbers(),
         spec.exchange.codec.name,
         weights_out,
-        states,
+        exchange.states(weight_context, weights_out, progress.states, kept_parts(plan)),
         app.run_context.emit,
-        planned,
+        PlannedSteps(progress, spec.data.batch_size) if _follows_steps(app, spec) else None,
     )
     on_disks = facts.files is not None and facts.files.manifest.hosts > 0
     introduces = not weights_out.stays
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=introduces) if on_disks else None
     merge_metrics = left_out_metrics if spec.data.hides_metrics else MetricMerge(app)
+    reporter = Reporter(app, progress.records, spec, callbacks, weights_out.evaluation)
     run = Run(facts, app.cluster, crew, progress, carrier, nearby, merge_metrics, reporter, keeper)
     if spec.data.noise_multiplier is not None:
         try:
@@ -424,6 +404,90 @@ async def _run(
                 await keeper.close()
             raise
     return run
+
+
+def _check_weights(app: App, spec: RunSpec) -> None:
+    """Raise an error for a model whose weights cannot be merged, or contradict the settings.
+
+    Raises:
+        AppError: A trained weight has a type that cannot be merged.
+        ConfigError: Settings contradict the model.
+    """
+    for weight in app.model.trainable_weights:
+        if not is_float_type(np.dtype(weight.dtype)):
+            raise AppError(
+                f"the weight {weight.path!r} is of type {weight.dtype} and trainable, but only floats can be merged",
+                hint="make it a float, or add it with trainable=False: then it keeps its value on the master",
+            )
+    averages, momenta = keeps_averages(app.model), not keeps_little(app.run_context.optimizer)
+    if averages:
+        check_averages(spec)
+    contradictions.check(privacy_choice(spec, averages=averages, momenta=momenta))
+
+
+def _trainable(app: App, spec: RunSpec, local_weights: Sequence[int]) -> list[bool]:
+    """Return for each weight whether it is trained and exchanged. Warn about settings that have no effect on the others.
+
+    Args:
+        app: The user's ``IApp``, with its model.
+        spec: The settings of the run.
+        local_weights: Indices of the weights that each slot keeps to itself.
+    """
+    weights = app.model.weights
+    trained = {id(weight) for weight in app.model.trainable_weights}
+    trainable = [id(weight) in trained and index not in local_weights for index, weight in enumerate(weights)]
+    if spec.data.noises_updates and not all(trainable):
+        untrained = [weight.path for weight, is_trained in zip(weights, trainable, strict=True) if not is_trained]
+        names = ", ".join(untrained[:3]) + ", .." * (len(untrained) > 3)
+        reason = f"{names}: not trained, so left out of the noised sum; they stay as they are"
+        app.run_context.emit(Warned(about="noise", why=reason))
+    if reason := check_effect(spec, shapes_of(weights), trainable):
+        app.run_context.emit(Warned(about="codec", why=reason))
+    return trainable
+
+
+def _report_beginning(app: App, spec: RunSpec, progress: Progress, source: Path | None, *, fixed: bool) -> None:
+    """Emit the event that training begins, and warnings that depend on the number of slots.
+
+    Args:
+        app: The user's ``IApp``.
+        spec: The settings of the run.
+        progress: Where the training begins.
+        source: The checkpoint that it continues from; None for the memory or the beginning.
+        fixed: Whether the number of slots stays the same.
+    """
+    emit, slots, owners = app.run_context.emit, len(progress.states), progress.owners
+    emit(
+        TrainingBegan(
+            mode=spec.train.name,
+            in_rounds=spec.train.in_rounds,
+            samples=progress.samples,
+            slots=slots,
+            fixed=fixed and not spec.exchange.spans_workers,  # no worker is spare by its slot
+            workers=app.cluster.N,
+            version=progress.version,
+            rounds=len(progress.epochs),
+            reached=progress.reached,
+            source=None if source is None else str(source),
+            facts={name: json.dumps(value) for name, value in progress.settings.items()},
+            shard_workers=spec.train.extra_workers,
+        )
+    )
+    if owners is not None:
+        emit(partitioned(app, spec.data.partition, owners, slots))
+    if batch_norms(app.model):
+        least = progress.samples // slots if owners is None else int(np.bincount(owners).min())
+        differ = owners is not None and spec.data.partition.goes_by_labels
+        if reason := warning(min(least, spec.data.batch_size), differ, spec.batchnorm):
+            emit(Warned(about="model", why=reason))
+    if reason := spec.train.slot_warning(slots):
+        emit(Warned(about="merge", why=reason))
+
+
+def _follows_steps(app: App, spec: RunSpec) -> bool:
+    """Return whether a slot's optimizer must know its position in the run, because its steps depend on it."""
+    optimizer = app.model.optimizer
+    return bool(followers(optimizer)) or (spec.local.optimizer_state == "fresh" and restarts(optimizer))
 
 
 def _account(app: App, spec: RunSpec, progress: Progress, source: Path | None) -> ReleaseAccount:
