@@ -248,27 +248,30 @@ async def _run_app(
             try:
                 await check_needs(cluster, target, display.say, local=new_workers(options))
                 gpus = (", ".join(worker.facts.get("gpus", ())) for worker in cluster.workers)
-                for described in card_lines(gpus, app.deterministic):
-                    display.say(f"cards     {described}")
+                for text in card_lines(gpus, app.deterministic):
+                    display.say(f"cards     {text}")
                 await choose_settings(app)
-                epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
-                spec = spec_of(app)
-                steps, extra_workers = spec.local.steps, spec.train.extra_workers
-                length = f"{steps} batch{'es' * (steps != 1)}" if steps else spec.local.epochs
-                length = f"{app.round_samples} samples" if app.round_samples else length
-                slots = app.slots or (cluster.places if cluster.places > cluster.N else None)
-                per = (
-                    _group(cluster.N // (slots or 1))
-                    if spec.exchange.spans_workers
-                    else _slots(slots, cluster.N, extra_workers)
-                )
-                display.say(
-                    f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
-                    f"{_batches(spec, slots, cluster.N, per)}, seed {app.seed}"
-                )
-                return await _train(app, options.save, path, stop)
+                display.say(f"training  {_described_training(app, cluster)}")
+                return await _train_and_save(app, options.save, path, stop)
             finally:
                 await cluster.close()
+
+
+def _described_training(app: IApp, cluster: Cluster) -> str:
+    """Return what a run will do, for people: mode, epochs, rounds, slots and seed."""
+    spec = spec_of(app)
+    epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
+    steps = spec.local.steps
+    length = f"{steps} batch{'es' * (steps != 1)}" if steps else spec.local.epochs
+    length = f"{app.round_samples} samples" if app.round_samples else length
+    slots = app.slots or (cluster.places if cluster.places > cluster.N else None)
+    per = (
+        _group(cluster.N // (slots or 1))
+        if spec.exchange.spans_workers
+        else _slots(slots, cluster.N, spec.train.extra_workers)
+    )
+    batches = _batches(spec, slots, cluster.N, per)
+    return f"{type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, {batches}, seed {app.seed}"
 
 
 def requeue_of(app: IApp, cluster: Cluster) -> Requeue:
@@ -292,7 +295,7 @@ def requeue_of(app: IApp, cluster: Cluster) -> Requeue:
     return requeue
 
 
-async def _train(app: IApp, save_path: Path | None, run: Path | None, stop: StopRequest) -> int:
+async def _train_and_save(app: IApp, save_path: Path | None, run: Path | None, stop: StopRequest) -> int:
     """Train the app, save the model and evaluate it. The result of all complete rounds is saved, however training ends.
 
     Args:
@@ -313,7 +316,7 @@ async def _train(app: IApp, save_path: Path | None, run: Path | None, stop: Stop
         stop.gently = lambda: False
         if not isinstance(error, Exception | asyncio.CancelledError):
             raise
-        await _save_what_there_is(app, path)
+        await _save_after_error(app, path)
         raise
     stop.gently = lambda: False
     if save_path is not None:
@@ -345,7 +348,8 @@ async def _train(app: IApp, save_path: Path | None, run: Path | None, stop: Stop
     return 0
 
 
-async def _save_what_there_is(app: IApp, path: Path | None) -> None:
+async def _save_after_error(app: IApp, path: Path | None) -> None:
+    """Save the model of the last complete round after training has failed, and print where it is."""
     from ddlf.training.evaluation.master import to_its_end
 
     if not app.history:
