@@ -19,7 +19,7 @@ from ddlf.cli.parsing import Command, Parser, action, number
 from ddlf.errors import ConfigError, ConnectError
 
 if TYPE_CHECKING:
-    from ddlf.peers.sample_peer import SampleNoise
+    from ddlf.peers.sample_peer import SampleNoiseSettings
 
 A_LINK = "the link that the server has printed"
 
@@ -226,7 +226,7 @@ OF_SAMPLES = ("clip", "noise", "delta", "privacy_budget")
 """Options of a peer that hides single samples."""
 
 
-def _sample_noise(options: argparse.Namespace) -> SampleNoise | None:
+def _sample_noise(options: argparse.Namespace) -> SampleNoiseSettings | None:
     """Return how the peer hides single samples; None if it does not."""
     dependent = [f"--{name.replace('_', '-')}" for name in OF_SAMPLES if getattr(options, name) is not None]
     if options.privacy_unit is None:
@@ -245,10 +245,10 @@ def _sample_noise(options: argparse.Namespace) -> SampleNoise | None:
             "--seed has no effect with --privacy-unit sample: batches come from the system's random source",
             hint="leave it out",
         )
-    from ddlf.peers.sample_peer import SampleNoise
+    from ddlf.peers.sample_peer import SampleNoiseSettings
 
     delta = {"delta": options.delta} if options.delta is not None else {}
-    return SampleNoise(clip=options.clip, noise=options.noise, budget=options.privacy_budget, **delta)
+    return SampleNoiseSettings(clip=options.clip, noise=options.noise, budget=options.privacy_budget, **delta)
 
 
 def invite(options: argparse.Namespace) -> int:

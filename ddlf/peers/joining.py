@@ -19,7 +19,7 @@ from ddlf.peers.frames import Welcome
 from ddlf.peers.link import Offer
 from ddlf.peers.model import Trained, arrays_of, samples_of, trained_from_text
 from ddlf.peers.peer import Peer, check_link
-from ddlf.peers.sample_peer import SampleNoise, SamplePeer
+from ddlf.peers.sample_peer import SampleNoiseSettings, SamplePeer
 from ddlf.rpc.iworker import awaited
 
 
@@ -31,7 +31,7 @@ def peer_of_data(
     seed: int = 0,
     say: Callable[[str], None] = print,
     secure_aggregation: bool = False,
-    sample_noise: SampleNoise | None = None,
+    sample_noise: SampleNoiseSettings | None = None,
 ) -> Peer:
     """Return a peer that trains the server's model on private data. No code of the server runs.
 
@@ -70,7 +70,7 @@ def peer_of_data(
     return _peer(sample_noise, link, make, name=name, say=say, secure_aggregation=secure_aggregation)
 
 
-def _peer(sample_noise: SampleNoise | None, *args: Any, **keywords: Any) -> Peer:
+def _peer(sample_noise: SampleNoiseSettings | None, *args: Any, **keywords: Any) -> Peer:
     return Peer(*args, **keywords) if sample_noise is None else SamplePeer(*args, how=sample_noise, **keywords)
 
 
@@ -176,7 +176,7 @@ def peer_of_app(
     seed: int = 0,
     say: Callable[[str], None] = print,
     secure_aggregation: bool = False,
-    sample_noise: SampleNoise | None = None,
+    sample_noise: SampleNoiseSettings | None = None,
 ) -> Peer:
     """Return a peer that trains with its owner's own code.
 

@@ -37,7 +37,7 @@ MOST_STEPS = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleNoise:
+class SampleNoiseSettings:
     """How a peer hides its samples.
 
     Args:
@@ -68,8 +68,8 @@ class SampleTrained(Trained):
         ConfigError: Model, data or backend are not supported.
     """
 
-    def __init__(self, model: Any, data: Mapping[str, Any], noise: SampleNoise) -> None:
-        from ddlf.training.slot.sample_noise import SampleNoise as Steps
+    def __init__(self, model: Any, data: Mapping[str, Any], noise: SampleNoiseSettings) -> None:
+        from ddlf.training.slot.sample_noise import NoisedSteps
 
         if not all(isinstance(data[name], np.ndarray) for name in ("x_train", "y_train")):
             raise ConfigError(
@@ -77,7 +77,7 @@ class SampleTrained(Trained):
                 hint="train a model with one input and one output",
             )
         super().__init__(model, data, 0)
-        self._noised = Steps(model, noise.clip, noise.noise)
+        self._noised = NoisedSteps(model, noise.clip, noise.noise)
         self.steps = 0
 
     def batch(self, size: int) -> None:
@@ -106,7 +106,7 @@ class SamplePeer(Peer):
 
     trained: SampleTrained
 
-    def __init__(self, *args: Any, how: SampleNoise, **keywords: Any) -> None:
+    def __init__(self, *args: Any, how: SampleNoiseSettings, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self.how = how
         self._account: ReleaseAccount | None = None

@@ -184,7 +184,7 @@ class ComeBack(Exception):
     """The connection of a peer must end, but the peer may connect again."""
 
 
-class Test(Protocol):
+class WeightsTest(Protocol):
     """Tests weights on the server's test data. Called on a thread."""
 
     def __call__(self, weights: Weights) -> tuple[float, float, int]:
@@ -280,7 +280,7 @@ class PeerServer:
         say: Callable[[str], None],
         control: str,
         tell: Callable[[Event], object] = lambda event: None,
-        test: Test | None = None,
+        test: WeightsTest | None = None,
         converged: Callable[[RoundRecord], bool] | None = None,
         url: str = "",
         proxied: bool = False,
@@ -972,10 +972,10 @@ class PeerServer:
             )
         self._over.set()
         for peer, line in list(self._lines.items()):
-            self._begin(self._tell_end(peer, line.socket))
+            self._begin(self._send_last_set(peer, line.socket))
         self.done.set()
 
-    async def _tell_end(self, peer: int, socket: TurnConnection) -> None:
+    async def _send_last_set(self, peer: int, socket: TurnConnection) -> None:
         """Send the last set to a peer. It has left when its side has closed the connection, which comes after the set."""
         await self._over.wait()
         final = self.ledger.base
@@ -1283,7 +1283,7 @@ class PeerServer:
             if not ledger.ended:
                 raise
             line = self._lines[peer] = Line(socket=socket)
-            await self._tell_end(peer, socket)
+            await self._send_last_set(peer, socket)
             self._end_line(peer, line)
             return
         if len(ledger.present) == self.plan.quorum == 1 and not self._has_said_alone:

@@ -54,7 +54,7 @@ ANY_PLACE = 2**32 - 1
 NO_PROOF = bytes(PROOF_BYTES)
 
 
-class Verdict(IntEnum):
+class GateVerdict(IntEnum):
     """The gate's answer to an offer. Every failed authentication gives the same byte."""
 
     WELCOME = 1
@@ -136,21 +136,21 @@ class Offering:
         ProtocolError: The verdict is unknown.
         """
         verdict, proof = ANSWER.unpack(answer)
-        if verdict == Verdict.REFUSED:
+        if verdict == GateVerdict.REFUSED:
             raise AuthError("the gate has another token than this worker")
         if not hmac.compare_digest(proof, _proof(self._key, "M", self._transcript, bytes([verdict]))):
             raise AuthError("it has not proven that it has the token")
-        if verdict == Verdict.NO_SUCH_PLACE:
+        if verdict == GateVerdict.NO_SUCH_PLACE:
             raise ConnectError(
                 f"the master has no place {self._own_offer.place}", hint="check --place and the number of workers"
             )
-        if verdict == Verdict.REPLACED:
+        if verdict == GateVerdict.REPLACED:
             raise LeaseError(f"a later worker has place {self._own_offer.place}")
-        if verdict == Verdict.FULL:
+        if verdict == GateVerdict.FULL:
             raise ConnectError("the master has all its workers", hint="give it more with --workers")
-        if verdict == Verdict.OVER:
+        if verdict == GateVerdict.OVER:
             raise RunOver("the run is over")
-        if verdict != Verdict.WELCOME:
+        if verdict != GateVerdict.WELCOME:
             raise ProtocolError(f"unknown verdict {verdict}")
 
 
@@ -211,14 +211,14 @@ class Greeting:
             raise AuthError("token mismatch: the worker has another token")
         return Offer(place, incarnation)
 
-    def answer(self, verdict: Verdict) -> bytes:
+    def answer(self, verdict: GateVerdict) -> bytes:
         """Return the 33 bytes that end the greeting. A refusal has no proof."""
-        refused = verdict is Verdict.REFUSED
+        refused = verdict is GateVerdict.REFUSED
         return ANSWER.pack(verdict, NO_PROOF if refused else _proof(self._key, "M", self._transcript, bytes([verdict])))
 
 
 async def receive_offer(
-    sock: socket.socket, preamble: bytes, tokens: tuple[bytes, ...], judge: Callable[[Offer], Verdict]
+    sock: socket.socket, preamble: bytes, tokens: tuple[bytes, ...], judge: Callable[[Offer], GateVerdict]
 ) -> Offer | None:
     """Perform the gate's side of the greeting on a socket. The caller limits the time, and closes the socket.
 
@@ -243,14 +243,14 @@ async def receive_offer(
         offer = greeting.read(await receive_exactly(sock, OFFER.size + PROOF_BYTES))
     except AuthError:
         await asyncio.sleep(REFUSAL_DELAY_S)
-        await send_all(sock, greeting.answer(Verdict.REFUSED))
+        await send_all(sock, greeting.answer(GateVerdict.REFUSED))
         raise
     verdict = judge(offer)
     await send_all(sock, greeting.answer(verdict))
-    if verdict is not Verdict.WELCOME:
+    if verdict is not GateVerdict.WELCOME:
         return None
     await receive_exactly(sock, len(KEPT))
     verdict = judge(offer)
-    if verdict is Verdict.OVER:
+    if verdict is GateVerdict.OVER:
         await send_all(sock, join_preamble())  # the worker waits already
-    return offer if verdict is Verdict.WELCOME else None
+    return offer if verdict is GateVerdict.WELCOME else None

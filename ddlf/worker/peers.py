@@ -37,7 +37,7 @@ from ddlf.rpc.connection import Channel, Connection, Deadline
 from ddlf.rpc.dial import dial
 from ddlf.rpc.handshake import Role, short_answer
 from ddlf.rpc.heartbeats import ControlChannel, Timing, end_when_silent
-from ddlf.rpc.join import Offer, Verdict, receive_offer
+from ddlf.rpc.join import GateVerdict, Offer, receive_offer
 from ddlf.rpc.messages import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits, Request, Tag, refuse_loading
 from ddlf.rpc.offers import Offers
 from ddlf.rpc.stream import send_all
@@ -528,11 +528,11 @@ class Peers(Mapping[int, Peer]):
             if not is_kept:
                 sock.close()
 
-    def _judge(self, offer: Offer) -> Verdict:
+    def _judge(self, offer: Offer) -> GateVerdict:
         peer = self._peers.get(offer.place)
         if peer is None:  # not called any more: the other worker may have been between two offers when this was decided
-            return Verdict.OVER
-        return Verdict.WELCOME if offer.incarnation == offer_number(peer.shows) else Verdict.REPLACED
+            return GateVerdict.OVER
+        return GateVerdict.WELCOME if offer.incarnation == offer_number(peer.shows) else GateVerdict.REPLACED
 
     # -- requests of other workers ------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from ddlf.errors import BudgetSpent, CheckpointMismatch, ConfigError
 from ddlf.peers.entries import Posted
 from ddlf.peers.joining import peer_of_data
 from ddlf.peers.journal import history
-from ddlf.peers.sample_peer import ME, SampleNoise
+from ddlf.peers.sample_peer import ME, SampleNoiseSettings
 from ddlf.peers.serving import read_model
 from ddlf.privacy.accountant import Noise, epsilon
 from tests.peers.test_server import Running
@@ -60,7 +60,7 @@ def peer_of(link, lines=None, **how):
         link,
         data(),
         say=(lambda line: None) if lines is None else lines.append,
-        sample_noise=SampleNoise(**(HOW | how)),
+        sample_noise=SampleNoiseSettings(**(HOW | how)),
     )
 
 

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from ddlf.errors import AuthError, ConnectError, LeaseError, ProtocolError, VersionError
 from ddlf.rpc.handshake import PREAMBLE, ClientHandshake, Role, WorkerHandshake, auth_key, key_id, short_answer
-from ddlf.rpc.join import ANSWER, ANY_PLACE, OFFER, OPENING, Greeting, Offer, Offering, Verdict
+from ddlf.rpc.join import ANSWER, ANY_PLACE, OFFER, OPENING, GateVerdict, Greeting, Offer, Offering
 from tests.rpc.test_handshake import flip
 
 TOKEN, OTHER = b"t" * 43, b"o" * 43
 MINE = Offer(3, 1234567890123456789)
 
 
-def meet(worker=TOKEN, gate=(TOKEN,), verdict=Verdict.WELCOME, *, altered=-1, bit=0) -> Offer:
+def meet(worker=TOKEN, gate=(TOKEN,), verdict=GateVerdict.WELCOME, *, altered=-1, bit=0) -> Offer:
     """Run a whole greeting, in which an attacker may flip one bit of one message. Return the offer that the gate reads."""
 
     def carried(number: int, data: bytes) -> bytes:
@@ -43,7 +43,7 @@ def test_worker_refuses_a_gate_that_does_not_prove_the_token():
     offering = Offering(TOKEN, MINE)
     offering.answer(Greeting((OTHER,)).reply(offering.opening))
     with pytest.raises(AuthError, match="has not proven"):
-        offering.check(ANSWER.pack(Verdict.WELCOME, bytes(32)))
+        offering.check(ANSWER.pack(GateVerdict.WELCOME, bytes(32)))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_proof_of_a_worker_is_not_a_proof_of_a_gate():
     offering, greeting = Offering(TOKEN, MINE), Greeting((TOKEN,))
     answer_of_worker = offering.answer(greeting.reply(offering.opening))
     with pytest.raises(AuthError):
-        offering.check(bytes([Verdict.WELCOME]) + answer_of_worker[OFFER.size :])
+        offering.check(bytes([GateVerdict.WELCOME]) + answer_of_worker[OFFER.size :])
 
 
 def test_greeting_gives_no_proof_that_the_handshake_accepts():
@@ -84,9 +84,9 @@ def test_greeting_gives_no_proof_that_the_handshake_accepts():
 @pytest.mark.parametrize(
     ("verdict", "error", "text"),
     [
-        (Verdict.NO_SUCH_PLACE, ConnectError, "no place 3"),
-        (Verdict.REPLACED, LeaseError, "a later worker has place 3"),
-        (Verdict.FULL, ConnectError, "has all its workers"),
+        (GateVerdict.NO_SUCH_PLACE, ConnectError, "no place 3"),
+        (GateVerdict.REPLACED, LeaseError, "a later worker has place 3"),
+        (GateVerdict.FULL, ConnectError, "has all its workers"),
     ],
 )
 def test_worker_says_why_it_is_not_welcome(verdict, error, text):

@@ -22,7 +22,7 @@ from typing import Any
 from ddlf.cluster.launch.gate import Gate
 from ddlf.errors import DDLFError
 from ddlf.rpc.handshake import PROOF_BYTES
-from ddlf.rpc.join import ANSWER, KEPT, OFFER, OPENING, Greeting, Offer, Offering, Verdict
+from ddlf.rpc.join import ANSWER, KEPT, OFFER, OPENING, GateVerdict, Greeting, Offer, Offering
 from tests.trials.flood import strangers
 from tests.trials.options import read_options
 
@@ -70,7 +70,7 @@ def accepted_greeting() -> tuple[bytes, bytes]:
     offering, gate = Offering(TOKEN, Offer(0, 7)), Greeting((TOKEN,))
     offer = offering.answer(gate.reply(offering.opening))
     assert gate.read(offer) == Offer(0, 7), "the trial can make a genuine greeting"
-    return offer, gate.answer(Verdict.WELCOME)
+    return offer, gate.answer(GateVerdict.WELCOME)
 
 
 def greet(count: int, chance: random.Random) -> dict[str, Any]:
@@ -118,7 +118,7 @@ async def over_sockets(count: int, chance: random.Random) -> dict[str, Any]:
         for first in range(0, count, 50):
             ends = await asyncio.gather(*(forge(gate.port, before, chance) for _ in range(min(50, count - first))))
             for end in ends:
-                name = Verdict(end[0]).name if end and end[0] in iter(Verdict) else "closed"
+                name = GateVerdict(end[0]).name if end and end[0] in iter(GateVerdict) else "closed"
                 answers[name] = answers.get(name, 0) + 1
         absent = await gate.run(gate.absent())
         return {"answers": answers, "let in": sorted({0, 1, 2, 3} - set(absent))}

@@ -22,7 +22,7 @@ from ddlf.cluster.launch.launcher import Address, Incarnation, Launcher, Way
 from ddlf.errors import ConfigError, ConnectError, DDLFError, ProtocolError
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble
-from ddlf.rpc.join import ANY_PLACE, Offer, Verdict, receive_offer
+from ddlf.rpc.join import ANY_PLACE, GateVerdict, Offer, receive_offer
 from ddlf.rpc.listen import accepted, answer_http, close_if_cancelled, listening_socket, refusal
 from ddlf.rpc.offers import Offers
 from ddlf.rpc.stream import receive_exactly
@@ -261,25 +261,25 @@ class Gate:
             if is_owned:
                 sock.close()
 
-    def _judge(self, offer: Offer) -> tuple[Verdict, int]:
+    def _judge(self, offer: Offer) -> tuple[GateVerdict, int]:
         place = offer.place
         if self._is_over:
             for state in self._states:
                 state.is_told = state.is_told or state.incarnation == offer.incarnation
             self.came.set()
-            return Verdict.OVER, 0
+            return GateVerdict.OVER, 0
         if place == ANY_PLACE:
             former = [i for i, state in enumerate(self._states) if state.incarnation == offer.incarnation]
             free = former or [i for i, state in enumerate(self._states) if not state.incarnation]
             free = free or [i for i, state in enumerate(self._states) if self._is_left(state)]
             if not free:
-                return Verdict.FULL, 0
+                return GateVerdict.FULL, 0
             place = free[0]
         if place >= len(self._states):
-            return Verdict.NO_SUCH_PLACE, 0
+            return GateVerdict.NO_SUCH_PLACE, 0
         if offer.incarnation < self._states[place].incarnation:
-            return Verdict.REPLACED, place
-        return Verdict.WELCOME, place
+            return GateVerdict.REPLACED, place
+        return GateVerdict.WELCOME, place
 
     def _is_left(self, state: PlaceState, for_s: float = LEFT_AFTER_S) -> bool:
         return state.left_at is not None and self._loop.time() - state.left_at >= for_s

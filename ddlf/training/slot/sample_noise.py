@@ -33,7 +33,7 @@ ROUNDING = 1e-6
 WHOLE = "use privacy_unit='worker', which protects all data of a worker"
 
 
-class SampleNoise:
+class NoisedSteps:
     """Trains a compiled Keras model by DP-SGD, batch by batch.
 
     Args:
@@ -112,7 +112,7 @@ class SampleNoiseModel(KerasModel):
 
     def __init__(self, app: App) -> None:
         super().__init__(app)
-        self._noise = SampleNoise(app.model, float(app.update_clip), float(app.noise_multiplier))
+        self._noise = NoisedSteps(app.model, float(app.update_clip), float(app.noise_multiplier))
 
     def fit(
         self,

@@ -24,10 +24,10 @@ from ddlf.rpc.join import (
     KEPT,
     OFFER,
     OPENING,
+    GateVerdict,
     Greeting,
     Offer,
     Offering,
-    Verdict,
     join_preamble,
 )
 from ddlf.testing.in_process import InProcessDaemon
@@ -194,7 +194,7 @@ async def test_worker_keeps_its_place_after_a_cut_of_its_waiting_connection(flee
             place.drop(place.waiting[0])
             return gate._judge(spare._own_offer)[0]
 
-        assert await gate.run(cut_and_offer()) is Verdict.FULL
+        assert await gate.run(cut_and_offer()) is GateVerdict.FULL
         assert await cluster.run_method(double, x=1) == [2]
 
 
@@ -292,7 +292,7 @@ async def test_worker_that_reaches_one_gate_by_several_addresses_keeps_one_conne
         writer.write(greeting.reply(await reader.readexactly(OPENING.size)))
         greeting.read(await reader.readexactly(OFFER.size + PROOF_BYTES))
         await welcome.wait()  # all three are welcome at the same time
-        writer.write(greeting.answer(Verdict.WELCOME))
+        writer.write(greeting.answer(GateVerdict.WELCOME))
         answers.append(await reader.read(1))
         await end.wait()  # a worker whose connection is closed offers the next one
         writer.close()

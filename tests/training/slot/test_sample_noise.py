@@ -5,7 +5,7 @@ import pytest
 
 from ddlf.errors import ConfigError
 from ddlf.training.slot import sample_noise
-from ddlf.training.slot.sample_noise import CHUNK, SampleNoise
+from ddlf.training.slot.sample_noise import CHUNK, NoisedSteps
 from tests.later import Later
 
 keras = Later("keras")
@@ -40,7 +40,7 @@ def test_step_equals_the_formula_in_numpy(monkeypatch):
     monkeypatch.setattr(sample_noise, "gaussian_like", lambda like, std: np.zeros(like.shape))
     model, (x, y) = model_of(), samples_of(CHUNK + 8)  # the second chunk is padded
     before = [np.array(weight, float) for weight in model.trainable_variables]
-    SampleNoise(model, CLIP, 1.0).step(x, y, EXPECTED)
+    NoisedSteps(model, CLIP, 1.0).step(x, y, EXPECTED)
     for variable, old, total in zip(model.trainable_variables, before, sums_by_hand(*before, x, y), strict=True):
         np.testing.assert_allclose(np.array(variable), old - RATE * total / EXPECTED, atol=1e-6)
 
@@ -59,7 +59,7 @@ def test_recurrent_layers_without_dropout_equal_steps_of_single_samples(monkeypa
         gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
         flat = np.concatenate([gradient.numpy().ravel() for gradient in gradients])
         total = total + flat * min(1.0, clip / np.linalg.norm(flat))
-    SampleNoise(model, clip, 1.0).step(x, y, EXPECTED)
+    NoisedSteps(model, clip, 1.0).step(x, y, EXPECTED)
     moved = [old - new for old, new in zip(before, model.get_weights(), strict=True)]
     np.testing.assert_allclose(np.concatenate([array.ravel() for array in moved]), RATE * total / EXPECTED, atol=1e-6)
 
@@ -67,7 +67,7 @@ def test_recurrent_layers_without_dropout_equal_steps_of_single_samples(monkeypa
 def test_empty_batch_makes_a_step_of_noise_alone():
     model, (x, y) = model_of(), samples_of(4)
     before = np.concatenate([np.array(variable).ravel() for variable in model.trainable_variables])
-    noisy, steps = SampleNoise(model, CLIP, 2.0), []
+    noisy, steps = NoisedSteps(model, CLIP, 2.0), []
     for _ in range(60):
         noisy.step(x[:0], y[:0], EXPECTED)
         after = np.concatenate([np.array(variable).ravel() for variable in model.trainable_variables])
@@ -91,20 +91,20 @@ def test_layers_that_contradict_are_refused_by_name(layer, reason):
         "LSTMCell": lambda: [keras.layers.Reshape((5, 1)), keras.layers.LSTM(2, dropout=0.5)],
     }
     with pytest.raises(ConfigError, match=rf"\({layer}\): {reason}"):
-        SampleNoise(model_of(*layers[layer]()), CLIP, 1.0)
+        NoisedSteps(model_of(*layers[layer]()), CLIP, 1.0)
 
 
 def test_weights_of_another_type_and_frozen_models_are_refused():
     model = model_of(keras.layers.Dense(3, dtype="float64", name="wide"))
     with pytest.raises(ConfigError, match=r"gradients of float32 weights, and '.*wide/kernel' is float64"):
-        SampleNoise(model, CLIP, 1.0)
+        NoisedSteps(model, CLIP, 1.0)
     model = model_of()
     model.trainable = False
     with pytest.raises(ConfigError, match="needs a model with trainable weights"):
-        SampleNoise(model, CLIP, 1.0)
+        NoisedSteps(model, CLIP, 1.0)
 
 
 def test_other_backends_are_refused(monkeypatch):
     monkeypatch.setattr(sample_noise, "backend", lambda: "torch")
     with pytest.raises(ConfigError, match="does not work with Keras on torch"):
-        SampleNoise(model_of(), CLIP, 1.0)
+        NoisedSteps(model_of(), CLIP, 1.0)
