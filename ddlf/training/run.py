@@ -368,6 +368,7 @@ class Run:
         counted: Sequence[Reply],
         shown: dict[str, float],
     ) -> bool:
+        """Do what ``commit`` describes. Only the samples of the ``counted`` replies count; a void round has none."""
         progress = self.progress
         if weights is not progress.weights:
             self.judge.check_weights(weights, replies[0].task.round)

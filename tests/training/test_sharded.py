@@ -821,7 +821,7 @@ async def test_checkpoint_has_slot_states_of_a_worker_lost_in_the_meantime(tmp_p
 async def test_a_copy_of_a_slot_state_has_its_types_and_bits():
     numbers = CHANCE.normal(size=(3, 2))
     state = [np.asarray(numbers, kind) for kind in (ml_dtypes.bfloat16, "f2", "f4")] + [None, np.asarray(7, "i8")]
-    source = SlotCopies(mock.Mock(left=lambda slot, number: {"optimizer": state}), mock.Mock())
+    source = SlotCopies(mock.Mock(state_after=lambda slot, number: {"optimizer": state}), mock.Mock())
 
     async def ask(worker, verb, *arguments):
         return loads([bytearray(part) for part in dumps(await getattr(source, verb)(*arguments))])

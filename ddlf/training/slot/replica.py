@@ -166,16 +166,13 @@ class Replica:
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Train one slot for one round. Receives a ``Task`` and returns a ``Reply``, both as messages."""
-        reply: Reply = await self._computed(self.carry, Task.from_message(task))
+        reply: Reply = await self._on_thread(partial(self.carry, Task.from_message(task)))
         return {**(message := reply.to_message()), "update": as_sent(message["update"])}
 
     async def measure(self, task: dict[str, Any]) -> Weights:
         """Return batch normalization's moving statistics over the samples of a ``Task``, a message with weights."""
-        statistics: Weights = await self._computed(self.statistics, Task.from_message(task))
+        statistics: Weights = await self._on_thread(partial(self.statistics, Task.from_message(task)))
         return statistics
-
-    async def _computed(self, work: Callable[[Task], Any], task: Task) -> Any:
-        return await self._on_thread(lambda: work(task))
 
     async def _on_thread(self, work: Callable[[], Any]) -> Any:
         """Run a function on the thread that trains, and return its result.
