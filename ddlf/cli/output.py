@@ -50,7 +50,7 @@ def _printed_error(error: DDLFError, whole: bool) -> str:
     """Return the text to print about an error: what happened, the hint, where to read more, and the lines of the user's
     code on the worker.
 
-    Without a terminal there is no layout in rows.
+    Without a terminal there is no layout in rows, except that a hint never follows the last line of a table.
     """
     sentence, hint, details = parts(error)
     if isinstance(error, RemoteError) and not error.others:  # the sentence says it
@@ -66,7 +66,10 @@ def _printed_error(error: DDLFError, whole: bool) -> str:
         [] if isinstance(error, SELF_EXPLAINING) or type(error) is DDLFError else [f"ddlf help {type(error).__name__}"]
     )
     if not sys.stderr.isatty():
-        text = f"error  {sentence}; {hint}{details}\n" if hint else f"error  {sentence}{details}\n"
+        sentence = sentence.rstrip()
+        before_hint = "\ntry    " if "\n" in sentence else "; "
+        ending = before_hint + hint if hint else ""
+        text = f"error  {sentence}{ending}{details}\n"
         return text + "".join(f"more   {where}\n" for where in pages)
     rows = {"error": sentence, "why": _cause(error), "try": hint, "more": ", ".join([*pages, *[MORE] * hidden])}
     lines = f"{details}\n".removeprefix("\n") if details else ""

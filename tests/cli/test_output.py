@@ -91,6 +91,18 @@ def test_error_in_a_file_is_one_sentence_and_a_reference(capsys):
     assert capsys.readouterr().err == "error  it is not a number; write one\n", "this kind of error has no page of help"
 
 
+def test_error_of_several_lines_in_a_file_has_its_remedy_in_a_line_of_its_own(capsys):
+    table = "2 of 3 workers are in use:\n    1  pc01  by ann\n    2  pc02  by bob\n"
+    show_error(ConfigError(table, hint="wait for them"), whole=False)
+    assert capsys.readouterr().err == f"error  {table}try    wait for them\n"
+    error = ConfigError("4 values are NaN", hint="lower the learning rate")
+    error.add_note("likely cause: sample 17")
+    show_error(error, whole=False)
+    assert (
+        capsys.readouterr().err == "error  4 values are NaN\nlikely cause: sample 17\ntry    lower the learning rate\n"
+    )
+
+
 def test_equal_errors_of_several_workers_are_printed_once(capsys):
     first, *equal_errors = (remote() for _ in range(4))
     first.join(equal_errors, 5)
