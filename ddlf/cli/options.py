@@ -344,6 +344,10 @@ def check_cluster_options(options: argparse.Namespace) -> None:
             "--workers has no effect without --listen or --launcher",
             hint=f"for workers on this machine: --local {options.workers}",
         )
+    if options.launcher is not None and options.wait is not None:
+        raise ConfigError(
+            "--wait has no effect with --launcher, which starts workers for this run alone", hint="leave it out"
+        )
     if options.listen is not None and options.workers is None:
         raise ConfigError("--listen needs the number of workers", hint="add --workers N")
     if new_workers(options):

@@ -729,6 +729,10 @@ def test_options_without_effect_are_refused_by_name(app, refused, arguments, sen
             ["--hosts", "a:9000", "--gpus", "0"],
             "--gpus has no effect without --local; in a cluster file it is a key of",
         ),
+        (
+            ["--launcher", "command:{worker}", "--workers", "1", "--wait", "5"],
+            "--wait has no effect with --launcher, which starts workers for this run alone; leave it out",
+        ),
         (["--local", "1", "--takeover"], "--takeover has no effect here: the workers are new ones, and there are no"),
     ],
 )
