@@ -11,7 +11,7 @@ from ddlf.extras.planner.probe import Budget
 
 @pytest.mark.usefixtures("one_template")
 def test_predictions_are_shown_beside_measured_rounds(few_digits, monkeypatch, capsys):
-    room = iter((True,) * 4)  # without memory
+    room = iter((True,) * 5)  # without memory
     monkeypatch.setattr(Budget, "has_room", lambda budget, needed: next(room, False))
     monkeypatch.setattr("ddlf.extras.planner.planning.LEAST_S", math.inf)
     monkeypatch.setattr("ddlf.extras.planner.probe.MEASURE_S", 0.01)
