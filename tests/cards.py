@@ -54,8 +54,10 @@ class Cards:
             build.write_text("'cuda_version', '13.0'\ncuda = '13.0'\n")
             pattern = BUILD_FILES[backend][1]
             self._patch.setitem(BUILD_FILES, backend, (str(build), pattern))
-            (self.site / "sitecustomize.py").write_text(  # it replaces the one of other tests
-                f"{Path(unasked.__file__).read_text()}\nfrom ddlf.worker.cards import BUILD_FILES\nBUILD_FILES[{backend!r}] = ({str(build)!r}, {pattern!r})\n"
+            usual = Path(unasked.__file__).read_text()  # otherwise this file would hide the one of all tests
+            (self.site / "sitecustomize.py").write_text(
+                f"{usual}\nfrom ddlf.worker.cards import BUILD_FILES\n"
+                f"BUILD_FILES[{backend!r}] = ({str(build)!r}, {pattern!r})\n"
             )
 
     def has(self, *cards, **more):
