@@ -417,19 +417,17 @@ def own_modules() -> list[Any]:
     else:  # some modules may have been removed, too
         new_names, count, modules = module_names[::-1], 0, []
     if new_names:
-        modules = [*modules, *(module for name in reversed(new_names) if _is_own(module := sys.modules.get(name)))]
+        modules = [*modules, *(module for name in reversed(new_names) if _is_own(name, module := sys.modules.get(name)))]
         _scan = count + len(new_names), new_names[0], modules
     return modules
 
 
-def _is_own(module: Any) -> bool:
-    name, file = getattr(module, "__name__", None), getattr(module, "__file__", None)
-    if (
-        not isinstance(name, str)
-        or not isinstance(file, str)
-        or name == "__main__"
-        or sys.modules.get(name) is not module
-    ):
+def _is_own(name: str, module: Any) -> bool:
+    """Return whether a module is not installed. A module with two names, such as the main module in a process of
+    ``multiprocessing``, counts under its ``__name__`` only.
+    """
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or name == "__main__" or getattr(module, "__name__", None) != name:
         return False
     if file not in _is_own_by_file:
         _is_own_by_file[file] = file.endswith(".py") and not is_installed(file)

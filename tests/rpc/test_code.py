@@ -458,10 +458,23 @@ def test_a_function_can_be_sent_after_a_module_was_removed(tmp_path, monkeypatch
     assert unpickle(pickle_object(sys.modules["stays_last"].f))() == 1
 
 
+def test_a_module_with_two_names_travels_by_value(tmp_path, monkeypatch):
+    """In a process of ``multiprocessing``, the main module is ``__mp_main__`` and ``__main__``."""
+    (tmp_path / "named_twice.py").write_text("def f(): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("named_twice")
+    monkeypatch.setitem(sys.modules, "named_twice", module)
+    monkeypatch.setitem(sys.modules, "its_other_name", module)
+    data = pickle_object(module.f)
+    monkeypatch.delitem(sys.modules, "named_twice")
+    monkeypatch.delitem(sys.modules, "its_other_name")
+    assert unpickle(data)() == 1
+
+
 def test_only_new_modules_are_examined_again(monkeypatch):
     looked_at = []
     monkeypatch.setattr(code, "_scan", code._scan)
-    monkeypatch.setattr(code, "_is_own", lambda module: looked_at.append(module.__name__))
+    monkeypatch.setattr(code, "_is_own", lambda name, module: looked_at.append(name))
     code.own_modules()
     for name in ("came_first", "came_second"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
