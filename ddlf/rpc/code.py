@@ -417,7 +417,10 @@ def own_modules() -> list[Any]:
     else:  # some modules may have been removed, too
         new_names, count, modules = module_names[::-1], 0, []
     if new_names:
-        modules = [*modules, *(module for name in reversed(new_names) if _is_own(name, module := sys.modules.get(name)))]
+        modules = [
+            *modules,
+            *(module for name in reversed(new_names) if _is_own(name, module := sys.modules.get(name))),
+        ]
         _scan = count + len(new_names), new_names[0], modules
     return modules
 
