@@ -12,7 +12,8 @@ from ddlf.algorithms.weights import Weights
 from ddlf.peers.joining import peer_of_data
 from ddlf.peers.peer import Peer
 
-FIRST, LATER, POSTS = -10.0, 1000.0, 10
+FIRST, LATER, POSTS = -30.0, 1000.0, 10
+"""A training of a third to three times the usual length becomes 10 to 100 times as long, and later over 100 times."""
 
 
 class Liar(Peer):

@@ -14,6 +14,7 @@ import pytest
 from ddlf.peers.entries import Posted, Rejected
 from ddlf.peers.journal import history
 from ddlf.peers.serving import read_model
+from tests.forks import Fork
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -31,19 +32,14 @@ train:metrics accuracy;
 class Command:
     """A command in a separate process, and the lines that it prints.
 
-    The command is ``ddlf peers``, ``ddlf`` with another ``part``, or the Python file ``script``.
+    The command is ``ddlf peers``, ``ddlf`` with another ``part``, or the Python file ``script``. It is a fork of a process
+    that has imported Keras. With ``is_new``, Python starts as for a user.
     """
 
-    def __init__(self, folder, *words, part="peers", script=None):
-        program = ["-m", "ddlf.cli.main", part] if script is None else [str(script)]
-        self.process = subprocess.Popen(
-            [sys.executable, *program, *map(str, words)],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"DDLF_RUN_DIR": str(folder / "runs")},
-        )
+    def __init__(self, folder, *words, part="peers", script=None, is_new=False):
+        program = [*(["ddlf", part] if script is None else [str(script)]), *map(str, words)]
+        environment = os.environ | {"DDLF_RUN_DIR": str(folder / "runs")}
+        self.process = started(program, folder, environment) if is_new else Fork(program, folder, environment)
         self.lines = []
 
     def until(self, pattern):
@@ -71,6 +67,24 @@ class Command:
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
+
+
+def started(words, folder, environment):
+    """Start ``ddlf`` with a new Python process, and return the process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddlf.cli.main", *words[1:]],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+
+
+def stop(folder, port):
+    """End a server with ``ddlf peers stop``, and return the exit code of this command."""
+    with Command(folder, "stop", "--port", port) as command:
+        return command.end()
 
 
 @pytest.fixture
@@ -108,12 +122,7 @@ def test_two_peers_with_half_of_the_classes_each_learn_all_of_them(digits):
                 low.until("back ")
                 high.until_post(60)
                 low.until_post(60)  # a busy machine may rarely run one of the peers
-                stopped = subprocess.run(
-                    [sys.executable, "-m", "ddlf.cli.main", "peers", "stop", "--port", port],
-                    capture_output=True,
-                    text=True,
-                )
-                assert stopped.returncode == 0, stopped.stderr
+                assert stop(digits, port) == 0
                 assert (low.end(), high.end(), again.end()) == (0, 0, 0)
     [folder] = (digits / "runs").glob("*-peers-digits")
     model = load_model(folder / "model.keras", compile=False)
@@ -141,8 +150,7 @@ def test_rounds_of_peers_that_trust_nobody_release_noised_sums(digits):
             Command(digits, "join", links[1], "--data", "high.npz", *join) as high,
         ):
             assert (low.end(), high.end()) == (0, 0)
-        stopped = subprocess.run([sys.executable, "-m", "ddlf.cli.main", "peers", "stop", "--port", port])
-        assert (stopped.returncode, server.end()) == (0, 0)
+        assert (stop(digits, port), server.end()) == (0, 0)
     [folder] = (digits / "runs").glob("*-peers-digits")
     first = read_model(digits / "digits.nnm", None, None, 0).model
     last = (folder / "model.safetensors").read_bytes()
@@ -157,7 +165,7 @@ def test_rounds_of_peers_that_trust_nobody_release_noised_sums(digits):
 
 
 def test_a_lying_peer_harms_no_other_peer_and_the_record_says_why_it_is_excluded(digits):
-    """The peer trains on its data as usual, but multiplies its updates by -10, and later by 1000."""
+    """The peer trains on its data as usual, but multiplies its updates by -30, and later by 1000."""
     parts = np.load(digits / "low.npz"), np.load(digits / "high.npz")
     np.savez(digits / "all.npz", **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     join = ("--data", "all.npz")
@@ -176,11 +184,11 @@ def test_a_lying_peer_harms_no_other_peer_and_the_record_says_why_it_is_excluded
                 server.until(r"rejected  post \d+ of peer 4: its training is .* times as long as is usual, and")
                 server.until(r"rejected  post \d+ of peer 4: its training is .* times as long as is usual$")
                 server.until(r"out       peer 4: its posts count again in 60 s")
-                lists = [sys.executable, "-m", "ddlf.cli.main", "peers", "list", "--port", port]
-                listed = subprocess.run(lists, capture_output=True, text=True).stdout
+                with Command(digits, "list", "--port", port) as listing:
+                    assert listing.end() == 0
+                listed = "".join(listing.lines)
                 assert re.findall(r"peer (\d+)  .*, out for \d+ s, 2 strikes", listed) == ["4"], listed
-                stop = [sys.executable, "-m", "ddlf.cli.main", "peers", "stop", "--port", port]
-                assert subprocess.run(stop).returncode == 0
+                assert stop(digits, port) == 0
                 assert [peer.end() for peer in (*honest, liar, server)] == 5 * [0]
     [folder] = (digits / "runs").glob("*-peers-digits")
     importlib.import_module("ddlf.extras.text.conversion.operator")  # the layers of the text
@@ -196,9 +204,9 @@ def test_a_lying_peer_harms_no_other_peer_and_the_record_says_why_it_is_excluded
 
 
 def test_ctrl_c_ends_a_peer_and_sigterm_ends_the_server_without_losing_a_set(digits):
-    with Command(digits, "serve", "digits.nnm", "--invite", "1", "--port", "0") as server:
+    with Command(digits, "serve", "digits.nnm", "--invite", "1", "--port", "0", is_new=True) as server:
         link = server.until(r"link +(\S+)")[1]
-        with Command(digits, "join", link, "--data", "low.npz") as low:
+        with Command(digits, "join", link, "--data", "low.npz", is_new=True) as low:
             low.until_post(3)
             low.process.send_signal(signal.SIGINT)
             low.until("stopping ")
