@@ -244,7 +244,7 @@ class Still:
 
 @pytest.mark.slow
 async def test_eight_peers_two_of_them_in_chromium_train_under_masks(tmp_path, monkeypatch):
-    """One browser is killed in the middle of a round, and the server is killed and resumed."""
+    """One page is closed in the middle of a round, and the server is killed and resumed."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "digits.nnm").write_text(MODEL)
     options = ("--way", "rounds", "--secure-aggregation", "--deadline-s", "5", "--invite", "8", "--port", "0")
@@ -259,12 +259,7 @@ async def test_eight_peers_two_of_them_in_chromium_train_under_masks(tmp_path, m
         x, y = datasets.with_classes("digits")[0]
         x, y = (x + 0.5).reshape(-1, 64).astype("f4"), y.astype("i4")
         url = links[0].partition("/#")[0] + DOCUMENT
-        async with (
-            chromium() as browser,
-            chromium() as doomed,
-            opened(browser, url) as page,
-            opened(doomed, url) as other,
-        ):
+        async with chromium() as browser, opened(browser, url) as page, opened(browser, url) as other:
             survivor, doomed_peer = BrowserPeer(page), BrowserPeer(other)
             for member, link in ((survivor, links[0]), (doomed_peer, links[1])):
                 await member.session(link)
@@ -275,7 +270,7 @@ async def test_eight_peers_two_of_them_in_chromium_train_under_masks(tmp_path, m
             async with asyncio.timeout(PATIENCE_S):
                 while lines.count(both) < 6:  # noqa: ASYNC110  threads write these lines
                     await asyncio.sleep(0.05)
-            await doomed.close()
+            await other.context.close()
             server.process.send_signal(signal.SIGKILL)
             server.end()
             with Command(tmp_path, "serve", "--resume", "last", "--port", port) as resumed:
