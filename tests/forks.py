@@ -7,7 +7,6 @@ starts commands as a user does.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import json
 import os
@@ -24,7 +23,7 @@ from typing import Any
 from ddlf.worker import template
 
 ROOT = Path(__file__).parents[1]
-MESSAGE_BYTES = 2**17
+BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
 
 
 class Fork:
@@ -33,7 +32,7 @@ class Fork:
     Args:
         words: ``ddlf`` or a Python file, and its arguments.
         cwd: The current folder of the command.
-        environment: The environment of the command. It has no other backend of Keras.
+        environment: The environment of the command, with the backend of Keras that the tests have.
         descriptors: Files for the command, at most four. Their numbers in the fork are its last arguments.
 
     Attributes:
@@ -44,7 +43,7 @@ class Fork:
     def __init__(
         self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], descriptors: Sequence[int] = ()
     ) -> None:
-        assert environment.get("KERAS_BACKEND") == os.environ.get("KERAS_BACKEND"), "the backend is imported already"
+        assert environment.get("KERAS_BACKEND", BACKEND) == BACKEND, "the forks have imported another backend"
         request = {"words": list(words), "cwd": str(cwd), "environment": dict(environment)}
         self._reply, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, write_end = os.pipe()
@@ -77,7 +76,7 @@ class Fork:
         return self._code
 
     def _next(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(self._reply.recv(MESSAGE_BYTES))
+        facts: dict[str, Any] = json.loads(self._reply.recv(template.MESSAGE_BYTES))
         return facts
 
 
@@ -88,7 +87,12 @@ def _server() -> socket.socket:
     with other:
         words = [sys.executable, "-m", "tests.forks", str(other.fileno())]
         process = subprocess.Popen(
-            words, cwd=ROOT, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            words,
+            cwd=ROOT,
+            env={**os.environ, "KERAS_BACKEND": BACKEND},
+            pass_fds=[other.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
 
     def end() -> None:
