@@ -1,4 +1,4 @@
-"""Run several commands one after another in one process that imports Keras only once, because the import takes seconds.
+"""Run several commands one after another in one fork of a process that has imported Keras: the import takes seconds.
 
 Their workers are forks of one template. Other tests run single commands in their own processes
 (``tests.processes.command``).
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddlf.cluster.launch import local
+from tests.forks import Fork
 from tests.templates import Standing
 
 
@@ -46,15 +47,14 @@ def several(
     """
     suits = template is not None and template.suits(os.environ if env is None else env)
     shared = [template.fileno()] if template is not None and suits else []
-    ended = subprocess.run(
-        [sys.executable, "-c", f"from tests.commands import main; main({shared})"],
-        input=json.dumps([[str(word) for word in words] for words in commands]),
-        pass_fds=shared,
-        cwd=cwd,
-        env=env,
-        text=True,
-        capture_output=True,
-    )
+    with tempfile.TemporaryFile() as results:
+        program = [__file__, json.dumps([[str(word) for word in words] for words in commands])]
+        process = Fork(program, cwd, os.environ if env is None else env, [results.fileno(), *shared])
+        with process.stdout:
+            output = process.stdout.read()
+        code = process.wait()
+        results.seek(0)
+        ended = subprocess.CompletedProcess(program, code, results.read().decode(), output)
     assert ended.returncode == 0, ended.stderr
     printed = []
     results = zip(commands, codes or [0] * len(commands), json.loads(ended.stdout), strict=True)
@@ -64,9 +64,8 @@ def several(
     return printed
 
 
-def main(shared: Sequence[int]) -> None:
-    """Read commands from stdin, run them, and print the exit code and both outputs of each as JSON."""
-    sys.path[0] = os.getcwd()
+def main(commands: list[list[str]], results: int, shared: Sequence[int]) -> None:
+    """Run commands, and write the exit code and both outputs of each as JSON to the descriptor ``results``."""
     standing = [Standing(socket.socket(fileno=fd)) for fd in shared]
 
     def template(modules: Sequence[str]) -> Standing:
@@ -75,7 +74,7 @@ def main(shared: Sequence[int]) -> None:
 
     local.start_template = template
     local.start_template_early = lambda modules: None
-    commands, saved_descriptors = json.load(sys.stdin), (os.dup(1), os.dup(2))
+    saved_descriptors = os.dup(1), os.dup(2)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     done = []
@@ -91,7 +90,8 @@ def main(shared: Sequence[int]) -> None:
             done.append((code, out.read().decode(errors="replace"), err.read().decode(errors="replace")))
     for number, fd in enumerate(saved_descriptors, 1):
         os.dup2(fd, number)
-    print(json.dumps(done), flush=True)
+    with open(results, "w") as file:
+        json.dump(done, file)
     for server in standing:
         server.end()
 
@@ -115,3 +115,8 @@ def _run(words: list[str]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    results, *shared = map(int, sys.argv[2:])
+    main(json.loads(sys.argv[1]), results, shared)

@@ -101,10 +101,12 @@ def test_program_of_the_reference_uses_the_code_beside_it(tmp_path):
 
 
 CELLS = """
-import ast, asyncio, json, sys
+import ast, asyncio, json
 
 async def main():
-    for cell in json.load(sys.stdin):
+    with open("cells.json") as file:
+        cells = json.load(file)
+    for cell in cells:
         waiting = eval(compile(cell, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), globals())
         if waiting is not None:
             await waiting
@@ -136,17 +138,11 @@ def test_python_blocks_of_how_to_pages_run_in_order(tmp_path, environment):  # n
         )
         cells += [STEP] * ("step" in block) + [block] + ["cluster = app.cluster"] * ("app = App(" in block)
         cells += [f"await {name}(app.cluster).train_sync(master_epochs=1)" for name in defined]
-    ended = subprocess.run(
-        [sys.executable, "-c", CELLS],
-        input=json.dumps(cells),
-        cwd=tmp_path,
-        env=environment,
-        text=True,
-        capture_output=True,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "test " in ended.stdout
-    assert "5 (RemoteError" in ended.stdout
+    (tmp_path / "cells.json").write_text(json.dumps(cells))
+    (tmp_path / "cells.py").write_text(CELLS)
+    (printed,) = several([["cells.py"]], tmp_path, env=environment)
+    assert "test " in printed
+    assert "5 (RemoteError" in printed
 
 
 def written(page, folder):

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.commands import several
+
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/howto/calls.md")
 BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)]
@@ -56,8 +58,8 @@ def test_the_map_prints_what_the_comment_says(tmp_path, environment):
 @pytest.mark.slow
 def test_the_app_trains(tmp_path, environment):
     options = ("--local", "2", "--master-epochs", "2", "-p", "batch_size=64")
-    result = run(tmp_path, environment, block("class App"), *options)
-    assert result.returncode == 0, result.stderr
-    assert "round 2/2" in result.stdout
-    assert "batch 64 per worker x 2 workers, seed 0" in result.stdout
-    assert 0 < float(re.search(r"^test .*accuracy (\S+)", result.stdout, re.M)[1]) <= 1
+    (tmp_path / "example.py").write_text(block("class App"))
+    (printed,) = several([["example.py", *options]], tmp_path, env=environment)
+    assert "round 2/2" in printed
+    assert "batch 64 per worker x 2 workers, seed 0" in printed
+    assert 0 < float(re.search(r"^test .*accuracy (\S+)", printed, re.M)[1]) <= 1
