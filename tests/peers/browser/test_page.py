@@ -55,8 +55,8 @@ UNNAMED = """() => [...document.querySelectorAll("button, input, select, canvas,
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def browser():
-    """Return a browser for all tests. Each opens its page in a new profile."""
-    async with chromium() as browser:
+    """Return a browser with an invented camera for all tests. Each opens its page in a new profile."""
+    async with chromium("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream") as browser:
         yield browser
 
 
@@ -467,9 +467,8 @@ async def test_a_browser_without_web_assembly_does_not_use_the_link(browser):
         assert alone.codes == {CODE}
 
 
-async def test_a_camera_takes_labelled_pictures_and_a_refused_one_gets_a_sentence():
-    flags = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
-    async with chromium(*flags) as browser, joined(browser, Alone(digits_model())) as page:
+async def test_a_camera_takes_labelled_pictures_and_a_refused_one_gets_a_sentence(browser):
+    async with joined(browser, Alone(digits_model())) as page:
         await page.locator("#camera").click()
         await page.locator("#viewfinder").wait_for()
         for name in ("3", "3", "5", "5"):
@@ -478,7 +477,7 @@ async def test_a_camera_takes_labelled_pictures_and_a_refused_one_gets_a_sentenc
         assert "3 samples for training, and 1 held out" in await page.locator("#counts").inner_text()
         await page.locator("#camera-off").click()
         await is_sound(page)
-    async with chromium("--deny-permission-prompts") as browser, joined(browser, Alone(digits_model())) as page:
+    async with chromium("--deny-permission-prompts") as strict, joined(strict, Alone(digits_model())) as page:
         await page.locator("#camera").click()
         await page.locator("#problem").wait_for()
         assert "camera" in await page.locator("#why").inner_text()
