@@ -355,10 +355,12 @@ def set_precision(name: str, format: NumberFormat | None = None) -> None:
         keras.config.set_dtype_policy(policy)
 
 
+@cache
 def gain_of_bfloat16() -> float:
     """Return how many times faster matrix products are in bfloat16 than in float32; 0 if this cannot be measured.
 
-    The probe takes about a tenth of a second. A whole model gains less, because it computes more than matrix products.
+    The probe takes about a tenth of a second, once in each process. A whole model gains less, because it computes more
+    than matrix products.
     """
     import keras
 

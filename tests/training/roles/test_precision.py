@@ -1,10 +1,10 @@
-"""Tests of the probe that measures how fast a processor computes each number format, also on a busy machine. No Keras."""
+"""Tests of the probe that measures how fast a processor computes each number format, also on a busy machine."""
 
 import itertools
 
 import pytest
 
-from ddlf.training.slot.build import LEAST_TURNS, times_as_fast
+from ddlf.training.slot.build import LEAST_TURNS, gain_of_bfloat16, times_as_fast
 
 
 class Machine:
@@ -53,3 +53,13 @@ def test_impossible_factors_are_not_reported(took):
 
 def test_slow_formats_have_smaller_factors():
     assert Machine(float32=[0.002], bfloat16=[0.01]).measured() == pytest.approx(0.2)
+
+
+def test_a_process_measures_once(monkeypatch):
+    monkeypatch.setattr("ddlf.training.slot.build.times_as_fast", lambda *work: next(factors))
+    factors = iter([1.5, 2.0])
+    gain_of_bfloat16.cache_clear()
+    try:
+        assert [gain_of_bfloat16(), gain_of_bfloat16()] == [1.5, 1.5]
+    finally:
+        gain_of_bfloat16.cache_clear()
