@@ -7,7 +7,8 @@ the comparison with a checkpoint, the output of ``ddlf config show``, and docs/r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from enum import Flag, auto
@@ -162,13 +163,18 @@ class Group:
         )
 
     @classmethod
-    def settings(cls) -> Iterator[Setting[Any, Any]]:
-        """Yield the settings of the group, in the order of the fields."""
-        for field in fields(cls):  # type: ignore[arg-type]
-            for part in cls.__mro__:
-                if isinstance(setting := vars(part).get(field.name), Setting):
-                    yield setting
-                    break
+    @functools.cache  # a run asks for the settings of each group dozens of times
+    def settings(cls) -> tuple[Setting[Any, Any], ...]:
+        """Return the settings of the group, in the order of the fields."""
+        return tuple(
+            found[0]
+            for field in fields(cls)  # type: ignore[arg-type]
+            if (
+                found := [
+                    vars(part)[field.name] for part in cls.__mro__ if isinstance(vars(part).get(field.name), Setting)
+                ]
+            )
+        )
 
     def chosen_values(self) -> dict[str, Any]:
         """Return the values of the settings that the user gave, by the names of the app's attributes."""

@@ -742,11 +742,10 @@ class RunSpec(Group):
         Args:
             names: Names of app's attributes. Settings that the run does not have are left out.
         """
-        values = {
-            setting.name: (setting, getattr(group, setting.field))
-            for group in self.groups
-            for setting in group.settings()
-        }
+        found = {setting.name: (setting, group) for group in self.groups for setting in group.settings()}
         for name in names:
-            if name in values and values[name][1] != (setting := values[name][0]).check(name, setting.value):
-                yield values[name]
+            if name in found:
+                setting, group = found[name]
+                value = getattr(group, setting.field)
+                if value != setting.check(name, setting.value):
+                    yield setting, value
