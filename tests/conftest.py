@@ -36,7 +36,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch import local
 from ddlf.rpc import tokens
 from ddlf.rpc.tokens import new_token
-from tests import unasked
+from tests import unasked, warm
 from tests.cards import Cards
 from tests.daemons import RunningDaemon
 from tests.patience import PATIENCE_S
@@ -211,6 +211,7 @@ def own_folders(pytestconfig: pytest.Config) -> Iterator[Path]:
             patch.setenv("PLAIN_GRAPHS", "1")
         patch.setenv("DDLF_RUN_DIR", "none")  # runs of tests write no folders of runs into the current folder
         yield root
+        warm.end()
     shutil.rmtree(root, ignore_errors=True)
 
 
@@ -386,7 +387,8 @@ def descendants() -> Iterator[Callable[[], list[psutil.Process]]]:
     before = set(psutil.Process().children(recursive=True))
 
     def find() -> list[psutil.Process]:
-        return [process for process in psutil.Process().children(recursive=True) if process not in before]
+        children = psutil.Process().children(recursive=True)
+        return [process for process in children if process not in before and process.pid != warm.pid()]
 
     yield find
     for process in find():

@@ -10,6 +10,7 @@ import pytest
 
 from ddlf.errors import ConfigError
 from ddlf.worker.grace import SAME_SIGNAL_S, grace_s
+from tests import warm
 from tests.patience import PATIENCE_S
 from tests.processes import command
 
@@ -83,13 +84,7 @@ def train(tmp_path, where):
     (tmp_path / "app.py").write_text(APP)
 
     def begin(*arguments, until="in round 2"):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ddlf.cli.main", "run", "app.py", *where, *arguments],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = warm.begin("ddlf.cli.main", "run", "app.py", *where, *arguments, cwd=tmp_path)
         while process.stdout.readline() != f"{until}\n":
             assert process.poll() is None, process.stderr.read()
         return process
