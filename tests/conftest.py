@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -56,6 +57,7 @@ USE_KERAS = (
         *("tests/test_bad_inputs/test_api.py", "tests/test_bad_inputs/test_datasets.py", "tests/earlier/"),
         *("tests/peers/test_cluster.py", "tests/peers/test_model.py", "tests/worker/test_frameworks.py"),
         *("tests/extras/advice/", "tests/extras/planner/test_planning.py", "tests/extras/text/test_command.py"),
+        *("tests/extras/scout/", "tests/cli/test_new.py", "tests/peers/test_classes.py"),
     ),
     (
         *("tests/training/", "tests/data/test_app_data.py", "tests/end_to_end/test_template.py"),
@@ -118,8 +120,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before ``-m`` looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow_files = {path for path in {item.path for item in items} if SLOW & set(path.parents)}
     for item in items:
-        if SLOW & set(item.path.parents):
+        if item.path in slow_files:
             item.add_marker("slow")
     slow = [item for item in items if item.get_closest_marker("slow")]
     if slow and config.stash[LEFT] >= 0:
@@ -127,17 +130,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: (share_of(item.nodeid), length_of(item.nodeid)))
+        items.sort(key=lambda item: place_of(item.nodeid.partition("::")[0]))
 
 
-def share_of(nodeid: str) -> int:
-    """Return the index of a test's share in ``USE_KERAS``; the length of ``USE_KERAS`` if no share has the test."""
-    return next((n for n, names in enumerate(USE_KERAS) if nodeid.startswith(names)), len(USE_KERAS))
+@functools.cache  # thousands of tests are in hundreds of files
+def place_of(file: str) -> tuple[int, int]:
+    """Return the place of a file's tests in the order: its share, and its index in ``LONG`` or the length of ``LONG``."""
+    return share_of(file), next((n for n, name in enumerate(LONG) if file.startswith(name)), len(LONG))
 
 
-def length_of(nodeid: str) -> int:
-    """Return the index of a test in ``LONG``; the length of ``LONG`` if it is not a long test."""
-    return next((n for n, name in enumerate(LONG) if nodeid.startswith(name)), len(LONG))
+@functools.cache
+def share_of(file: str) -> int:
+    """Return the index of a file's share in ``USE_KERAS``; the length of ``USE_KERAS`` if no share has the file."""
+    return next((n for n, names in enumerate(USE_KERAS) if file.startswith(names)), len(USE_KERAS))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -146,10 +151,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            share = share_of(nodeid)
             if nodeid.startswith("tests/benchmarks/"):  # its tests take minutes and share nothing
                 return nodeid
-            return f"keras {share}" if share < len(USE_KERAS) else nodeid.partition("::")[0]
+            file = nodeid.partition("::")[0]
+            share = share_of(file)
+            return f"keras {share}" if share < len(USE_KERAS) else file
 
     return ByFile(config, log)
 
