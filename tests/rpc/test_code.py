@@ -500,11 +500,11 @@ def test_pickling_leaves_no_module_registered():
 
 
 def test_modules_are_listed_while_another_thread_imports(monkeypatch):
-    """The list asks a module for its name, and another thread imports one module and removes another one meanwhile."""
+    """The list asks a module for its name, and another thread imports two modules and removes one meanwhile."""
 
     class Interrupted:
         def __getattr__(self, name):
-            sys.modules["new"] = sys
+            sys.modules["new"] = sys.modules["newer"] = sys
             sys.modules.pop("removed", None)
             raise AttributeError(name)
 
@@ -516,4 +516,5 @@ def test_modules_are_listed_while_another_thread_imports(monkeypatch):
         assert "new" in sys.modules
         assert "removed" not in sys.modules
     finally:
-        sys.modules.pop("new", None)
+        for name in ("new", "newer"):
+            sys.modules.pop(name, None)
