@@ -38,7 +38,7 @@ class Fork:
         stdout: The text that it prints on standard output.
         stderr: The text that it prints on standard error.
         pid: Its process id.
-        returncode: As of ``subprocess.Popen``.
+        returncode: Its exit code, as ``subprocess.Popen`` gives it; None until ``poll`` or ``wait`` has seen the end.
     """
 
     def __init__(self, server: socket.socket, module: str, arguments: Sequence[str], cwd: str, env: Mapping[str, str]):
