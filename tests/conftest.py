@@ -317,6 +317,12 @@ def bare_template(own_folders: Path) -> Iterator[Standing]:
 
 
 @pytest.fixture
+def one_bare_template(bare_template: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the executors of local workers from one process that has imported what each executor needs, but not Keras."""
+    monkeypatch.setattr(local, "start_template", bare_template.instead(local.start_template))
+
+
+@pytest.fixture
 def start_worker(tmp_path: Path, token_file: Path, bare_template: Standing) -> Iterator[Callable[..., WorkerProcess]]:
     """Return a function that starts ``ddlf-worker`` like a person would. The workers end after the test."""
     with starting_workers(tmp_path, token_file, bare_template) as start:

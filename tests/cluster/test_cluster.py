@@ -32,7 +32,7 @@ from ddlf.errors import (
 from ddlf.rpc.tokens import new_token
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("one_bare_template")]
 
 
 async def calculate(self, a, b, c):

@@ -12,7 +12,7 @@ from ddlf.testing.local import local_cluster
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("one_bare_template")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
