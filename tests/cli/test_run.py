@@ -21,6 +21,7 @@ from ddlf.cli.target import find_target, function_arguments, prepare_app
 from ddlf.errors import AppError, ConfigError
 from ddlf.rpc.tokens import new_token
 from ddlf.training.registry import spec_of
+from tests import warm
 from tests.patience import PATIENCE_S
 from tests.processes import command, without_waits
 
@@ -495,12 +496,7 @@ def test_interrupt_swallowed_by_import_ends_run(app, reaction):
         f"except KeyboardInterrupt:\n    {reaction}\n"
         "async def main(cluster):\n    print('it continued', flush=True)\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1", "-q"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = warm.begin("ddlf.cli.main", "run", str(path), "--local", "1", "-q")
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=PATIENCE_S)
@@ -521,12 +517,7 @@ async def main(cluster):
 
 
 def test_interrupt_in_finalizer_ends_run_without_traceback(app):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ddlf.cli.main", "run", str(app.write(IN_A_FINALIZER)), "--local", "1", "-q"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = warm.begin("ddlf.cli.main", "run", str(app.write(IN_A_FINALIZER)), "--local", "1", "-q")
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=PATIENCE_S)
@@ -587,12 +578,7 @@ async def main(cluster):
 @pytest.mark.parametrize("times", [1, 3])
 def test_interrupt_ends_code_that_blocks_event_loop(app, descendants, times):
     path = app.write(BLOCKING.format(times=times))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1", "-q"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = warm.begin("ddlf.cli.main", "run", str(path), "--local", "1", "-q")
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=PATIENCE_S)
@@ -638,12 +624,7 @@ def test_interrupt_at_start_or_end_prints_nothing(module):
 
 def test_interrupted_app_can_clean_up(app):
     path = app.write(CLOSING.replace("    try:", "    print('now', flush=True)\n    try:"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ddlf.cli.main", "run", str(path), *app.where, "-q"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = warm.begin("ddlf.cli.main", "run", str(path), *app.where, "-q")
     assert process.stdout.readline() == "now\n"
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=PATIENCE_S)
