@@ -318,7 +318,7 @@ def bare_template(own_folders: Path) -> Iterator[Standing]:
 
 @pytest.fixture
 def one_bare_template(bare_template: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the executors of local workers from one process that has imported what each executor needs, but not Keras."""
+    """Fork the executors of local workers from one process that has imported their modules, but not Keras."""
     monkeypatch.setattr(local, "start_template", bare_template.instead(local.start_template))
 
 
