@@ -177,16 +177,21 @@ def _received(connection: socket.socket, size: int) -> bytes:
 
 def _serve(connection: socket.socket) -> Any:
     """Fork for each request until the connection ends, and report the ends of forks. In a fork, return the request."""
-    running: dict[int, tuple[int, int]] = {}  # by pidfd: the process id, and where its numbers go
+    running: dict[int, int] = {}  # by process id: where its numbers go
+    woken, wakes = os.pipe()  # has a byte when a fork has ended
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes)
     while True:
-        ready = select.select([connection, *running], [], [])[0]
-        for descriptor in running.keys() & set(ready):
-            number, status = running.pop(descriptor)
-            code = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
-            with contextlib.suppress(BrokenPipeError):
-                os.write(status, NUMBER.pack(code))
-            os.close(descriptor)
-            os.close(status)
+        ready = select.select([connection, woken], [], [])[0]
+        if woken in ready:
+            os.read(woken, 1024)
+            for number, status in list(running.items()):
+                ended, code = os.waitpid(number, os.WNOHANG)
+                if ended:
+                    with contextlib.suppress(BrokenPipeError):
+                        os.write(status, NUMBER.pack(os.waitstatus_to_exitcode(code)))
+                    os.close(running.pop(number))
         if connection not in ready:
             continue
         size, descriptors, *_ = socket.recv_fds(connection, NUMBER.size, 3)
@@ -196,14 +201,16 @@ def _serve(connection: socket.socket) -> Any:
         request = json.loads(_received(connection, *NUMBER.unpack(size)))
         child = os.fork()
         if child == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             connection.close()
             os.dup2(out, 1)
             os.dup2(err, 2)
-            for descriptor in (out, err, status, *running, *(other for _, other in running.values())):
+            for descriptor in (out, err, status, woken, wakes, *running.values()):
                 os.close(descriptor)
             return request
         os.write(status, NUMBER.pack(child))
-        running[os.pidfd_open(child)] = child, status
+        running[child] = status
         os.close(out)
         os.close(err)
 
