@@ -36,9 +36,9 @@ def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]
 
     The process is a fork of one that has imported DDLF, if that makes no difference.
     """
-    module, *others = map(str, arguments)
+    module, *words = map(str, arguments)
     if options.keys() <= {"cwd", "env"} and warm.suits(module, options.get("env") or os.environ):
-        fork = warm.begin(module, *others, **options)
+        fork = warm.begin(module, *words, **options)
         out, err = fork.communicate(PATIENCE_S)
         return subprocess.CompletedProcess(fork.args, fork.wait(), out, err)
     return subprocess.run(

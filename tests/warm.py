@@ -113,10 +113,12 @@ class Server:
 
     def __init__(self) -> None:
         self.environment = dict(os.environ)
-        self.connection, theirs = socket.socketpair()
-        with theirs:
+        self.connection, server_end = socket.socketpair()
+        with server_end:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                [sys.executable, __file__, str(server_end.fileno())],
+                pass_fds=[server_end.fileno()],
+                stdin=subprocess.DEVNULL,
             )
 
     def end(self) -> None:

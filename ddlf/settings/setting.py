@@ -167,10 +167,10 @@ class Group:
     def settings(cls) -> tuple[Setting[Any, Any], ...]:
         """Return the settings of the group, in the order of the fields."""
         return tuple(
-            found[0]
+            declarations[0]
             for field in fields(cls)  # type: ignore[arg-type]
             if (
-                found := [
+                declarations := [
                     vars(part)[field.name] for part in cls.__mro__ if isinstance(vars(part).get(field.name), Setting)
                 ]
             )

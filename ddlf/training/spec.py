@@ -742,10 +742,10 @@ class RunSpec(Group):
         Args:
             names: Names of app's attributes. Settings that the run does not have are left out.
         """
-        found = {setting.name: (setting, group) for group in self.groups for setting in group.settings()}
+        by_name = {setting.name: (setting, group) for group in self.groups for setting in group.settings()}
         for name in names:
-            if name in found:
-                setting, group = found[name]
+            if name in by_name:
+                setting, group = by_name[name]
                 value = getattr(group, setting.field)
                 if value != setting.check(name, setting.value):
                     yield setting, value
