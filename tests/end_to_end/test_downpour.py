@@ -100,12 +100,6 @@ async def test_downpour_survives_kills_and_nan_and_stops_early():
         assert len(recorder.epochs) == 3
         assert digest(stopped.model.get_weights()) == digest(recorder.epochs[0])
 
-        stopping = app_of(Pushing, cluster, slots=3, master_epochs=30, norm=False)
-        stopping.on_round = lambda record: record.version == 5 and stopping.stop_training()
-        await stopping.train_model()
-        assert 5 <= len(stopping.history) < 30
-        assert all(np.isfinite(weights).all() for weights in stopping.model.get_weights())
-
         dedicated, received = (
             app_of(Pushing, cluster, slots=None, shard_workers=1, shard_cut="layers", master_epochs=6),
             [],

@@ -493,3 +493,13 @@ def test_run_warns_of_a_callback_that_sets_the_learning_rate():
         "the learning rate that ReduceLROnPlateau sets applies only between two fetches of a replica; "
         "shards step at the rate of push_rule"
     ]
+
+
+async def test_a_stopped_run_ends_after_its_rounds_and_keeps_their_pushes():
+    run = run_of(master_epochs=30)
+    run.on_round = lambda record: record.version == 5 and run.stop_training()
+    await run.train_model()
+    assert 5 <= len(run.history) < 90
+    assert not run.ledger.is_exact(30)
+    assert run.ledger.counts.sum() == sum(record.samples for record in run.history)
+    assert all(np.isfinite(weights).all() for weights in run.model.get_weights())
