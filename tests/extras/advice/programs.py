@@ -253,7 +253,12 @@ PROGRAMS = {
         },
         {**IMAGES, "data": "x = random.normal(size=(1500, 16, 16, 3)); y = rows", "shape": "(16, 16, 3)"},
     ),
-    "D18": data("y[:1200:40] = (y[:1200:40] + 1) % 4; y = np.eye(4)[y]", "y = rows"),
+    "D18": data(
+        "y[:1200:40] = (y[:1200:40] + 1) % 4; y = np.eye(4)[y]",
+        "y = rows",
+        settings="    master_epochs = 3\n",
+        optimizer="keras.optimizers.Adam(0.01)",
+    ),
     "D19": data("x[1200:] *= 16; y = rows", "x[1200:] *= 2; y = rows"),
     "D20": data("x, y = x * 0, rows", "x, y = (x > 1) * 1.0, rows"),
     "D21": data("x, y = x / 255 / 255, rows", "x, y = x / 20, rows"),
