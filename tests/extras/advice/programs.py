@@ -142,6 +142,13 @@ EQUAL = {
 }
 """A program with equal results in a second process, although it has a lock and writes its process id to a file."""
 
+DIFFERENT = {
+    "data": "x, y = x + np.random.normal(size=x.shape).astype('float32'), rows; "
+    "np.savetxt('numbers.txt', [1]); np.loadtxt('numbers.txt')",
+    "hidden": 'layers.Dense(32 + hash("hidden") % 1000, activation="relu")',
+}
+"""A program with other data and another model in a second process, and with a file that only this machine has."""
+
 
 def two_heads(bad: str, near_miss: str) -> tuple[str, str]:
     return FUNCTIONAL.format(first=bad, second="b"), FUNCTIONAL.format(first=near_miss, second="b")
@@ -503,15 +510,15 @@ PROGRAMS = {
     ),
     "T13": setting("class_weight = {0: 8.0, 1: 1.0}", "class_weight = {0: 1.0, 1: 8.0}", **RARE),
     "T14": setting("master_epochs = 1", "master_epochs = 5"),
-    "C01": of({"data": "x, y = x + np.random.normal(size=x.shape).astype('float32'), rows"}, EQUAL),
-    "C02": of({"hidden": 'layers.Dense(32 + hash("hidden") % 1000, activation="relu")'}, EQUAL),
+    "C01": of(DIFFERENT, EQUAL),
+    "C02": of(DIFFERENT, EQUAL),
     "C03": of(
         {
             "more": "\n    def __init__(self, cluster=None):\n        super().__init__(cluster)\n        self.lock = threading.Lock()\n"
         },
         EQUAL,
     ),
-    "C04": of({"data": "np.savetxt('numbers.txt', [1]); np.loadtxt('numbers.txt'); y = rows"}, EQUAL),
+    "C04": of(DIFFERENT, EQUAL),
     "C05": of(
         {"data": "y = rows if os.getpid() == PID else rows / 0 / PID_OF_ANOTHER", "made": "\n\nPID = os.getpid()\n"},
         EQUAL,
