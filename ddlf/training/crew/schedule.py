@@ -307,11 +307,11 @@ class Schedule:
     def plan(self, now: float) -> list[Action]:
         """Return the actions that the crew must take now. Each action is returned once."""
         actions: list[Action] = []
-        for worker, running in self._running.items():
+        for number, running in self._running.items():
             running.obsolete = running.obsolete or running.slot not in self._open
-            if running.obsolete and not running.is_stopped and self._stops_at(worker, running) <= now:
+            if running.obsolete and not running.is_stopped and self._stops_at(number, running) <= now:
                 running.is_stopped = True
-                actions.append(Stop(worker))
+                actions.append(Stop(number))
         for slot in [slot for slot in self._waiting if self._crashes[slot] >= MAX_CRASHES]:
             self._waiting.remove(slot)
             self._open.discard(slot)
