@@ -149,7 +149,7 @@ async def test_worker_that_is_lost_while_idle_has_the_reason_of_its_launcher():
     cluster.subscribe(lambda event: isinstance(event, WorkerDisconnected) and lost.set())
     async with cluster:
         (worker,) = cluster.workers
-        worker._link.link_state._left = left
+        worker._link.link_state._find_end = left
         cluster.machine(1).proxy.reset()
         async with asyncio.timeout(PATIENCE_S):
             await lost.wait()

@@ -64,7 +64,7 @@ def steps(worker, model, slots, x=X, y=Y, w=W):
     for begin in range(0, len(x), BATCH):
         rows = np.arange(begin, min(begin + BATCH, len(x)))
         parts = partition(rows, equal_sizes(len(rows), slots))
-        updates = [worker.of((x[part], y[part], w[part]), weights)[0] for part in parts]
+        updates = [worker.compute((x[part], y[part], w[part]), weights)[0] for part in parts]
         state, weights = step.update(state, weights, merged(Mean(), updates, [len(part) for part in parts]), trainable)
         yield weights, state
 
@@ -152,7 +152,7 @@ def test_layer_that_changes_a_trained_weight_is_refused_by_name():
     model = keras.Sequential([keras.Input((8,)), keras.layers.SpectralNormalization(keras.layers.Dense(4))])
     model.compile("sgd", "mse")
     with pytest.raises(AppError, match=r"a layer of the model changes \S*kernel when it is called"):
-        Gradients(model).of((X[:BATCH], Y[:BATCH]), model.get_weights())
+        Gradients(model).compute((X[:BATCH], Y[:BATCH]), model.get_weights())
 
 
 def test_moving_statistics_become_the_mean_of_the_workers_values():
