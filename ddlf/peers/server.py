@@ -29,7 +29,7 @@ from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from statistics import fmean, median_low
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -73,7 +73,8 @@ from ddlf.peers.frames import (
     Score,
     Welcome,
 )
-from ddlf.peers.journal import Journal, head_of, needed_sets, open_journal
+from ddlf.peers.journal import Journal, needed_sets, open_journal
+from ddlf.peers.journal_writer import INLINE_BYTES, JournalWriter
 from ddlf.peers.ledger import STRIKES, EndForAll, Fate, Instruction, Mean, Reply, Unfit, WeightLedger
 from ddlf.peers.listener import Door
 from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base, state_layout, too_long
@@ -116,8 +117,6 @@ FLOODS = 9
 """New connections that a wrong code beyond its quota counts as, besides its own."""
 MOST_WAITING_FOR_A_NO = 32
 """Wrong codes that wait at once for their answers; others are answered at once, and told to come back later."""
-INLINE_BYTES = 256 * 1024
-"""Sets up to this size are checked, and made into records, on the event loop: a thread costs more."""
 AGAIN_S = 1.0
 """Seconds until the server writes to a disk again that has refused."""
 END_S = 3600.0
@@ -129,7 +128,6 @@ REFUSE_S = 5.0
 FULL = "the server's disk refuses to store anything now"
 """A peer hears this about a full disk, without the paths of the server."""
 HAS_END = "it has received the last set"
-CLOSED = "the server of peers ends: nothing more is written to its journal"
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
@@ -160,24 +158,6 @@ class Model:
     trainable: tuple[bool, ...]
     browser: BrowserModel = NO_BROWSERS
     shards: Shards | None = None
-
-
-class Waiting(NamedTuple):
-    """An entry that waits for the disk.
-
-    Attributes:
-        entry: The entry.
-        data: Its set, and what follows the set in the journal.
-        head: The head of its record; empty if a thread is to make it.
-        travelling: The set as it travels, if it travels in another form.
-        written: Done when the ledger has taken the entry.
-    """
-
-    entry: Entry
-    data: bytes
-    head: bytes
-    travelling: bytes
-    written: asyncio.Future[None]
 
 
 class ComeBack(Exception):
@@ -265,6 +245,7 @@ class PeerServer:
 
     Attributes:
         ledger: The ledger. Do not change it.
+        writer: Writes entries to the journal, after ``recover``.
         wire: Makes the sets that travel.
         check: Judges posts before other peers get their sets.
         sets: The bytes of each set that is needed, as they travel.
@@ -320,13 +301,9 @@ class PeerServer:
         self._returning: set[int] = set()  # peers of an earlier server, which have not come back yet
         self._connections = 0
         self._refusing = 0
-        self._waiting: list[Waiting] = []
-        self._waits = asyncio.Event()  # an entry waits, or the writer is to end
-        self._is_closing = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._outer: Weights = []  # state of the outer optimizer, which belongs to the base
         self._stepped: Weights = []  # its state for the next base
-        self._archiving = asyncio.Lock()
         self._leasing = asyncio.Lock()
         self._lending: dict[int, ServerConnection] = {}
         self._is_testing = False
@@ -344,7 +321,8 @@ class PeerServer:
         self._next_set = 1
         self._next_peer = 1
         self._journal: Journal
-        self._writer: asyncio.Future[None]
+        self.writer: JournalWriter
+        self._writing: asyncio.Future[None]
         self._turns: Turns
         self._copies: Copies  # answers with a set that is made for one peer
         self._loop: asyncio.AbstractEventLoop
@@ -361,6 +339,14 @@ class PeerServer:
             CheckpointError: The journal cannot be read or written.
         """
         self._journal, content = open_journal(self._folder)
+        self.writer = JournalWriter(
+            self._journal,
+            self.ledger,
+            take=self._take,
+            needed=self._for_file,
+            begin=self._begin,
+            refused=self._say_error,
+        )
         if self.plan.mechanism is not None:
             self._spending = Spending(self.plan, self._folder, continues=content.snapshot is not None)
             self._teller.epsilons = self._spending.epsilons
@@ -476,8 +462,8 @@ class PeerServer:
             logger=silent,
             server_header=None,
         ):
-            self._writer = asyncio.ensure_future(self._write_entries())
-            self._writer.add_done_callback(self._on_task_end)
+            self._writing = asyncio.ensure_future(self.writer.write())
+            self._writing.add_done_callback(self._on_task_end)
             self._begin(self._keep_time())
             if (pending := self.ledger.pending()) is not None:
                 self._carry_out(pending)
@@ -549,11 +535,9 @@ class PeerServer:
 
     async def _end_writer(self) -> None:
         """Write the entries that wait for the disk, and refuse later ones."""
-        self._is_closing = True
-        self._waits.set()
-        await asyncio.gather(self._writer, return_exceptions=True)
-        for waiting in self._waiting:  # the writer has failed
-            _set_exception(waiting.written, CheckpointError(CLOSED))
+        self.writer.close()
+        await asyncio.gather(self._writing, return_exceptions=True)
+        self.writer.fail_waiting()
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
@@ -569,81 +553,22 @@ class PeerServer:
 
     # -- the journal ----------------------------------------------------------------------------------------------------
 
-    async def commit(self, entry: Entry, data: bytes = b"", travelling: bytes = b"") -> None:
-        """Write an entry to the journal, let the ledger take it, and carry out what follows.
-
-        Args:
-            entry: The entry.
-            data: Its set, and what follows the set in the journal.
-            travelling: The set as it travels, if it travels in another form.
-
-        Raises:
-            Unfit: The entry does not fit the ledger.
-            CheckpointError: The journal cannot be written.
-        """
-        if self._is_closing:
-            raise CheckpointError(CLOSED)
-        self.ledger.admit(entry)
-        # Now, since the set of a post that has just come is in the processor's cache.
-        head = head_of(entry, data) if len(data) <= INLINE_BYTES else b""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Waiting(entry, data, head, travelling, written))
-        self._waits.set()
-        await written
-
-    async def _write_entries(self) -> None:
-        """Write entries in batches until the server is closed."""
-        while self._waiting or not self._is_closing:
-            await self._waits.wait()
-            self._waits.clear()
-            batch, self._waiting = self._waiting, []
-            if batch:
-                await self._write(batch)
-
-    async def _write(self, batch: list[Waiting]) -> None:
-        """Write entries with one sync. A disk that refuses fails the entries, and not the server."""
-        entries, heads = [(waiting.entry, waiting.data) for waiting in batch], [waiting.head for waiting in batch]
-        try:
-            await asyncio.to_thread(self._journal.append, entries, heads)
-        except DDLFError as error:
-            self._say_error("entries", error)
-            for waiting in batch:
-                _set_exception(waiting.written, error)
-            return
-        for waiting in batch:
-            self._take(waiting)
-        if self._journal.is_long:
-            try:
-                await asyncio.to_thread(self._journal.begin_file, self.ledger.state(), self._for_file())
-            except DDLFError as error:
-                self._say_error("file", error)
-            else:
-                self._begin(self._archive())
-
-    async def _archive(self) -> None:
-        async with self._archiving:
-            try:
-                await asyncio.to_thread(self._journal.archive)
-            except DDLFError as error:
-                self._say_error("archive", error)
-
     def _say_error(self, of: str, error: DDLFError) -> None:
         """Print an error of the disk, but rarely: on a full disk each try fails."""
         if self._errors_shown.setdefault(of, Rarely(0.0)).is_due(time.time()):
             self._say(f"error     {error}")
 
-    def _take(self, waiting: Waiting) -> None:
-        entry, data, _, travelling, written = waiting
+    def _take(self, entry: Entry, data: bytes, travelling: bytes) -> None:
+        """Let the ledger take an entry that is on the disk, and carry out what follows."""
         validated = self.ledger.validated
         if isinstance(entry, WITH_SET):
             self._keep(entry.set, data[: self.wire.length(data)], travelling)
         try:
             instructions = self.ledger.apply(entry)
-        except Unfit as error:  # something in the same batch came first
+        except Unfit:
             if isinstance(entry, WITH_SET):
                 self._drop(entry.set)
-            _set_exception(written, error)
-            return
+            raise
         if isinstance(entry, Posted) and (ledger_set := self.ledger.sets.get(entry.set)) is not None:
             self.check.accepted(entry, ledger_set.trainings)
         if isinstance(entry, (Merged, Summed)):
@@ -657,8 +582,6 @@ class PeerServer:
         self._forget([validated] if validated != self.ledger.validated else [])
         if self.ledger.over and not self.ledger.present:
             self._may_end.set()
-        if not written.done():
-            written.set_result(None)
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
@@ -764,7 +687,7 @@ class PeerServer:
             if sketch is not None:
                 self.check.keep(merged.set, sketch)
             try:
-                await self.commit(merged, data, travelling)
+                await self.writer.commit(merged, data, travelling)
                 return
             except CheckpointError as error:  # the disk refuses now, and the sets stay as they are
                 self.check.drop(merged.set)
@@ -879,7 +802,7 @@ class PeerServer:
             CheckpointError: The disk refuses, and the server ends.
         """
         try:
-            await self.commit(Ended(at=time.time(), why=reason))
+            await self.writer.commit(Ended(at=time.time(), why=reason))
         except CheckpointError as error:
             self._failure = self._failure or _unwritten_end(error)
             self.done.set()
@@ -910,7 +833,7 @@ class PeerServer:
                 if isinstance(entry, Left) and self._last_signs.get(entry.peer, 0.0) >= now:
                     continue  # it came back while an earlier entry was written
                 try:
-                    await (self._end_training(entry.why) if isinstance(entry, Ended) else self.commit(entry))
+                    await (self._end_training(entry.why) if isinstance(entry, Ended) else self.writer.commit(entry))
                 except (Unfit, CheckpointError):  # it comes again if it is still due
                     continue
                 if isinstance(entry, Left):
@@ -956,7 +879,7 @@ class PeerServer:
             accuracy, loss, samples = await asyncio.to_thread(self._test, weights)
             entry = Validated(at=time.time(), set=number, accuracy=accuracy, loss=loss, samples=samples)
             with contextlib.suppress(Unfit, CheckpointError):
-                await self.commit(entry)
+                await self.writer.commit(entry)
                 if number != self._tested and self._shown.is_due(time.time()):
                     self._say(f"validated set {number}: accuracy {accuracy:.4f}, loss {loss:.4f}, {samples:,} samples")
                 self._tested = number
@@ -987,7 +910,7 @@ class PeerServer:
             await socket.close(1000, "over")
         if socket.protocol.close_rcvd is not None and self.ledger.members[peer].present:
             with contextlib.suppress(Unfit, CheckpointError):
-                await self.commit(Left(at=time.time(), peer=peer, why=HAS_END))
+                await self.writer.commit(Left(at=time.time(), peer=peer, why=HAS_END))
 
     # -- HTTP -----------------------------------------------------------------------------------------------------------
 
@@ -1117,7 +1040,7 @@ class PeerServer:
             self.ledger.admit(entry)
             self._next_peer += 1
             key = sessions.new_secret()
-            await self.commit(replace(entry, key=sessions.hashed(key)))
+            await self.writer.commit(replace(entry, key=sessions.hashed(key)))
         except Unfit as error:
             return await self._wrong_code(error, address)
         except CheckpointError:
@@ -1153,7 +1076,7 @@ class PeerServer:
         now = time.time()
         until = now + sessions.CODE_S
         entries = [Invited(at=now, code=sessions.hashed(code), until=until, peers=peers) for code in codes]
-        await asyncio.gather(*map(self.commit, entries))
+        await asyncio.gather(*map(self.writer.commit, entries))
         return codes
 
     async def _command(self, name: str, query: str) -> dict[str, Any]:
@@ -1176,7 +1099,7 @@ class PeerServer:
                         f"the round has fewer posts than its quorum of {self.plan.quorum:,}, so its noise is too small",
                         hint="wait for more peers",
                     )
-                await self.commit(MergeAsked(at=time.time()))
+                await self.writer.commit(MergeAsked(at=time.time()))
                 return {}
             case "stop":
                 await self._end_training("stopped by ddlf peers stop")
@@ -1187,7 +1110,7 @@ class PeerServer:
                 if member is None or member.removed:
                     reason = f"there is no peer {peer}" if member is None else f"peer {peer} is removed already"
                     raise Unfit(reason, hint="ddlf peers list shows the peers")
-                await self.commit(Left(at=time.time(), peer=peer, why="removed", removed=True))
+                await self.writer.commit(Left(at=time.time(), peer=peer, why="removed", removed=True))
                 if (line := self._lines.get(peer)) is not None:
                     self._begin(self._refuse(line.socket, "you were removed", "ask for a new link"))
                 return {}
@@ -1335,12 +1258,12 @@ class PeerServer:
         facts: dict[str, Any] = {"peer": peer, "name": name, "keeps": keeps}
         shards = self.model.shards
         if shards is None:
-            await self.commit(Arrived(at=time.time(), samples=samples, **facts))
+            await self.writer.commit(Arrived(at=time.time(), samples=samples, **facts))
         else:
             async with self._leasing:  # a shard is free until the entry is on the disk
                 shard = self.ledger.shard_for(peer, samples)
                 samples = shards.sizes[shard - 1]
-                await self.commit(Arrived(at=time.time(), samples=samples, shard=shard, **facts))
+                await self.writer.commit(Arrived(at=time.time(), samples=samples, shard=shard, **facts))
         of = f" of shard {self.ledger.members[peer].shard}" if shards is not None else ""
         if not keeps or self._back_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
             noun = "sample" if samples == 1 else "samples"
@@ -1401,9 +1324,9 @@ class PeerServer:
                 reason = message.why[: frames.MOST_TEXT_BYTES]
                 if self._rejected_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
                     self._say(f"again     {self._name(peer)} begins again: {reason}")
-                await self.commit(Lost(at=time.time(), peer=peer, why=reason))
+                await self.writer.commit(Lost(at=time.time(), peer=peer, why=reason))
             case Bye():
-                await self.commit(Left(at=time.time(), peer=peer, why="it said goodbye"))
+                await self.writer.commit(Left(at=time.time(), peer=peer, why="it said goodbye"))
 
     async def _on_post(self, peer: int, line: Line, post: Post) -> None:
         ledger = self.ledger
@@ -1462,7 +1385,7 @@ class PeerServer:
         )
         self.check.keep(entry.set, sketch)
         try:
-            await self.commit(entry, post.set)
+            await self.writer.commit(entry, post.set)
         finally:
             if entry.set not in self.sets:  # it has no place in the ledger
                 self.check.drop(entry.set)
@@ -1498,7 +1421,7 @@ class PeerServer:
             why=finding.reason,
             strike=finding.strike,
         )
-        await self.commit(entry)
+        await self.writer.commit(entry)
         if finding.strike != "no" and (out_s := self.ledger.out_s(peer, entry.at)):
             self._say(f"out       {self._name(peer)}: its posts count again in {out_s:.0f} s")
 
@@ -1515,7 +1438,7 @@ class PeerServer:
         if self._validation_requests.pop(peer, NO_SET) != entry.set:  # a peer that is not asked could end the training
             self._say(f"ignored   a validation of {self._name(peer)} that it was not asked for")
             return
-        await self.commit(entry)
+        await self.writer.commit(entry)
 
     async def _send_answers(self, peer: int, line: Line) -> None:
         """Send the answers that come while the peer is silent, as at the end of a round."""
@@ -1673,11 +1596,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _set_exception(future: asyncio.Future[None], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 def _unwritten_end(error: CheckpointError) -> CheckpointError:

@@ -74,7 +74,7 @@ class Cutting(Running):
         return True
 
     async def expire(self):
-        await self.server.commit(Left(at=0.0, peer=1, why="no sign of life"))
+        await self.server.writer.commit(Left(at=0.0, peer=1, why="no sign of life"))
         self.may_come.set()
 
 

@@ -73,7 +73,7 @@ class Running:
 
     async def validated(self, number, accuracy):
         entry = Validated(at=time.time(), set=number, accuracy=accuracy, loss=1 - accuracy, samples=64, peer=1)
-        await self.server.commit(entry)
+        await self.server.writer.commit(entry)
 
     async def until(self, holds):
         async with asyncio.timeout(PATIENCE_S):
@@ -683,7 +683,7 @@ async def test_posts_that_arrive_together_share_a_sync(running):
     await begun.wait()
     for peer in peers[1:]:
         await peer.send_post(a_set(2.0))
-    await running.until(lambda: len(running.server._waiting) == 7)
+    await running.until(lambda: len(running.server.writer._waiting) == 7)
     going.set()
     for peer in peers:
         await peer.answer()
@@ -704,7 +704,7 @@ async def test_a_peer_that_returns_while_other_leases_expire_stays(tmp_path, mon
     async with Running(tmp_path) as running:
         first, second = await running.peer(), await running.peer()
         await first.post(a_set(1.0))
-        commit, back = running.server.commit, asyncio.Event()
+        commit, back = running.server.writer.commit, asyncio.Event()
 
         async def slowly(entry, data=b""):
             if isinstance(entry, Left) and not back.is_set():
@@ -712,7 +712,7 @@ async def test_a_peer_that_returns_while_other_leases_expire_stays(tmp_path, mon
                 back.set()
             await commit(entry, data)
 
-        monkeypatch.setattr(running.server, "commit", slowly)
+        monkeypatch.setattr(running.server.writer, "commit", slowly)
         for peer in (first, second):
             await peer.abort()
         await running.until(lambda: not running.server._lines)
@@ -733,7 +733,7 @@ async def test_a_post_after_the_end_is_answered_with_the_end(running):
 
 async def test_a_connected_peer_with_an_expired_lease_returns_with_its_post(running):
     peer = await running.peer()
-    await running.server.commit(Left(at=0.0, peer=1, why="no sign of life"))
+    await running.server.writer.commit(Left(at=0.0, peer=1, why="no sign of life"))
     await peer.send_post(a_set(1.0))
     with pytest.raises(ConnectionClosed) as closed:
         await peer.socket.recv()
@@ -760,12 +760,12 @@ async def test_a_server_that_ends_writes_the_entries_that_wait_for_the_disk(tmp_
         await peer.socket.send(frame(BYE, {}))
         await asyncio.to_thread(began.wait)
         ending = asyncio.ensure_future(running.__aexit__())
-        await running.until(lambda: running.server._is_closing)
+        await running.until(lambda: running.server.writer._is_closing)
         may_go_on.set()
         await ending
     assert [type(entry) for entry in history(tmp_path)][-1] is Left
     with pytest.raises(CheckpointError, match="ends"):
-        await running.server.commit(Invited(at=0.0, code="c", until=1.0))
+        await running.server.writer.commit(Invited(at=0.0, code="c", until=1.0))
 
 
 async def test_a_peer_that_is_disconnected_during_its_restart_asks_again(running, monkeypatch):
@@ -797,7 +797,7 @@ async def test_a_peer_that_is_disconnected_during_its_restart_asks_again(running
 
 async def test_resuming_an_ended_training_reports_its_end(tmp_path):
     async with Running(tmp_path) as first:
-        await first.server.commit(Ended(at=time.time(), why="stopped by ddlf peers stop"))
+        await first.server.writer.commit(Ended(at=time.time(), why="stopped by ddlf peers stop"))
         await first.until(lambda: first.server.ledger.over)
     async with Running(tmp_path) as again:
         await asyncio.wait_for(again.server.done.wait(), PATIENCE_S)

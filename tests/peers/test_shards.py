@@ -140,7 +140,7 @@ async def test_a_server_leases_shards_and_a_later_server_knows_the_leases(tmp_pa
         await second.socket.wait_closed()
         await second.connect()
         assert running.server.ledger.members[2].shard == 2
-        await running.server.commit(Left(at=1.0, peer=2, why="its lease"))
+        await running.server.writer.commit(Left(at=1.0, peer=2, why="its lease"))
         assert (await shard_of(running, second, 2))[0] == 409
         assert (await late.connect())["shard"] == 2
         with_data = await running.peer(samples=5)
@@ -251,10 +251,10 @@ async def test_a_peer_that_was_away_for_longer_than_its_lease_waits_and_trains_a
         run = asyncio.ensure_future(asyncio.to_thread(peer.run))
         ledger = running.server.ledger
         await running.until(lambda: ledger.counts.get("posts", 0) >= 1)
-        await running.server.commit(Left(at=1.0, peer=1, why="its lease has run out"))
+        await running.server.writer.commit(Left(at=1.0, peer=1, why="its lease has run out"))
         light = await running.peer(samples=0)
         assert ledger.members[2].shard == 2
-        await running.server.commit(Left(at=1.0, peer=2, why="gone"))
+        await running.server.writer.commit(Left(at=1.0, peer=2, why="gone"))
         await running.until(lambda: ledger.members[1].present)
         await running.until(lambda: ledger.counts["posts"] >= 3)
         assert light.number == 0

@@ -46,7 +46,7 @@ async def test_each_round_is_charged_to_the_peers_with_an_update_in_it(tmp_path)
         await a_round(running, first, second)
         third = await running.peer()
         await a_round(running, first, second, third)
-        await running.server.commit(Left(at=time.time(), peer=3, why="gone"))
+        await running.server.writer.commit(Left(at=time.time(), peer=3, why="gone"))
         await a_round(running, first, second)
         spending = running.server._spending
         assert spending.epsilons() == {1: after(3), 2: after(3), 3: after(1)}
