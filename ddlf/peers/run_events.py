@@ -20,9 +20,6 @@ from ddlf.peers.ledger import WeightLedger
 from ddlf.peers.plan import LAST, Plan
 from ddlf.peers.wire import FLOAT32
 
-SAID_SHARE, SAID_S = 0.1, 60.0
-"""The terminal shows a validation again after this share of the time so far, and at the latest after these seconds."""
-
 
 @dataclass
 class Posts:
@@ -180,25 +177,6 @@ class Teller:
 
 def _finite(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if value == value}
-
-
-class Rarely:
-    """Says whether a line that comes again and again is due: the longer a run lasts, the rarer it is.
-
-    Args:
-        began_at: Time of the beginning.
-    """
-
-    def __init__(self, began_at: float) -> None:
-        self._began_at = began_at
-        self._said_at = -1e9
-
-    def is_due(self, now: float) -> bool:
-        """Return whether the line is due now. If so, it counts as said."""
-        due = now - self._said_at >= min((now - self._began_at) * SAID_SHARE, SAID_S)
-        if due:
-            self._said_at = now
-        return due
 
 
 class PeersWriter(FolderWriter):

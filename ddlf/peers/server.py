@@ -82,7 +82,8 @@ from ddlf.peers.pages import NO_BROWSERS, BrowserModel, File, files
 from ddlf.peers.plan import Plan
 from ddlf.peers.quotas import Quotas, counted_as, reading_s
 from ddlf.peers.rounds import RoundLedger
-from ddlf.peers.run_events import Rarely, Teller
+from ddlf.peers.run_events import Teller
+from ddlf.peers.said_lately import Rarely, SaidLately
 from ddlf.peers.secure_ledger import SecureLedger
 from ddlf.peers.secure_rounds import AddUp, Do, SecureRounds, Tell
 from ddlf.peers.secure_updates import base_of, terms_of, values_in
@@ -270,7 +271,6 @@ class PeerServer:
         self.plan = plan
         self.quotas = quotas or Quotas()
         self._validation_requests: dict[int, int] = {}  # by peer: the set that it was asked to validate
-        self._paced_shown: dict[int, Rarely] = {}
         self.model = model
         self.ledger: WeightLedger = SwapLedger(plan) if plan.way == "swap" else RoundLedger(plan)
         self._sums: SecureRounds | None = None
@@ -290,6 +290,7 @@ class PeerServer:
         self._teller = Teller(self.ledger, tell, self.wire.bytes)
         self._folder = folder
         self._say = say
+        self._lately = SaidLately(say)
         self._control = control
         self._test = test
         self._converged = converged
@@ -311,13 +312,9 @@ class PeerServer:
         self._tested = NO_SET
         self._has_said_alone = False
         self._short = NO_SET  # the base of the last round whose missing posts the server has named
-        self._shown = Rarely(time.time())
+        self._validations_shown = Rarely(time.time())
         self._epsilon_shown = Rarely(time.time())
         self._counting = asyncio.Lock()
-        self._errors_shown: dict[str, Rarely] = {}
-        self._back_shown: dict[int, Rarely] = {}
-        self._rejected_shown: dict[int, Rarely] = {}
-        self._capped_shown: dict[int, Rarely] = {}
         self._next_set = 1
         self._next_peer = 1
         self._journal: Journal
@@ -555,8 +552,7 @@ class PeerServer:
 
     def _say_error(self, of: str, error: DDLFError) -> None:
         """Print an error of the disk, but rarely: on a full disk each try fails."""
-        if self._errors_shown.setdefault(of, Rarely(0.0)).is_due(time.time()):
-            self._say(f"error     {error}")
+        self._lately.say(f"error     {error}", of, now=time.time())
 
     def _take(self, entry: Entry, data: bytes, travelling: bytes) -> None:
         """Let the ledger take an entry that is on the disk, and carry out what follows."""
@@ -735,9 +731,9 @@ class PeerServer:
         most = most_samples(part.samples for part in parts.values())
         for number in (number for number, part in parts.items() if part.samples > most):
             peer = self.ledger.sets[number].peer
-            if self._capped_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
-                claim = f"{self._name(peer)} says that it has {parts[number].samples:,} samples"
-                self._say(f"capped    {claim}, and counts with {most:,}: {HEAVIEST} times as many as is usual here")
+            claim = f"{self._name(peer)} says that it has {parts[number].samples:,} samples"
+            line = f"capped    {claim}, and counts with {most:,}: {HEAVIEST} times as many as is usual here"
+            self._lately.say(line, "samples", peer, now=time.time())
         return {number: replace(part, samples=min(part.samples, most)) for number, part in parts.items()}
 
     def _long_sets(self, of: Sequence[int]) -> tuple[int, ...]:
@@ -880,7 +876,7 @@ class PeerServer:
             entry = Validated(at=time.time(), set=number, accuracy=accuracy, loss=loss, samples=samples)
             with contextlib.suppress(Unfit, CheckpointError):
                 await self.writer.commit(entry)
-                if number != self._tested and self._shown.is_due(time.time()):
+                if number != self._tested and self._validations_shown.is_due(time.time()):
                     self._say(f"validated set {number}: accuracy {accuracy:.4f}, loss {loss:.4f}, {samples:,} samples")
                 self._tested = number
         finally:
@@ -1265,9 +1261,12 @@ class PeerServer:
                 samples = shards.sizes[shard - 1]
                 await self.writer.commit(Arrived(at=time.time(), samples=samples, shard=shard, **facts))
         of = f" of shard {self.ledger.members[peer].shard}" if shards is not None else ""
-        if not keeps or self._back_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
-            noun = "sample" if samples == 1 else "samples"
-            self._say(f"here      {self._name(peer)} with {samples:,} {noun}{of}{' again' * keeps}")
+        noun = "sample" if samples == 1 else "samples"
+        line = f"here      {self._name(peer)} with {samples:,} {noun}{of}{' again' * keeps}"
+        if keeps:
+            self._lately.say(line, "return", peer, now=time.time())
+        else:
+            self._say(line)
 
     async def _listen(self, peer: int, line: Line) -> None:
         of = (*(SECURE_FROM_PEER if self._sums is not None else (Post, Score)), Broken, Bye)
@@ -1295,8 +1294,8 @@ class PeerServer:
 
     async def _pace(self, peer: int, line: Line, wait_s: float) -> None:
         """Do not read from a peer that sends more than its quota."""
-        if self._paced_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
-            self._say(f"paced     {self._name(peer)} sends more than its quota, so each message waits {wait_s:.2g} s")
+        paced = f"paced     {self._name(peer)} sends more than its quota, so each message waits {wait_s:.2g} s"
+        self._lately.say(paced, "quota", peer, now=time.time())
         line.is_resting = True
         line.socket.transport.pause_reading()
         try:
@@ -1322,8 +1321,7 @@ class PeerServer:
                 self._follow(self._sums.received(peer, message, time.time()))
             case Broken():
                 reason = message.why[: frames.MOST_TEXT_BYTES]
-                if self._rejected_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
-                    self._say(f"again     {self._name(peer)} begins again: {reason}")
+                self._lately.say(f"again     {self._name(peer)} begins again: {reason}", "posts", peer, now=time.time())
                 await self.writer.commit(Lost(at=time.time(), peer=peer, why=reason))
             case Bye():
                 await self.writer.commit(Left(at=time.time(), peer=peer, why="it said goodbye"))
@@ -1411,8 +1409,11 @@ class PeerServer:
 
     async def _reject(self, peer: int, post: Post, finding: Finding) -> None:
         """Write that a post is rejected, and why."""
-        if finding.strike != "no" or self._rejected_shown.setdefault(peer, Rarely(0.0)).is_due(time.time()):
-            self._say(f"rejected  post {post.number} of {self._name(peer)}: {finding.reason}")
+        line = f"rejected  post {post.number} of {self._name(peer)}: {finding.reason}"
+        if finding.strike == "no":
+            self._lately.say(line, "posts", peer, now=time.time())
+        else:
+            self._say(line)
         entry = Rejected(
             at=time.time(),
             peer=peer,

@@ -1,7 +1,6 @@
 """Tests of the events of a training by peers, and of the run folder and board that are made from them."""
 
 import json
-from itertools import pairwise
 
 import pytest
 
@@ -10,7 +9,7 @@ from ddlf.monitor.dashboard.board import Board, Received
 from ddlf.monitor.runs import folder, report, run_reader
 from ddlf.peers.entries import Arrived, Began, Invited, Joined, Left, Posted, Validated
 from ddlf.peers.plan import Plan
-from ddlf.peers.run_events import PeersWriter, Rarely, Teller
+from ddlf.peers.run_events import PeersWriter, Teller
 from ddlf.peers.swap import SwapLedger
 
 PLAN = Plan(batch_size=10, codec="bfloat16")
@@ -114,11 +113,3 @@ def test_the_folder_of_a_resumed_run_has_one_report_of_both_parts(tmp_path, repo
     tables = {table["title"]: table["rows"] for table in report.record_of(run)["tables"]}
     assert [row[0] for row in tables["Peers"][1:]] == ["clinic", "peer 2"]
     assert (tmp_path / folder.REPORT).exists()
-
-
-def test_a_line_of_each_second_becomes_rare_in_a_long_run():
-    rarely = Rarely(1000.0)
-    seconds = [second for second in range(3600) if rarely.is_due(1000.0 + second)]
-    assert seconds[:12] == [*range(11), 12]
-    assert 60 < len(seconds) < 120
-    assert max(b - a for a, b in pairwise(seconds)) == 60
