@@ -47,7 +47,7 @@ class Tell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Say:
     """Print a line."""
 
     text: str
@@ -70,7 +70,7 @@ class AddUp:
     shares: dict[int, float]
 
 
-Do = Tell | Reply | Line | AddUp
+Do = Tell | Reply | Say | AddUp
 
 
 class SecureRounds:
@@ -224,7 +224,7 @@ class SecureRounds:
         self._clear()
         reason = "the training has ended in an open round"
         subject = "1 masked post is" if posts == 1 else f"{posts} masked posts are"
-        return [Line(text=f"void      {reason}, so {subject} in no sum")] if posts else []
+        return [Say(text=f"void      {reason}, so {subject} in no sum")] if posts else []
 
     def wrong(self, reason: str, now: float) -> list[Do]:
         """Give up a sum that was unmasked and cannot be right."""
@@ -248,7 +248,7 @@ class SecureRounds:
             if self._has_said_waiting or not present:
                 return []
             self._has_said_waiting = True
-            return [Line(text=f"waits     a secure sum needs {self._least} peers; here: {len(present)}")]
+            return [Say(text=f"waits     a secure sum needs {self._least} peers; here: {len(present)}")]
         self._has_said_waiting = False
         self.attempt, self.phase = secrets.token_hex(8), "offers"
         return [self._attempt_for(peer) for peer in present]
@@ -322,7 +322,7 @@ class SecureRounds:
 
     def _void(self, reason: str, now: float) -> list[Do]:
         numbers = self._late_posts | {peer: post.number for peer, post in self._posts.items()}
-        instructions: list[Do] = [Line(text=f"void      the round begins again with new keys: {reason}")]
+        instructions: list[Do] = [Say(text=f"void      the round begins again with new keys: {reason}")]
         instructions += [Reply(peer=peer, number=number, answer="continue") for peer, number in numbers.items()]
         self._clear()
         return instructions + self.step(now)

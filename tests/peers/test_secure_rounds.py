@@ -17,7 +17,7 @@ from ddlf.peers.peer import Peer
 from ddlf.peers.plan import Plan
 from ddlf.peers.secure_ledger import SecureLedger
 from ddlf.peers.secure_peer import SecurePeer
-from ddlf.peers.secure_rounds import AddUp, Line, SecureRounds, Tell
+from ddlf.peers.secure_rounds import AddUp, Say, SecureRounds, Tell
 from ddlf.peers.secure_updates import base_of, check_layout, numbers_of, terms_of
 from ddlf.peers.sets import layout_of
 from ddlf.privacy.secure_sum import LEVELS, MOST, unmasked
@@ -77,7 +77,7 @@ class Table:
                         self.peers[instruction.peer].begin(instruction.set, BASE, b"set")
                 case AddUp():
                     self.work.append(instruction)
-                case Line():
+                case Say():
                     self.lines.append(instruction.text)
 
     def update(self, number):
