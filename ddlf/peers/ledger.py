@@ -482,6 +482,10 @@ class WeightLedger(ABC):
         """The peers that take part now, in the order of their numbers."""
         return sorted(peer for peer, member in self.members.items() if member.present)
 
+    def label(self, peer: int) -> str:
+        """Return a peer as lines of the server call it: with its number, and the name that it gave itself."""
+        return f"peer {peer}" + (f" ({name})" if (name := self.members[peer].name) else "")
+
     @property
     def pinned(self) -> set[int]:
         """The sets whose bytes are needed."""

@@ -22,11 +22,10 @@ import secrets
 import socket
 import ssl
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from statistics import fmean, median_low
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,12 +74,14 @@ from ddlf.peers.frames import (
 )
 from ddlf.peers.journal import Journal, needed_sets, open_journal
 from ddlf.peers.journal_writer import INLINE_BYTES, JournalWriter
+from ddlf.peers.leases import Leases
 from ddlf.peers.ledger import STRIKES, EndForAll, Fate, Instruction, Mean, Reply, Unfit, WeightLedger
 from ddlf.peers.listener import Door
 from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base, state_layout, too_long
 from ddlf.peers.pages import NO_BROWSERS, BrowserModel, File, files
+from ddlf.peers.peer_connection import PeerConnection, WaitingAnswer
 from ddlf.peers.plan import Plan
-from ddlf.peers.quotas import Quotas, counted_as, reading_s
+from ddlf.peers.quotas import Quotas, counted_as
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.run_events import Teller
 from ddlf.peers.said_lately import Rarely, SaidLately
@@ -103,8 +104,6 @@ if TYPE_CHECKING:
 
     from ddlf.peers.turns import Copies, TurnConnection, Turns
 
-PING_S = 2.5
-"""Seconds between two pings of a peer."""
 TICK_S = 0.25
 """Seconds between two looks at leases, deadlines and the end."""
 HELD_UP_S = 1.0
@@ -165,67 +164,11 @@ class ComeBack(Exception):
     """The connection of a peer must end, but the peer may connect again."""
 
 
-class WeightsTest(Protocol):
+class Validator(Protocol):
     """Tests weights on the server's test data. Called on a thread."""
 
     def __call__(self, weights: Weights) -> tuple[float, float, int]:
         """Return accuracy, loss and number of samples."""
-
-
-@dataclass(kw_only=True)
-class Line:
-    """The connection of one peer.
-
-    Attributes:
-        socket: Its WebSocket.
-        outbox: Answers and other messages to send.
-        due: Set when the outbox has messages that the listening task does not send.
-        is_sending: Whether a task sends answers.
-        open_post: Number of the post that has no answer yet; 0 without one.
-        last_answered: Number of the last post that was answered here.
-        reading_bytes: Bytes of the last answer.
-        read_by: Time until which the peer must have read them; infinite if it has.
-        is_working: Whether the server works on a message of the peer. Then it may read no answers to pings.
-        is_resting: Whether the server reads nothing from the peer for now, since it has used up its quota.
-    """
-
-    socket: TurnConnection
-    outbox: deque[tuple[Reply, float, bytes] | Message] = field(default_factory=deque)
-    due: asyncio.Event = field(default_factory=asyncio.Event)
-    is_sending: bool = False
-    open_post: int = 0
-    last_answered: int = 0
-    reading_bytes: int = 0
-    read_by: float = inf
-    is_working: bool = False
-    is_resting: bool = False
-
-    async def send(self, message: Welcome | Answer) -> None:
-        """Send a message with a set. The server ends the connection of a peer that has not read it in time."""
-        self.reading_bytes = len(message.set)
-        self.read_by = time.time() + reading_s(self.reading_bytes)
-        await self.socket.send_alive(frames.pieces(message))
-        self.read_by = inf
-
-    def answer(self, reply: Reply, share: float = 1.0, start: bytes = b"") -> None:
-        """Send an answer, after the earlier ones. The listening task sends it if it works on a message.
-
-        Args:
-            reply: The answer.
-            share: Share of the difference between the set ``start`` and that of the answer that the peer gets.
-            start: The set of the peer's post, if the share is below 1.
-        """
-        self.last_answered = reply.number
-        self._put((reply, share, start))
-
-    def tell(self, message: Message) -> None:
-        """Send a message, after the earlier ones."""
-        self._put(message)
-
-    def _put(self, waiting: tuple[Reply, float, bytes] | Message) -> None:
-        self.outbox.append(waiting)
-        if not self.is_working:
-            self.due.set()
 
 
 class PeerServer:
@@ -262,7 +205,7 @@ class PeerServer:
         say: Callable[[str], None],
         control: str,
         tell: Callable[[Event], object] = lambda event: None,
-        test: WeightsTest | None = None,
+        test: Validator | None = None,
         converged: Callable[[RoundRecord], bool] | None = None,
         url: str = "",
         proxied: bool = False,
@@ -290,6 +233,7 @@ class PeerServer:
         self._teller = Teller(self.ledger, tell, self.wire.bytes)
         self._folder = folder
         self._say = say
+        self._leases = Leases(self.ledger, say)
         self._lately = SaidLately(say)
         self._control = control
         self._test = test
@@ -297,9 +241,6 @@ class PeerServer:
         self._url = url
         self._proxied = proxied
         self._secure = self._has_tls = False
-        self._lines: dict[int, Line] = {}
-        self._last_signs: dict[int, float] = {}
-        self._returning: set[int] = set()  # peers of an earlier server, which have not come back yet
         self._connections = 0
         self._refusing = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -378,9 +319,7 @@ class PeerServer:
         )
         self._next_set = self.ledger.next_set
         self._next_peer = max(self.ledger.members, default=0) + 1
-        now = time.time()
-        self._last_signs = dict.fromkeys(self.ledger.present, now)
-        self._returning = set(self._last_signs)
+        self._leases.recall(time.time())
 
     def tell_begin(self, name: str) -> None:
         """Tell that the run begins, or continues. Call it after ``recover``."""
@@ -507,12 +446,12 @@ class PeerServer:
             raise self._failure
         if self.ledger.present:
             self._say(f"missing   {self._without_end()} not received the last set; --resume waits for them again")
-        for line in self._lines.values():
-            line.socket.transport.abort()
+        for connection in self._leases.connections.values():
+            connection.socket.transport.abort()
 
     def _without_end(self) -> str:
         present = self.ledger.present
-        return f"{', '.join(map(self._name, present))} {'has' if len(present) == 1 else 'have'}"
+        return f"{', '.join(map(self.ledger.label, present))} {'has' if len(present) == 1 else 'have'}"
 
     async def last_set(self) -> bytes:
         """Return the exact mean of all sets as a merge-all would make it, without a change of the ledger."""
@@ -571,7 +510,7 @@ class PeerServer:
             self._outer = self._stepped
         if isinstance(entry, Left) and entry.why != HAS_END:
             without = ", so it has not received the last set" * self.ledger.over
-            self._say(f"left      {self._name(entry.peer)}: {entry.why}{without}")
+            self._say(f"left      {self.ledger.label(entry.peer)}: {entry.why}{without}")
         self._teller.took(entry)
         for instruction in instructions:
             self._carry_out(instruction)
@@ -598,7 +537,7 @@ class PeerServer:
         if reason := self._spent_reasons.get(reply.peer):
             self._begin(self._end_spent(reason))
             return
-        line, share, start = self._lines.get(reply.peer), 1.0, b""
+        connection, share, start = self._leases.connections.get(reply.peer), 1.0, b""
         if reply.answer == "merge" and (ledger_set := self.ledger.sets.get(reply.set)) is not None:
             validated = reply.set == self.ledger.validated
             share = self.check.step(reply.peer, reply.set, ledger_set, validated=validated)
@@ -613,8 +552,8 @@ class PeerServer:
             start = self.sets[max(waiting, default=self.ledger.validated)]
         if reply.answer == "validate":
             self._validation_requests[reply.peer] = reply.set
-        if line is not None:
-            line.answer(reply, share, start)
+        if connection is not None:
+            connection.answer(reply, share, start)
 
     def _forget(self, sets: Sequence[int]) -> None:
         for number in sets:
@@ -731,7 +670,7 @@ class PeerServer:
         most = most_samples(part.samples for part in parts.values())
         for number in (number for number, part in parts.items() if part.samples > most):
             peer = self.ledger.sets[number].peer
-            claim = f"{self._name(peer)} says that it has {parts[number].samples:,} samples"
+            claim = f"{self.ledger.label(peer)} says that it has {parts[number].samples:,} samples"
             line = f"capped    {claim}, and counts with {most:,}: {HEAVIEST} times as many as is usual here"
             self._lately.say(line, "samples", peer, now=time.time())
         return {number: replace(part, samples=min(part.samples, most)) for number, part in parts.items()}
@@ -751,8 +690,8 @@ class PeerServer:
         for instruction in instructions:
             match instruction:
                 case Tell():
-                    if (line := self._lines.get(instruction.peer)) is not None:
-                        line.tell(instruction.message)
+                    if (connection := self._leases.connections.get(instruction.peer)) is not None:
+                        connection.tell(instruction.message)
                 case Reply():
                     self._carry_out(instruction)
                 case AddUp():
@@ -816,25 +755,24 @@ class PeerServer:
             await asyncio.sleep(TICK_S)
             now = time.time()
             if (late_s := now - slept_at - TICK_S) > HELD_UP_S:
-                self._extend_leases(late_s, now)
+                self._leases.extend(late_s, now)
             if self._sums is not None:
                 self._follow(self._sums.step(now))
             record = self._teller.tick(now)
             if record is not None and self._converged is not None and not self.ledger.ended:
                 await self._ask_whether_converged(self._converged, record)
-            last_signs = self._last_signs | {peer: self._heard(peer, line) for peer, line in self._lines.items()}
-            for entry in self.ledger.due_entries(now, last_signs):
-                if isinstance(entry, Ended) and self._waits_for_peers(now):
+            for entry in self.ledger.due_entries(now, self._leases.heard()):
+                if isinstance(entry, Ended) and self._leases.waits_for_peers(now):
                     continue
-                if isinstance(entry, Left) and self._last_signs.get(entry.peer, 0.0) >= now:
+                if isinstance(entry, Left) and self._leases.last_signs.get(entry.peer, 0.0) >= now:
                     continue  # it came back while an earlier entry was written
                 try:
                     await (self._end_training(entry.why) if isinstance(entry, Ended) else self.writer.commit(entry))
                 except (Unfit, CheckpointError):  # it comes again if it is still due
                     continue
                 if isinstance(entry, Left):
-                    self._end_line_of(entry.peer)
-            self._cut_slow_readers(now)
+                    self._leases.cut_expired(entry.peer)
+            self._leases.cut_slow_readers(now)
             self._say_missing_posts()
             due = self.plan.validate_s and now - self._tested_at >= self.plan.validate_s
             if self._test is not None and due and not self._is_testing and self.ledger.present:
@@ -851,10 +789,6 @@ class PeerServer:
             )
             self._say(f"quorum    {reason}")
             self._teller.report("quorum", reason)
-
-    def _waits_for_peers(self, now: float) -> bool:
-        """Return whether peers of an earlier server are about to come back. Only connected peers get the last set."""
-        return any(now - self._last_signs[peer] <= self.ledger.members[peer].lease_s for peer in self._returning)
 
     async def _ask_whether_converged(self, converged: Callable[[RoundRecord], bool], record: RoundRecord) -> None:
         try:
@@ -890,11 +824,11 @@ class PeerServer:
                 f"left out  {posts:,} of {self.plan.quorum:,} posts of the last round, whose noise would be too small"
             )
         self._over.set()
-        for peer, line in list(self._lines.items()):
-            self._begin(self._send_last_set(peer, line.socket))
+        for peer, connection in list(self._leases.connections.items()):
+            self._begin(self._send_end(peer, connection.socket))
         self.done.set()
 
-    async def _send_last_set(self, peer: int, socket: TurnConnection) -> None:
+    async def _send_end(self, peer: int, socket: TurnConnection) -> None:
         """Send the last set to a peer. It has left when its side has closed the connection, which comes after the set."""
         await self._over.wait()
         final = self.ledger.base
@@ -1107,8 +1041,8 @@ class PeerServer:
                     reason = f"there is no peer {peer}" if member is None else f"peer {peer} is removed already"
                     raise Unfit(reason, hint="ddlf peers list shows the peers")
                 await self.writer.commit(Left(at=time.time(), peer=peer, why="removed", removed=True))
-                if (line := self._lines.get(peer)) is not None:
-                    self._begin(self._refuse(line.socket, "you were removed", "ask for a new link"))
+                if (connection := self._leases.connections.get(peer)) is not None:
+                    self._begin(self._refuse(connection.socket, "you were removed", "ask for a new link"))
                 return {}
         raise Unfit(f"there is no command {name!r}")
 
@@ -1135,7 +1069,7 @@ class PeerServer:
                 {
                     "peer": peer,
                     "name": member.name,
-                    "connected": peer in self._lines,
+                    "connected": peer in self._leases.connections,
                     "present": member.present,
                     "removed": member.removed,
                     "samples": member.samples,
@@ -1152,9 +1086,6 @@ class PeerServer:
                 if member.samples  # a member that has never arrived has used its code only
             ],
         }
-
-    def _name(self, peer: int) -> str:
-        return f"peer {peer}" + (f" ({name})" if (name := self.ledger.members[peer].name) else "")
 
     # -- a peer -----------------------------------------------------------------------------------------------------------
 
@@ -1177,7 +1108,9 @@ class PeerServer:
             pass
         except Exception as error:
             if not _is_closed(error):
-                self._say(f"error     the connection of {self._name(peer)} ended: {type(error).__name__}: {error}")
+                self._say(
+                    f"error     the connection of {self.ledger.label(peer)} ended: {type(error).__name__}: {error}"
+                )
         finally:
             self._connections -= 1
             self._turns.end(socket)
@@ -1190,9 +1123,10 @@ class PeerServer:
         if hello.layout and hello.layout != self.wire.digest:
             raise Unfit("your model has other weights than the server's", hint="join again with a new link")
         name = "".join(letter for letter in hello.name if letter.isprintable())[: frames.MOST_NAME]
-        if (earlier := self._lines.get(peer)) is not None:
+        if (earlier := self._leases.connections.get(peer)) is not None:
             await self._refuse(earlier.socket, "the same peer has connected again", "close other windows and programs")
-        self._last_signs[peer] = time.time()  # before it arrives: its lease begins at once
+        self._leases.note(peer)  # before it arrives: its lease begins at once
+        connection = PeerConnection(socket, self._copies, partial(self._message_of, peer), self._teller.sent)
         waits = keeps and ledger.repeat(peer) is None  # its post is in the open round
         if (reason := self._spent_reasons.get(peer)) and not waits:
             await self._end_spent(reason)
@@ -1201,9 +1135,9 @@ class PeerServer:
         except Unfit:
             if not ledger.ended:
                 raise
-            line = self._lines[peer] = Line(socket=socket)
-            await self._send_last_set(peer, socket)
-            self._end_line(peer, line)
+            self._leases.connect(peer, connection)
+            await self._send_end(peer, socket)
+            self._leases.disconnect(peer, connection)
             return
         if len(ledger.present) == self.plan.quorum == 1 and not self._has_said_alone:
             self._has_said_alone = True
@@ -1211,8 +1145,7 @@ class PeerServer:
         member, start = ledger.members[peer], NO_SET if keeps else ledger.start()
         if start:
             self.check.arrived(peer, start, member.trainings)
-        line = self._lines[peer] = Line(socket=socket)
-        self._returning.discard(peer)
+        self._leases.connect(peer, connection)
         if self._sums is not None:
             self._follow(self._sums.arrived(peer, keeps=keeps))
         welcome = Welcome(
@@ -1230,24 +1163,18 @@ class PeerServer:
         )
         tasks: list[asyncio.Future[None]] = []
         try:
-            await line.send(welcome)
-            self._teller.sent(len(welcome.set))
+            await connection.send(welcome)
             del welcome  # its set
             tasks += [
-                asyncio.ensure_future(self._send_answers(peer, line)),
-                asyncio.ensure_future(self._watch(peer, line)),
+                asyncio.ensure_future(connection.send_when_due()),
+                asyncio.ensure_future(self._leases.watch(peer, connection)),
             ]
-            await self._listen(peer, line)
+            await self._listen(peer, connection)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._end_line(peer, line)
-
-    def _end_line(self, peer: int, line: Line) -> None:
-        """Forget a connection, unless the peer has a newer one."""
-        if self._lines.get(peer) is line:
-            del self._lines[peer]
+            self._leases.disconnect(peer, connection)
 
     async def _admit(self, peer: int, name: str, samples: int, *, keeps: bool) -> None:
         """Let a peer take part, with its own samples or with a shard."""
@@ -1262,19 +1189,19 @@ class PeerServer:
                 await self.writer.commit(Arrived(at=time.time(), samples=samples, shard=shard, **facts))
         of = f" of shard {self.ledger.members[peer].shard}" if shards is not None else ""
         noun = "sample" if samples == 1 else "samples"
-        line = f"here      {self._name(peer)} with {samples:,} {noun}{of}{' again' * keeps}"
+        line = f"here      {self.ledger.label(peer)} with {samples:,} {noun}{of}{' again' * keeps}"
         if keeps:
             self._lately.say(line, "return", peer, now=time.time())
         else:
             self._say(line)
 
-    async def _listen(self, peer: int, line: Line) -> None:
+    async def _listen(self, peer: int, connection: PeerConnection) -> None:
         of = (*(SECURE_FROM_PEER if self._sums is not None else (Post, Score)), Broken, Bye)
         while True:
-            message = await self._receive(line.socket, of)
-            line.is_working = True
+            message = await self._receive(connection.socket, of)
+            connection.is_working = True
             try:
-                await self._on_message(peer, line, message)
+                await self._on_message(peer, connection, message)
             except Unfit:
                 member = self.ledger.members[peer]
                 if not (self.ledger.ended or member.present or member.removed):
@@ -1282,35 +1209,37 @@ class PeerServer:
                 if not self.ledger.ended:  # otherwise the end is on its way to the peer
                     raise
             finally:
-                line.is_working, self._last_signs[peer] = False, time.time()
-            self._turns.end(line.socket)
+                connection.is_working = False
+                self._leases.note(peer)
+            self._turns.end(connection.socket)
             size, is_bye = len(getattr(message, "set", b"")), isinstance(message, Bye)
             del message  # its set is no longer needed while the peer receives its answer, and trains
             if is_bye:
                 return
-            await self._send_waiting(peer, line)
+            await connection.send_waiting()
             if wait_s := self.quotas.pace_s(peer, time.time(), size):
-                await self._pace(peer, line, wait_s)
+                await self._pace(peer, connection, wait_s)
 
-    async def _pace(self, peer: int, line: Line, wait_s: float) -> None:
+    async def _pace(self, peer: int, connection: PeerConnection, wait_s: float) -> None:
         """Do not read from a peer that sends more than its quota."""
-        paced = f"paced     {self._name(peer)} sends more than its quota, so each message waits {wait_s:.2g} s"
+        paced = f"paced     {self.ledger.label(peer)} sends more than its quota, so each message waits {wait_s:.2g} s"
         self._lately.say(paced, "quota", peer, now=time.time())
-        line.is_resting = True
-        line.socket.transport.pause_reading()
+        connection.is_resting = True
+        connection.socket.transport.pause_reading()
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await line.socket.wait_closed()
+                    await connection.socket.wait_closed()
         finally:
-            line.is_resting, self._last_signs[peer] = False, time.time()
-            line.socket.transport.resume_reading()
+            connection.is_resting = False
+            self._leases.note(peer)
+            connection.socket.transport.resume_reading()
 
-    async def _on_message(self, peer: int, line: Line, message: Message) -> None:
+    async def _on_message(self, peer: int, connection: PeerConnection, message: Message) -> None:
         match message:
             case Post():
                 try:
-                    await self._on_post(peer, line, message)
+                    await self._on_post(peer, connection, message)
                 except Unfit:
                     # The same post came before by an earlier connection and was being checked. Its answer goes to this one.
                     if not self.ledger.is_repeated(peer, message.number):
@@ -1321,25 +1250,27 @@ class PeerServer:
                 self._follow(self._sums.received(peer, message, time.time()))
             case Broken():
                 reason = message.why[: frames.MOST_TEXT_BYTES]
-                self._lately.say(f"again     {self._name(peer)} begins again: {reason}", "posts", peer, now=time.time())
+                self._lately.say(
+                    f"again     {self.ledger.label(peer)} begins again: {reason}", "posts", peer, now=time.time()
+                )
                 await self.writer.commit(Lost(at=time.time(), peer=peer, why=reason))
             case Bye():
                 await self.writer.commit(Left(at=time.time(), peer=peer, why="it said goodbye"))
 
-    async def _on_post(self, peer: int, line: Line, post: Post) -> None:
+    async def _on_post(self, peer: int, connection: PeerConnection, post: Post) -> None:
         ledger = self.ledger
         if ledger.is_repeated(peer, post.number):
             if (
-                line.last_answered == post.number
+                connection.last_answered == post.number
             ):  # its round closed after the peer came back, and before it posted again
                 return
-            line.open_post = post.number
+            connection.open_post = post.number
             if (reply := ledger.repeat(peer)) is not None:
                 self._answer(reply)
             return
-        if line.open_post:
-            raise ProtocolError(f"post {line.open_post} is not answered yet")
-        line.open_post = post.number
+        if connection.open_post:
+            raise ProtocolError(f"post {connection.open_post} is not answered yet")
+        connection.open_post = post.number
         if self._spending is not None and self._spending.is_by_post:
             spent_reason = await self._count(self._spending, peer)  # the server has seen it, whatever becomes of it
             if spent_reason:
@@ -1409,7 +1340,7 @@ class PeerServer:
 
     async def _reject(self, peer: int, post: Post, finding: Finding) -> None:
         """Write that a post is rejected, and why."""
-        line = f"rejected  post {post.number} of {self._name(peer)}: {finding.reason}"
+        line = f"rejected  post {post.number} of {self.ledger.label(peer)}: {finding.reason}"
         if finding.strike == "no":
             self._lately.say(line, "posts", peer, now=time.time())
         else:
@@ -1424,7 +1355,7 @@ class PeerServer:
         )
         await self.writer.commit(entry)
         if finding.strike != "no" and (out_s := self.ledger.out_s(peer, entry.at)):
-            self._say(f"out       {self._name(peer)}: its posts count again in {out_s:.0f} s")
+            self._say(f"out       {self.ledger.label(peer)}: its posts count again in {out_s:.0f} s")
 
     async def _was_tested(self, peer: int, tested: Score) -> None:
         entry = Validated(
@@ -1437,37 +1368,13 @@ class PeerServer:
         )
         self.ledger.admit(entry)
         if self._validation_requests.pop(peer, NO_SET) != entry.set:  # a peer that is not asked could end the training
-            self._say(f"ignored   a validation of {self._name(peer)} that it was not asked for")
+            self._say(f"ignored   a validation of {self.ledger.label(peer)} that it was not asked for")
             return
         await self.writer.commit(entry)
 
-    async def _send_answers(self, peer: int, line: Line) -> None:
-        """Send the answers that come while the peer is silent, as at the end of a round."""
-        while True:
-            await line.due.wait()
-            line.due.clear()
-            await self._send_waiting(peer, line)
-
-    async def _send_waiting(self, peer: int, line: Line) -> None:
-        """Send answers one by one, as fast as the peer reads. One task at a time does it."""
-        if line.is_sending:
-            return
-        line.is_sending = True
-        while line.outbox:
-            waiting = line.outbox.popleft()
-            if isinstance(waiting, Message):
-                await line.socket.send(frames.encode(waiting))
-                continue
-            reply, share, start = waiting
-            if share == 1:
-                await self._send_answer(peer, line, reply)
-                continue
-            async with self._copies.turn(len(start)):
-                await self._send_answer(peer, line, reply, share, start)
-        line.is_sending = False
-
-    async def _send_answer(self, peer: int, line: Line, reply: Reply, share: float = 1.0, start: bytes = b"") -> None:
-        """Send an answer, with its set or with a set that is a share of the way to it from the set of the peer's post."""
+    async def _message_of(self, peer: int, waiting: WaitingAnswer) -> Answer:
+        """Return an answer, with its set or with a set that is a share of the way to it from the set of the peer's post."""
+        reply, share, start = waiting
         has_set = reply.set != NO_SET and reply.answer != "validate"
         if has_set and reply.set not in self.sets:  # a merge-all or a later round has taken it back meanwhile
             if reply.answer == "merge":
@@ -1476,7 +1383,7 @@ class PeerServer:
                 reply = replace(reply, set=self.ledger.base)
         ledger_set = self.ledger.sets.get(reply.set)
         data = self.sets[reply.set] if has_set else b""
-        answer = Answer(
+        return Answer(
             number=reply.number,
             answer=reply.answer,
             set_number=reply.set,
@@ -1489,60 +1396,10 @@ class PeerServer:
             if share == 1 or not has_set
             else await asyncio.to_thread(self._intermediate_set, start, data, share),
         )
-        line.open_post = 0
-        await line.send(answer)
-        self._teller.sent(len(answer.set))
 
     def _intermediate_set(self, start: bytes, end: bytes, share: float) -> bytes:
         """Return a set that is a share of the way from one set to another."""
         return self.wire.encode(towards(self.wire.decode(start), self.wire.decode(end), share))
-
-    def _cut_slow_readers(self, now: float) -> None:
-        """End the connections of peers that read their answers too slowly."""
-        for peer, line in self._lines.items():
-            if now > line.read_by:
-                limit_s = reading_s(line.reading_bytes)
-                self._say(
-                    f"cut       {self._name(peer)}: it has not read {line.reading_bytes:,} bytes in {limit_s:.0f} s"
-                )
-                line.read_by = inf
-                line.socket.transport.abort()
-
-    def _heard(self, peer: int, line: Line) -> float:
-        """Return the time of the last sign of life. A byte of a message is one. A peer that waits for the server is alive."""
-        if line.is_working or line.is_resting or self._turns.waits(line.socket):
-            return time.time()
-        if time.time() - line.socket.heard_at > PING_S:
-            line.socket.note_acknowledged()
-        return max(self._last_signs.get(peer, 0.0), line.socket.heard_at)
-
-    def _extend_leases(self, late_s: float, now: float) -> None:
-        """Add the time in which the server itself was held up, so that it could hear nobody, to all leases and limits."""
-        for peer, at in self._last_signs.items():
-            self._last_signs[peer] = min(at + late_s, now)
-        for line in self._lines.values():
-            line.socket.heard_at = min(line.socket.heard_at + late_s, now)
-            line.read_by += late_s
-
-    def _end_line_of(self, peer: int) -> None:
-        """End the connection of a peer that has lost its lease. A peer that was only held up notices, and comes back."""
-        line = self._lines.get(peer)
-        if line is not None and not self.ledger.members[peer].present:
-            line.socket.transport.abort()
-
-    async def _watch(self, peer: int, line: Line) -> None:
-        """Ping a peer, and end its connection if it does not answer within its lease."""
-        while True:
-            await asyncio.sleep(PING_S)
-            try:
-                async with asyncio.timeout(self.ledger.members[peer].lease_s):
-                    await (await line.socket.ping())
-            except TimeoutError:
-                if time.time() - self._heard(peer, line) > self.ledger.members[peer].lease_s:
-                    line.socket.transport.abort()
-                    return
-                continue  # the answer to the ping follows its message
-            self._last_signs[peer] = time.time()
 
     async def _receive(self, socket: ServerConnection, of: tuple[type[Message], ...]) -> Message:
         data = await socket.recv()

@@ -44,6 +44,11 @@ class TurnConnection(ServerConnection):
         self.heard_at = time.time()
         self._turns, self._arrived, self._acknowledged = turns, 0, 0
 
+    @property
+    def waits_for_turn(self) -> bool:
+        """Whether the server does not read from it now, because others have all turns."""
+        return self._turns.waits(self)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.read_much(False)

@@ -15,7 +15,7 @@ from ddlf import events as e
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import AuthError, CheckpointError, ConfigError, ConnectError
 from ddlf.monitor.runs.folder import read_state
-from ddlf.peers import journal, ledger, server, serving, turns
+from ddlf.peers import journal, leases, ledger, peer_connection, server, serving, turns
 from ddlf.peers.entries import Arrived, Ended
 from ddlf.peers.journal import history
 from ddlf.peers.peer import Peer
@@ -47,7 +47,7 @@ class Ticking(Running):
     def __init__(self, folder, monkeypatch, **plan):
         self.clock, self.looks = Clock(), 0
         super().__init__(folder, **plan)
-        for module in (server, turns):
+        for module in (server, leases, peer_connection, turns):
             monkeypatch.setattr(module, "time", self.clock)
         monkeypatch.setattr(server, "TICK_S", 0.0)
         due = self.server.ledger.due_entries
@@ -112,7 +112,7 @@ async def test_a_server_does_not_drop_its_peers_after_a_pause_of_its_machine(tmp
 
 async def test_a_peer_on_a_slow_line_is_not_dropped_and_does_not_delay_another_one(tmp_path, monkeypatch):
     """Its set needs three leases to arrive, like 20 MB at 5 Mbit/s. Each part is a sign of life, but silence is not."""
-    monkeypatch.setattr(server, "PING_S", 1e9)  # an answer to a ping would be a sign of life, too
+    monkeypatch.setattr(leases, "PING_S", 1e9)  # an answer to a ping would be a sign of life, too
     async with Ticking(tmp_path, monkeypatch) as running:
         slow, other = await running.peer(), await running.peer()
         part_s, answers = 0.8 * ledger.LEASE_S, []
@@ -122,7 +122,9 @@ async def test_a_peer_on_a_slow_line_is_not_dropped_and_does_not_delay_another_o
         async def slowly():
             for part in parts:
                 yield part
-                await running.until(lambda: running.server._lines[1].socket.heard_at >= running.clock.time() - 1)
+                await running.until(
+                    lambda: running.server._leases.connections[1].socket.heard_at >= running.clock.time() - 1
+                )
                 if part is not parts[-1]:
                     answers.append(await other.post(a_set(1.0 + len(answers))))
                     await running.passes(part_s)
@@ -150,11 +152,12 @@ async def test_a_lease_that_runs_out_prints_a_line_and_has_an_event(tmp_path, mo
 async def test_a_peer_is_not_dropped_while_its_post_waits_for_the_disk(tmp_path):
     async with Running(tmp_path) as running:
         peer, heard = await running.peer(), []
-        journal, append, line = running.server._journal, running.server._journal.append, running.server._lines[1]
+        journal, leases = running.server._journal, running.server._leases
+        append, connection = journal.append, leases.connections[1]
 
         def slow(entries, heads):
-            running.server._last_signs[1] = line.socket.heard_at = 0.0  # like after a long time
-            heard.append(running.server._heard(1, line))
+            leases.last_signs[1] = connection.socket.heard_at = 0.0  # like after a long time
+            heard.append(leases.heard_from(1, connection))
             append(entries, heads)
 
         journal.append = slow
@@ -236,7 +239,7 @@ async def test_two_tabs_with_one_cookie_are_one_peer_and_the_newer_one_stays(tmp
             assert b"the same peer has connected again" in end
             assert b"close other windows and programs" in end
             await tab.wait_closed()
-            assert list(running.server._lines) == [1]
+            assert list(running.server._leases.connections) == [1]
 
 
 async def test_a_huge_set_is_rejected_although_checks_are_off(tmp_path):

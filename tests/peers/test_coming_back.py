@@ -11,7 +11,7 @@ from ddlf.peers.entries import Left
 from ddlf.peers.frames import Post
 from ddlf.peers.ledger import Reply
 from ddlf.peers.peer import Peer
-from ddlf.peers.server import Line
+from ddlf.peers.peer_connection import PeerConnection
 from tests.patience import PATIENCE_S
 from tests.peers.test_server import Added, Running, a_set, value
 
@@ -36,15 +36,15 @@ class Cutting(Running):
         self.phase, self.expires, self.cuts = phase, expires, 0
         self.may_come, self.has_lost = asyncio.Event(), asyncio.Event()
         self.may_come.set()
-        received, admit, answer = self.server._on_message, self.server._admit, Line.answer
+        received, admit, answer = self.server._on_message, self.server._admit, PeerConnection.answer
 
-        async def receive(peer, line, message):
+        async def receive(peer, connection, message):
             is_it = isinstance(message, Post) and message.number == CUT_IN
-            if is_it and self.takes("post", line.socket):
+            if is_it and self.takes("post", connection.socket):
                 return
-            await received(peer, line, message)
+            await received(peer, connection, message)
             if is_it:
-                self.takes("acknowledged", line.socket)
+                self.takes("acknowledged", connection.socket)
 
         async def admitted(peer, *args, **named):
             await self.may_come.wait()
@@ -53,14 +53,14 @@ class Cutting(Running):
                 self.cuts += 1
                 raise OSError("lost again, before the welcome")
 
-        def answered(line, reply, *rest):
+        def answered(connection, reply, *rest):
             if reply.number == CUT_IN:
-                self.takes("answer", line.socket)
-            answer(line, reply, *rest)
+                self.takes("answer", connection.socket)
+            answer(connection, reply, *rest)
 
         monkeypatch.setattr(self.server, "_on_message", receive)
         monkeypatch.setattr(self.server, "_admit", admitted)
-        monkeypatch.setattr(Line, "answer", answered)
+        monkeypatch.setattr(PeerConnection, "answer", answered)
 
     def takes(self, phase, socket):
         """Cut the connection if this is the chosen phase. Return whether it is."""
@@ -145,9 +145,11 @@ async def test_a_peer_that_waits_for_its_round_comes_back_when_its_lease_has_run
         first, second = await running.peer(), await running.peer()
         await first.send_post(a_set(1.0), base=1)
         await running.until(
-            lambda: running.server.ledger.members[1].number == 1 and not running.server._lines[1].is_working
+            lambda: (
+                running.server.ledger.members[1].number == 1 and not running.server._leases.connections[1].is_working
+            )
         )
-        running.server._last_signs[1] = running.server._lines[1].socket.heard_at = 0.0
+        running.server._leases.last_signs[1] = running.server._leases.connections[1].socket.heard_at = 0.0
         with pytest.raises(ConnectionClosed):
             await asyncio.wait_for(first.socket.recv(), PATIENCE_S)
         await first.connect(keeps=True)
@@ -182,7 +184,7 @@ async def test_a_replacing_answer_has_the_base_if_its_set_is_gone(kind, answer, 
     """The base contains the set. Without a base, a peer in rounds would continue from one that no round accepts."""
     async with Running(tmp_path) as running:
         peer = await running.peer()
-        running.server._lines[1].answer(Reply(peer=1, number=1, answer=kind, set=99))
+        running.server._leases.connections[1].answer(Reply(peer=1, number=1, answer=kind, set=99))
         reply = await peer.answer()
         assert (reply["answer"], reply["set_number"]) == (answer, number)
 

@@ -70,7 +70,7 @@ async def test_bytes_that_reach_a_peer_are_a_sign_of_life(tmp_path):
     async with Running(tmp_path) as running:
         peer = await running.peer()
         peer.socket.transport.pause_reading()
-        socket = running.server._lines[1].socket
+        socket = running.server._leases.connections[1].socket
         socket.note_acknowledged()
         socket.heard_at = 0.0
         socket.note_acknowledged()
@@ -130,7 +130,7 @@ async def test_a_peer_whose_connection_breaks_at_the_end_comes_back_for_the_last
             await merge(mean)
 
         async def cut(reason):
-            running.server._lines[1].socket.transport.abort()
+            running.server._leases.connections[1].socket.transport.abort()
             running.server._over.set()
             running.server.done.set()
 
@@ -140,8 +140,8 @@ async def test_a_peer_whose_connection_breaks_at_the_end_comes_back_for_the_last
             monkeypatch.setattr(running.server, "_end", cut)
         await stop(running)
         if computes:
-            running.server._lines[1].socket.transport.abort()
-            await running.until(lambda: 1 in running.server._lines)
+            running.server._leases.connections[1].socket.transport.abort()
+            await running.until(lambda: 1 in running.server._leases.connections)
             may_merge.set()
         await asyncio.wait_for(training, PATIENCE_S)
         await ended(running)

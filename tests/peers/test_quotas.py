@@ -147,7 +147,7 @@ async def test_a_peer_beyond_its_quota_waits_without_delaying_another_one(tmp_pa
 async def test_a_peer_that_does_not_read_is_cut(tmp_path, monkeypatch):
     async with Running(tmp_path) as running:
         peer = await running.peer()
-        monkeypatch.setattr("ddlf.peers.server.reading_s", lambda size: 0.01)
+        monkeypatch.setattr("ddlf.peers.peer_connection.reading_s", lambda size: 0.01)
         monkeypatch.setattr(TurnConnection, "send_alive", lambda self, pieces: self.wait_closed())
         await peer.send_post(a_set(1.0))
         await running.until(lambda: any(line.startswith("cut ") for line in running.lines))

@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ddlf.errors import AuthError, CheckpointError
-from ddlf.peers import ledger, server, serving, sessions
+from ddlf.peers import leases, ledger, server, serving, sessions
 from ddlf.peers import peer as peer_of
 from ddlf.peers.entries import Arrived, Ended, Invited, Left, Merged, Rejected, Validated
 from ddlf.peers.frames import Broken
@@ -587,7 +587,7 @@ async def test_a_peer_that_says_goodbye_leaves_nothing_outstanding(running):
 
 
 async def test_a_peer_that_does_not_answer_pings_is_gone_after_its_lease(running, monkeypatch):
-    monkeypatch.setattr(server, "PING_S", 0.05)
+    monkeypatch.setattr(leases, "PING_S", 0.05)
     first, second = await running.peer(), await running.peer()
     await first.post(a_set(1.0))
     await second.post(a_set(2.0))
@@ -715,8 +715,8 @@ async def test_a_peer_that_returns_while_other_leases_expire_stays(tmp_path, mon
         monkeypatch.setattr(running.server.writer, "commit", slowly)
         for peer in (first, second):
             await peer.abort()
-        await running.until(lambda: not running.server._lines)
-        running.server._last_signs = {1: 0.0, 2: 0.0}
+        await running.until(lambda: not running.server._leases.connections)
+        running.server._leases.last_signs = {1: 0.0, 2: 0.0}
         await running.until(back.is_set)
         assert (await second.post(a_set(2.0)))["answer"] != "rejected"
         assert running.server.ledger.present == [2]

@@ -311,7 +311,7 @@ async def test_a_page_whose_connection_breaks_at_the_end_comes_back_for_the_last
     async with Running(halves.folder, model=served.model, updates=5) as running:
 
         async def cut(reason):
-            running.server._lines[1].socket.transport.abort()
+            running.server._leases.connections[1].socket.transport.abort()
             running.server._over.set()
             running.server.done.set()
 
