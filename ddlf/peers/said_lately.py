@@ -1,7 +1,7 @@
 """Which lines a server of peers has said lately, so that peers cannot flood its terminal. Pure, except for what it prints.
 
-A line about one peer, or about the disk, may become due at each message. Of all lines about the same subject, one is said
-in ``SAID_S``. A line that every run repeats, such as a validation, is frequent in a young run and rare in an old one.
+A line about one peer, or about the disk, may become due at each message. Of all lines about the same subject, the terminal
+shows one in ``SAID_S``. A line that every run repeats, such as a validation, is frequent in a young run and rare in an old one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class SaidLately:
         self._said_at: dict[tuple[Hashable, ...], float] = {}
 
     def say(self, line: str, *subject: Hashable, now: float) -> None:
-        """Say a line, unless a line about the same subject was said lately.
+        """Say a line, unless the terminal has shown a line about the same subject lately.
 
         Args:
             line: The line.
-            subject: What the line is about, such as a peer and its posts.
+            subject: Subject of the line, such as a peer and its posts.
             now: The time.
         """
         said_at = self._said_at.get(subject)

@@ -12,24 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import http
-import ipaddress
-import json
 import logging
-import re
 import secrets
 import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 from statistics import fmean, median_low
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import numpy as np
 
@@ -38,7 +32,6 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import BudgetSpent, CheckpointError, CheckpointMismatch, DDLFError, ProtocolError
 from ddlf.events import Event
 from ddlf.events.record import RoundRecord
-from ddlf.monitor.dashboard.address import is_ours
 from ddlf.peers import frames, sessions
 from ddlf.peers.checks import Finding, Last, SetCheck
 from ddlf.peers.entries import (
@@ -50,7 +43,6 @@ from ddlf.peers.entries import (
     Ended,
     Entry,
     Invited,
-    Joined,
     Left,
     Lost,
     MergeAsked,
@@ -72,35 +64,32 @@ from ddlf.peers.frames import (
     Score,
     Welcome,
 )
+from ddlf.peers.front import FULL, Front
 from ddlf.peers.journal import Journal, needed_sets, open_journal
 from ddlf.peers.journal_writer import INLINE_BYTES, JournalWriter
 from ddlf.peers.leases import Leases
 from ddlf.peers.ledger import STRIKES, EndForAll, Fate, Instruction, Mean, Reply, Unfit, WeightLedger
 from ddlf.peers.listener import Door
 from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base, state_layout, too_long
-from ddlf.peers.pages import NO_BROWSERS, BrowserModel, File, files
 from ddlf.peers.peer_connection import PeerConnection, WaitingAnswer
 from ddlf.peers.plan import Plan
-from ddlf.peers.quotas import Quotas, counted_as
+from ddlf.peers.quotas import Quotas
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.run_events import Teller
 from ddlf.peers.said_lately import Rarely, SaidLately
 from ddlf.peers.secure_ledger import SecureLedger
 from ddlf.peers.secure_rounds import AddUp, Do, SecureRounds, Tell
 from ddlf.peers.secure_updates import base_of, terms_of, values_in
-from ddlf.peers.sets import Layout, layout_of
-from ddlf.peers.shards import Shards
+from ddlf.peers.served_model import Model
+from ddlf.peers.sets import layout_of
 from ddlf.peers.sketches import Sketch, Sketcher, is_finite
 from ddlf.peers.spending import Spending
 from ddlf.peers.swap import SwapLedger
 from ddlf.peers.wire import Wire
 from ddlf.privacy import secure_sum
-from ddlf.rpc.tls import is_loopback
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
-    from websockets.datastructures import Headers
-    from websockets.http11 import Request, Response
 
     from ddlf.peers.turns import Copies, TurnConnection, Turns
 
@@ -110,13 +99,6 @@ HELD_UP_S = 1.0
 """A sleep that is longer by these seconds shows that the server was held up, as on an overloaded machine."""
 HELLO_S = 60.0
 """Seconds that a new connection has for its hello. A browser first ends its batch, which may be slow."""
-MOST_CONNECTIONS = 1_000
-WRONG_CODE_S = 0.5
-"""Seconds until a wrong code is answered."""
-FLOODS = 9
-"""New connections that a wrong code beyond its quota counts as, besides its own."""
-MOST_WAITING_FOR_A_NO = 32
-"""Wrong codes that wait at once for their answers; others are answered at once, and told to come back later."""
 AGAIN_S = 1.0
 """Seconds until the server writes to a disk again that has refused."""
 END_S = 3600.0
@@ -125,39 +107,7 @@ SAID_END_S = 2.0
 """The server says that it waits for peers after these seconds."""
 REFUSE_S = 5.0
 """Seconds that the server waits for a peer to receive why it is refused."""
-FULL = "the server's disk refuses to store anything now"
-"""A peer hears this about a full disk, without the paths of the server."""
 HAS_END = "it has received the last set"
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; "
-    "style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """The model of a run, as the server needs it.
-
-    Args:
-        text: Its text, which peers receive.
-        layout: Layout of its exact sets.
-        first: The exact set to begin with.
-        trainable: Per tensor, whether it is trained.
-        browser: The model for browsers.
-        shards: The data that the server gives to peers; None if they have own data.
-    """
-
-    text: str
-    layout: Layout
-    first: bytes
-    trainable: tuple[bool, ...]
-    browser: BrowserModel = NO_BROWSERS
-    shards: Shards | None = None
 
 
 class ComeBack(Exception):
@@ -229,7 +179,6 @@ class PeerServer:
         self.done = asyncio.Event()
         self._over = asyncio.Event()  # the last set is there
         self._may_end = asyncio.Event()
-        self.port = 0
         self._teller = Teller(self.ledger, tell, self.wire.bytes)
         self._folder = folder
         self._say = say
@@ -240,14 +189,11 @@ class PeerServer:
         self._converged = converged
         self._url = url
         self._proxied = proxied
-        self._secure = self._has_tls = False
         self._connections = 0
-        self._refusing = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._outer: Weights = []  # state of the outer optimizer, which belongs to the base
         self._stepped: Weights = []  # its state for the next base
         self._leasing = asyncio.Lock()
-        self._lending: dict[int, ServerConnection] = {}
         self._is_testing = False
         self._tested_at = 0.0
         self._tested = NO_SET
@@ -257,10 +203,10 @@ class PeerServer:
         self._epsilon_shown = Rarely(time.time())
         self._counting = asyncio.Lock()
         self._next_set = 1
-        self._next_peer = 1
         self._journal: Journal
         self.writer: JournalWriter
         self._writing: asyncio.Future[None]
+        self._front: Front
         self._turns: Turns
         self._copies: Copies  # answers with a set that is made for one peer
         self._loop: asyncio.AbstractEventLoop
@@ -318,7 +264,6 @@ class PeerServer:
             }
         )
         self._next_set = self.ledger.next_set
-        self._next_peer = max(self.ledger.members, default=0) + 1
         self._leases.recall(time.time())
 
     def tell_begin(self, name: str) -> None:
@@ -380,15 +325,28 @@ class PeerServer:
 
         self._turns, self._copies = Turns(), Copies()
         self._loop = asyncio.get_running_loop()
-        self._has_tls = context is not None
-        self.port, self._secure = sock.getsockname()[1], self._has_tls or self._url.startswith("https:")
+        self._front = Front(
+            self.ledger,
+            self.writer,
+            self.plan,
+            self.model,
+            digest=self.wire.digest,
+            control=self._control,
+            command=self._command,
+            connected=lambda: self._connections,
+            url=self._url,
+            proxied=self._proxied,
+            port=sock.getsockname()[1],
+            has_tls=context is not None,
+            quotas=self.quotas,
+        )
         silent = logging.getLogger("ddlf.peers.websockets")
         silent.disabled = True  # requests of strangers should not appear in the user's terminal
         async with serve(
             self._live,  # type: ignore[arg-type]  # it gets what create_connection makes
-            sock=Door(sock, self._is_full),
+            sock=Door(sock, self._front.is_full),
             ssl=context,
-            process_request=self._request,
+            process_request=self._front.answer,
             compression=None,
             max_size=frames.PREFIX.size + frames.MOST_TEXT_BYTES + self.wire.bytes,
             max_queue=1,
@@ -842,163 +800,7 @@ class PeerServer:
             with contextlib.suppress(Unfit, CheckpointError):
                 await self.writer.commit(Left(at=time.time(), peer=peer, why=HAS_END))
 
-    # -- HTTP -----------------------------------------------------------------------------------------------------------
-
-    async def _request(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer an HTTP request; None if it becomes a WebSocket."""
-        headers, url = request.headers, urlsplit(request.path)
-        try:
-            host, origin = headers.get("Host", ""), headers.get("Origin")
-            code, cookies = headers.get(sessions.CODE_HEADER, ""), headers.get("Cookie", "")
-            authorization, byte_range = headers.get("Authorization", ""), headers.get("Range", "")
-        except LookupError:
-            return response(400, "the request has a header twice")
-        address, now = self._address(connection, headers), time.time()
-        is_command = url.path.startswith("/control/")
-        if not is_command and (wait_s := self.quotas.requests.wait_s(address, now)):
-            return too_many("requests from your address", wait_s)
-        if not self._is_ours(host, origin):
-            addition = ", or with an address in place of its name" * self._has_tls
-            return response(
-                403, f"this server does not answer to {host[:100]!r}: use the link as it was printed{addition}"
-            )
-        match url.path:
-            case "/join":
-                return await self._join(code, address)
-            case "/live":
-                peer = self._peer_of(sessions.key_in(self.port, cookies, authorization))
-                if not peer:
-                    return response(401, "you have no session here: join with a link first")
-                if self._connections >= MOST_CONNECTIONS:
-                    return response(503, f"{MOST_CONNECTIONS} others are connected: try again in a minute")
-                if wait_s := self.quotas.connections.wait_s(peer, now):
-                    return too_many(f"connections of peer {peer}", wait_s)
-                connection.peer = peer  # type: ignore[attr-defined]
-                return None
-            case "/graph" | "/model":
-                peer = self._peer_of(sessions.key_in(self.port, cookies, authorization))
-                if (refused := await self._may_read(peer, code, address)) is not None:
-                    return refused
-                return self._facts(peer) if url.path == "/graph" else self._offer()
-            case path if path.startswith("/control/"):
-                if not hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {self._control}".encode()):
-                    return response(401, "this needs the server's own secret")
-                try:
-                    return response(200, json.dumps(await self._command(path.removeprefix("/control/"), url.query)))
-                except CheckpointError as error:
-                    return response(507, str(error))
-                except DDLFError as error:
-                    return response(409, str(error))
-            case path if path.startswith("/shard/"):
-                peer = self._peer_of(sessions.key_in(self.port, cookies, authorization))
-                return self._shard(connection, peer, path.removeprefix("/shard/"), byte_range)
-            case path if (file := files().get(path.removeprefix("/"))) is not None:
-                return file_response(file)
-        return response(404, "there is no such page")
-
-    def _is_ours(self, host: str, origin: str | None) -> bool:
-        """Return whether a request is for this server, and comes from its own page or from no page.
-
-        If it has TLS, the server answers to all addresses: the page of another site reaches it under a name only.
-        """
-        url = self._url or f"http://127.0.0.1:{self.port}"
-        if self._has_tls and _is_address(host):
-            url = f"https://{host}"
-        return is_ours(host, origin, url)
-
-    async def _may_read(self, peer: int, code: str, address: str) -> Response | None:
-        """Refuse to describe the model to somebody who has neither a session nor a code that can still be used."""
-        if peer:
-            return None
-        if not code:
-            return response(401, "you have no session here: join with a link first")
-        try:
-            self.ledger.admit(Joined(at=time.time(), peer=self._next_peer, code=sessions.hashed(code), key=""))
-        except Unfit as error:
-            return await self._wrong_code(error, address)
-        return None
-
-    def _offer(self) -> Response:
-        """Answer a Python peer that asks what it is to train, so that it can refuse before it uses its code."""
-        facts = {"plan": asdict(self.plan), "model": self.model.text, "layout": self.wire.digest}
-        return response(200, json.dumps(facts, ensure_ascii=False))
-
-    def _facts(self, peer: int) -> Response:
-        """Answer the page's question about the model. A page that has not joined yet is peer 0."""
-        browser = self.model.browser
-        if browser.refusal:
-            return response(409, browser.refusal)
-        return response(200, browser.facts(self.plan, self.ledger.run, peer))
-
-    def _shard(self, connection: ServerConnection, peer: int, number: str, byte_range: str) -> Response:
-        """Answer a peer with a piece of the shard that it has. A peer gets one piece at a time."""
-        if not peer:
-            return response(401, "you have no session here: join with a link first")
-        member, shards = self.ledger.members[peer], self.model.shards
-        if shards is None or not member.present or str(member.shard) != number:
-            return response(409, f"you do not have shard {number[:20]} here: connect first, without own data")
-        match = re.fullmatch(r"bytes=(\d{1,15})-", byte_range or "bytes=0-")
-        begin = int(match[1]) if match else -1
-        piece, size = shards.piece(member.shard, begin) if match else (b"", 0)
-        if not piece:
-            return response(416, "a piece of a shard is asked for with the header Range: bytes=FIRST-")
-        if (earlier := self._lending.get(peer)) is not None:
-            earlier.transport.abort()
-        self._lending[peer] = connection
-        answer = file_response(File("application/octet-stream", piece), 206)
-        answer.headers["Content-Range"] = f"bytes {begin}-{begin + len(piece) - 1}/{size}"
-        return answer
-
-    def _address(self, connection: ServerConnection, headers: Headers) -> str:
-        """Return the address of a request; if a proxy is in front, the one that the proxy names."""
-        forwarded = headers.get_all("X-Forwarded-For") if self._proxied else []
-        address = (
-            forwarded[-1].rpartition(",")[2].strip()[:64] if forwarded else str((connection.remote_address or ("",))[0])
-        )
-        return counted_as(address)
-
-    def _is_full(self, address: str) -> bool:
-        """Return whether an address has used up its quota of new connections. Otherwise, count one."""
-        if self._proxied or is_loopback(address):
-            return False
-        return self.quotas.arrivals.wait_s(counted_as(address), time.time()) > 0
-
-    async def _join(self, code: str, address: str) -> Response:
-        peer = self._next_peer
-        entry = Joined(at=time.time(), peer=peer, code=sessions.hashed(code), key="")
-        try:
-            self.ledger.admit(entry)
-            self._next_peer += 1
-            key = sessions.new_secret()
-            await self.writer.commit(replace(entry, key=sessions.hashed(key)))
-        except Unfit as error:
-            return await self._wrong_code(error, address)
-        except CheckpointError:
-            return response(507, f"{FULL}: try again later")
-        answer = response(200, json.dumps({"peer": peer, "key": key, "run": self.ledger.run}))
-        answer.headers["Set-Cookie"] = sessions.cookie(self.port, key, secure=self._secure)
-        return answer
-
-    async def _wrong_code(self, error: Unfit, address: str) -> Response:
-        """Answer a code that cannot be used, after some time."""
-        now = time.time()
-        if wait_s := self.quotas.refused_joins.wait_s(address, now):
-            self.quotas.arrivals.owe_s(address, now, FLOODS)
-            return too_many("wrong codes from your address", wait_s)
-        if self._refusing >= MOST_WAITING_FOR_A_NO:
-            return too_many("wrong codes at once", 2 * WRONG_CODE_S)
-        self._refusing += 1
-        await asyncio.sleep(WRONG_CODE_S)
-        self._refusing -= 1
-        return response(403, str(error))
-
-    def _peer_of(self, key: str) -> int:
-        """Return the number of the peer with this key; 0 if nobody has it."""
-        if not key:
-            return 0
-        digest = sessions.hashed(key)
-        peers = [peer for peer, member in self.ledger.members.items() if member.key == digest and not member.removed]
-        return peers[0] if peers else 0
+    # -- commands of the owner --------------------------------------------------------------------------------------------
 
     async def invite(self, count: int = 1, peers: int = 1) -> list[str]:
         """Return new codes, each for a number of peers."""
@@ -1419,41 +1221,9 @@ class PeerServer:
                 await socket.close(1008, "refused")
 
 
-def response(status: int, body: str) -> Response:
-    """Return an HTTP response. JSON bodies begin with a brace."""
-    kind = "application/json" if body.startswith("{") else "text/plain; charset=utf-8"
-    return file_response(File(kind, f"{body}\n".encode()), status)
-
-
-def too_many(label: str, wait_s: float) -> Response:
-    """Return the refusal of a request beyond a quota, with the seconds to wait."""
-    seconds = ceil(wait_s)
-    answer = response(429, f"too many {label}: try again in {seconds} s")
-    answer.headers["Retry-After"] = str(seconds)
-    return answer
-
-
-def file_response(file: File, status: int = 200) -> Response:
-    """Return an HTTP response with a file."""
-    from websockets.datastructures import Headers
-    from websockets.http11 import Response
-
-    facts = {"Content-Type": file.kind, "Content-Length": str(len(file.content)), "Connection": "close"}
-    return Response(status, http.HTTPStatus(status).phrase, Headers(HEADERS | facts), file.content)
-
-
 def state_bytes(state: Weights) -> bytes:
     """Return the state of an outer optimizer as it follows its base in the journal; empty without a state."""
     return layout_of({str(number): array for number, array in enumerate(state)}).encode(state) if state else b""
-
-
-def _is_address(host: str) -> bool:
-    """Return whether a Host header has an address, and not a name."""
-    try:
-        ipaddress.ip_address(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
-    return True
 
 
 def _unwritten_end(error: CheckpointError) -> CheckpointError:

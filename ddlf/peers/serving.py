@@ -60,7 +60,8 @@ from ddlf.peers.pages import browser_model
 from ddlf.peers.plan import Plan, check_classes, describe_end
 from ddlf.peers.run_events import PeersWriter
 from ddlf.peers.secure_updates import check_layout as check_layout_of_sums
-from ddlf.peers.server import Model, PeerServer
+from ddlf.peers.served_model import Model
+from ddlf.peers.server import PeerServer
 from ddlf.peers.sessions import PIN, Link
 from ddlf.peers.shards import Shards, check_count
 from ddlf.peers.signals import Stop

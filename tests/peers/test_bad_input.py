@@ -20,7 +20,7 @@ from ddlf.peers.entries import Arrived, Ended
 from ddlf.peers.journal import history
 from ddlf.peers.peer import Peer
 from ddlf.peers.plan import Plan
-from ddlf.peers.server import Model
+from ddlf.peers.served_model import Model
 from ddlf.peers.serving import protection
 from ddlf.peers.turns import TurnConnection
 from ddlf.rpc import dial

@@ -15,7 +15,8 @@ from ddlf.extras import provided
 from ddlf.peers import ledger
 from ddlf.peers.cluster import ClusterPeer, Posting
 from ddlf.peers.plan import Plan
-from ddlf.peers.server import Model, PeerServer
+from ddlf.peers.served_model import Model
+from ddlf.peers.server import PeerServer
 from ddlf.peers.sets import layout_of
 from ddlf.testing import in_process_cluster
 from ddlf.training.context import travels

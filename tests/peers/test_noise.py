@@ -16,7 +16,7 @@ from ddlf.peers.merging import Part, next_base, too_long
 from ddlf.peers.peer import Peer
 from ddlf.peers.plan import Plan
 from ddlf.peers.rounds import RoundLedger
-from ddlf.peers.server import Model
+from ddlf.peers.served_model import Model
 from ddlf.peers.serving import noise_lines
 from ddlf.peers.sets import layout_of
 from ddlf.privacy import release

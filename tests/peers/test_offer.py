@@ -10,7 +10,7 @@ import ddlf
 from ddlf.errors import AppError, AuthError, CheckpointError, ConfigError, ConnectError, DatasetError
 from ddlf.events import PeersTold
 from ddlf.monitor.dashboard.server import Dashboard
-from ddlf.peers import peer, server
+from ddlf.peers import front, peer
 from ddlf.peers.entries import Posted
 from ddlf.peers.joining import peer_of_app, peer_of_data, peer_of_shard
 from ddlf.peers.keys import forget
@@ -23,7 +23,7 @@ from tests.peers.test_server import LAYOUT, Added, Running
 
 @pytest.fixture
 async def running(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "WRONG_CODE_S", 0.0)
+    monkeypatch.setattr(front, "WRONG_CODE_S", 0.0)
     async with Running(tmp_path) as running:
         yield running
 

@@ -64,7 +64,7 @@ def test_a_code_admits_its_number_of_peers():
 
 async def test_refusals_name_the_quota_and_the_waiting_time(tmp_path):
     async with Running(tmp_path) as running:
-        running.server.quotas = Quotas(refused_joins=Quota(1, 0.1), connections=Quota(1, 0.1))
+        running.server._front.quotas = Quotas(refused_joins=Quota(1, 0.1), connections=Quota(1, 0.1))
         assert (await get(running.port, "/join", {"X-DDLF-Code": "wrong"}))[0] == 403
         status, headers, body = await get(running.port, "/join", {"X-DDLF-Code": "wrong"})
         assert (status, headers["Retry-After"]) == (429, "10")
@@ -73,7 +73,7 @@ async def test_refusals_name_the_quota_and_the_waiting_time(tmp_path):
         await peer.socket.close()
         status, headers, body = await get(running.port, "/live", {"Authorization": f"Bearer {peer.key}"})
         assert (status, body) == (429, "too many connections of peer 1: try again in 10 s\n")
-        running.server.quotas = Quotas(requests=Quota(1, 0.1))
+        running.server._front.quotas = Quotas(requests=Quota(1, 0.1))
         assert (await get(running.port, "/"))[0] == 200
         assert (await get(running.port, "/"))[2] == "too many requests from your address: try again in 10 s\n"
         assert (await get(running.port, "/control/list", {"Authorization": "Bearer secret"}))[0] == 200
@@ -81,8 +81,8 @@ async def test_refusals_name_the_quota_and_the_waiting_time(tmp_path):
 
 async def test_behind_a_proxy_the_server_uses_the_address_that_the_proxy_names(tmp_path):
     async with Running(tmp_path) as running:
-        running.server._proxied = True
-        running.server.quotas = Quotas(requests=Quota(1, 0.1))
+        running.server._front._proxied = True
+        running.server._front.quotas = Quotas(requests=Quota(1, 0.1))
         for address, expected in (("1.2.3.4", 200), ("9.9.9.9, 1.2.3.4", 429), ("1.2.3.5", 200)):
             headers = {"Host": "127.0.0.1", "X-Forwarded-For": address}
             assert (await get(running.port, "/", headers))[0] == expected
@@ -90,8 +90,8 @@ async def test_behind_a_proxy_the_server_uses_the_address_that_the_proxy_names(t
 
 async def test_without_a_proxy_a_request_cannot_choose_its_address(tmp_path):
     async with Running(tmp_path) as running:
-        running.server._url = f"http://127.0.0.1:{running.port}"  # the form that `ddlf peers serve` uses
-        running.server.quotas = Quotas(requests=Quota(1, 0.1))
+        running.server._front._url = f"http://127.0.0.1:{running.port}"  # the form that `ddlf peers serve` uses
+        running.server._front.quotas = Quotas(requests=Quota(1, 0.1))
         for address, expected in (("1.2.3.4", 200), ("1.2.3.5", 429)):
             assert (await get(running.port, "/", {"X-Forwarded-For": address}))[0] == expected
 
@@ -106,16 +106,16 @@ def test_a_network_of_ipv6_counts_as_one_address():
 
 
 async def test_connections_beyond_the_quota_of_an_address_are_closed_before_tls(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddlf.peers.server.is_loopback", lambda address: address == "127.0.0.2")
+    monkeypatch.setattr("ddlf.peers.front.is_loopback", lambda address: address == "127.0.0.2")
     async with Running(tmp_path) as running:
-        running.server.quotas = Quotas(arrivals=Quota(2, 1e-3), refused_joins=Quota(1, 1e-3))
+        running.server._front.quotas = Quotas(arrivals=Quota(2, 1e-3), refused_joins=Quota(1, 1e-3))
         for address, accepted in (("127.0.0.1", 2), ("127.0.0.2", 5), ("127.0.0.3", 2)):
             answered = [await answers(running.port, address) for _ in range(5)]
             assert answered == [True] * accepted + [False] * (5 - accepted)
         for _ in range(2):
-            await running.server._wrong_code(Unfit("wrong"), "127.0.0.4")
+            await running.server._front._wrong_code(Unfit("wrong"), "127.0.0.4")
         assert not await answers(running.port, "127.0.0.4")
-        running.server._proxied = True
+        running.server._front._proxied = True
         assert await answers(running.port, "127.0.0.1")
 
 

@@ -10,7 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from ddlf.errors import AuthError, ConfigError, ConnectError
-from ddlf.peers import server
+from ddlf.peers import front
 from ddlf.peers.peer import Peer
 from ddlf.peers.serving import ask, control_address, link_of, protection
 from ddlf.rpc.tls import make_certificate
@@ -72,11 +72,12 @@ async def over_tls(tmp_path, use, protected=None):
     context, pin = protected or protection("0.0.0.0", None, None, "")
     running = Running(tmp_path)
     ready, sock = asyncio.Event(), socket.create_server(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
     task = asyncio.ensure_future(running.server.serve(sock, ready.set, context))
     await asyncio.wait_for(ready.wait(), PATIENCE_S)
     try:
         [code] = await running.server.invite()
-        return await use(running.server.port, code, pin, running)
+        return await use(port, code, pin, running)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -149,7 +150,7 @@ async def answered(port, host, origin, code):
 
 async def test_a_link_works_with_the_address_of_the_server_instead_of_its_name(tmp_path):
     async def use(port, code, pin, running):
-        running.server._url = f"https://vm:{port}"
+        running.server._front._url = f"https://vm:{port}"
         for host, origin in (
             (f"evil.example:{port}", f"https://evil.example:{port}"),
             (f"10.0.0.11:{port}", f"https://evil.example:{port}"),
@@ -178,8 +179,7 @@ async def test_the_cookie_is_secure_over_tls(tmp_path):
 
 
 async def test_behind_a_proxy_only_the_host_of_the_proxy_is_accepted(tmp_path):
-    running = Running(tmp_path)
-    running.server._url = "https://peers.example"
+    running = Running(tmp_path, url="https://peers.example")
     async with running:
         [code] = await running.server.invite()
         for host in ("other.example", "peers.example.evil.example"):
@@ -213,7 +213,7 @@ async def test_a_link_to_a_port_that_speaks_another_protocol_is_refused_in_one_s
 
 
 async def test_many_wrong_codes_do_not_stop_the_service_of_an_honest_peer(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "WRONG_CODE_S", 0.05)
+    monkeypatch.setattr(front, "WRONG_CODE_S", 0.05)
     async with Running(tmp_path) as running:
         honest = await running.peer()
         wrong = [get(running.port, "/join", {"X-DDLF-Code": f"{number:043}"}) for number in range(200)]
@@ -221,5 +221,5 @@ async def test_many_wrong_codes_do_not_stop_the_service_of_an_honest_peer(tmp_pa
         while not tries.done():
             assert (await honest.post(honest.set))["answer"] == "continue"
         assert {status for status, _, _ in await tries} <= {403, 429}
-        assert running.server._refusing == 0
+        assert running.server._front._refusing == 0
         assert list(running.server.ledger.members) == [1]

@@ -12,14 +12,15 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ddlf.errors import AuthError, CheckpointError
-from ddlf.peers import leases, ledger, server, serving, sessions
+from ddlf.peers import front, leases, ledger, server, serving, sessions
 from ddlf.peers import peer as peer_of
 from ddlf.peers.entries import Arrived, Ended, Invited, Left, Merged, Rejected, Validated
 from ddlf.peers.frames import Broken
 from ddlf.peers.journal import Journal, history
 from ddlf.peers.peer import Peer
 from ddlf.peers.plan import Plan
-from ddlf.peers.server import Model, PeerServer
+from ddlf.peers.served_model import Model
+from ddlf.peers.server import PeerServer
 from ddlf.peers.sets import layout_of
 from tests.patience import PATIENCE_S
 from tests.peers.light import BROKEN, BYE, HELLO, POST, SCORE, Light, frame, get, opened
@@ -41,11 +42,20 @@ class Running:
 
     port = 0
 
-    def __init__(self, folder, *, converged=None, model=None, tell=lambda event: None, port=0, test=None, **plan):
+    def __init__(
+        self, folder, *, converged=None, model=None, tell=lambda event: None, port=0, test=None, url="", **plan
+    ):
         self.folder, self.lines, self.peers, self.port = folder, [], [], port
         model = model or Model(text="a model", layout=LAYOUT, first=a_set(0.0), trainable=(True, True))
         plan = Plan(**({"validate_s": 0.0, "merge": "average"} | plan))
-        how = {"say": self.lines.append, "tell": tell, "control": "secret", "converged": converged, "test": test}
+        how = {
+            "say": self.lines.append,
+            "tell": tell,
+            "control": "secret",
+            "converged": converged,
+            "test": test,
+            "url": url,
+        }
         self.server = PeerServer(folder, model, plan, **how)
         self.server.recover()
 
@@ -276,7 +286,7 @@ async def test_the_outer_optimizer_keeps_its_state_across_a_restart(tmp_path):
 
 
 async def test_a_code_is_used_once_and_expires(running, monkeypatch):
-    monkeypatch.setattr(server, "WRONG_CODE_S", 0.0)
+    monkeypatch.setattr(front, "WRONG_CODE_S", 0.0)
     [code] = await running.server.invite()
     status, headers, body = await get(running.port, "/join", {"X-DDLF-Code": code})
     assert status == 200
@@ -531,7 +541,7 @@ class Added:
 
 
 async def test_an_unknown_code_is_refused_with_one_thing_to_do(running, monkeypatch):
-    monkeypatch.setattr(server, "WRONG_CODE_S", 0.0)
+    monkeypatch.setattr(front, "WRONG_CODE_S", 0.0)
     peer = Peer(f"http://127.0.0.1:{running.port}/#wrong", lambda welcome: Added())
     with pytest.raises(AuthError) as error:
         await asyncio.to_thread(peer.run)

@@ -18,7 +18,7 @@ from ddlf.peers.joining import peer_of_data, peer_of_shard
 from ddlf.peers.ledger import Unfit
 from ddlf.peers.plan import Plan
 from ddlf.peers.rounds import RoundLedger
-from ddlf.peers.server import Model
+from ddlf.peers.served_model import Model
 from ddlf.peers.shards import Shards
 from ddlf.peers.swap import SwapLedger
 from tests.patience import PATIENCE_S

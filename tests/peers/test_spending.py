@@ -10,7 +10,7 @@ from ddlf.errors import BudgetSpent, CheckpointMismatch, ConfigError
 from ddlf.peers.entries import Ended, Left, Merged
 from ddlf.peers.journal import history
 from ddlf.peers.plan import Plan
-from ddlf.peers.server import Model
+from ddlf.peers.served_model import Model
 from ddlf.peers.sets import layout_of
 from ddlf.peers.spending import Spending
 from ddlf.privacy.accountant import Noise, epsilon

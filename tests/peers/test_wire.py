@@ -14,7 +14,7 @@ from ddlf.errors import ConfigError
 from ddlf.peers.merging import Part, mean_of_swaps, next_base
 from ddlf.peers.peer import Peer
 from ddlf.peers.plan import Plan
-from ddlf.peers.server import Model
+from ddlf.peers.served_model import Model
 from ddlf.peers.serving import Served, check_sets
 from ddlf.peers.sets import layout_of
 from ddlf.peers.wire import Wire, check_codec

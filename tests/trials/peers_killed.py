@@ -27,7 +27,8 @@ import asyncio, socket, sys
 from pathlib import Path
 import numpy as np
 from ddlf.peers.plan import Plan
-from ddlf.peers.server import Model, PeerServer
+from ddlf.peers.served_model import Model
+from ddlf.peers.server import PeerServer
 from ddlf.peers.sets import layout_of
 weights = {"dense/kernel": np.zeros((int(sys.argv[3]) // 4,), np.float32)}
 layout = layout_of(weights)

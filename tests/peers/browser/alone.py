@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlf.peers.browser.assets import assets
-from ddlf.peers.server import HEADERS
+from ddlf.peers.front import HEADERS
 from tests.monitor.dashboard.browser import opened
 
 if TYPE_CHECKING:
