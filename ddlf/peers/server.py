@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import socket
 import ssl
 import time
@@ -22,14 +21,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median_low
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import numpy as np
 
 from ddlf.algorithms.set_merge import towards
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import BudgetSpent, CheckpointError, CheckpointMismatch, DDLFError, ProtocolError
+from ddlf.errors import BudgetSpent, CheckpointError, DDLFError, ProtocolError
 from ddlf.events import Event
 from ddlf.events.record import RoundRecord
 from ddlf.peers import frames, sessions
@@ -65,12 +64,13 @@ from ddlf.peers.frames import (
     Welcome,
 )
 from ddlf.peers.front import FULL, Front
-from ddlf.peers.journal import Journal, needed_sets, open_journal
+from ddlf.peers.journal import Journal, open_journal
 from ddlf.peers.journal_writer import INLINE_BYTES, JournalWriter
+from ddlf.peers.kept_sets import KeptSets, state_bytes
 from ddlf.peers.leases import Leases
 from ddlf.peers.ledger import STRIKES, EndForAll, Fate, Instruction, Mean, Reply, Unfit, WeightLedger
 from ddlf.peers.listener import Door
-from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base, state_layout, too_long
+from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base, too_long
 from ddlf.peers.peer_connection import PeerConnection, WaitingAnswer
 from ddlf.peers.plan import Plan
 from ddlf.peers.quotas import Quotas
@@ -81,8 +81,8 @@ from ddlf.peers.secure_ledger import SecureLedger
 from ddlf.peers.secure_rounds import AddUp, Do, SecureRounds, Tell
 from ddlf.peers.secure_updates import base_of, terms_of, values_in
 from ddlf.peers.served_model import Model
-from ddlf.peers.sets import layout_of
-from ddlf.peers.sketches import Sketch, Sketcher, is_finite
+from ddlf.peers.server_validation import ServerValidation, Validator
+from ddlf.peers.sketches import Sketch, is_finite
 from ddlf.peers.spending import Spending
 from ddlf.peers.swap import SwapLedger
 from ddlf.peers.wire import Wire
@@ -114,13 +114,6 @@ class ComeBack(Exception):
     """The connection of a peer must end, but the peer may connect again."""
 
 
-class Validator(Protocol):
-    """Tests weights on the server's test data. Called on a thread."""
-
-    def __call__(self, weights: Weights) -> tuple[float, float, int]:
-        """Return accuracy, loss and number of samples."""
-
-
 class PeerServer:
     """Serves a model to peers.
 
@@ -142,7 +135,7 @@ class PeerServer:
         writer: Writes entries to the journal, after ``recover``.
         wire: Makes the sets that travel.
         check: Judges posts before other peers get their sets.
-        sets: The bytes of each set that is needed, as they travel.
+        sets: The sets that are needed.
         done: Set when the training is over.
     """
 
@@ -172,10 +165,8 @@ class PeerServer:
             terms = partial(self._terms, plan, model.text)
             self._sums = SecureRounds(ledger, values_in(model.layout), terms)
         self.wire = Wire(model.layout, plan.codec, model.trainable)
-        self.sets: dict[int, bytes] = {}
         self.check = SetCheck(plan)
-        self._sketcher = Sketcher(self.wire, model.trainable, secrets.randbits(64))
-        self._exact: dict[int, bytes] = {}  # the needed sets that travel in another form
+        self.sets = KeptSets(self.ledger, self.wire, self.check, model.trainable)
         self.done = asyncio.Event()
         self._over = asyncio.Event()  # the last set is there
         self._may_end = asyncio.Event()
@@ -191,18 +182,11 @@ class PeerServer:
         self._proxied = proxied
         self._connections = 0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._outer: Weights = []  # state of the outer optimizer, which belongs to the base
-        self._stepped: Weights = []  # its state for the next base
         self._leasing = asyncio.Lock()
-        self._is_testing = False
-        self._tested_at = 0.0
-        self._tested = NO_SET
         self._has_said_alone = False
         self._short = NO_SET  # the base of the last round whose missing posts the server has named
-        self._validations_shown = Rarely(time.time())
         self._epsilon_shown = Rarely(time.time())
         self._counting = asyncio.Lock()
-        self._next_set = 1
         self._journal: Journal
         self.writer: JournalWriter
         self._writing: asyncio.Future[None]
@@ -211,6 +195,7 @@ class PeerServer:
         self._copies: Copies  # answers with a set that is made for one peer
         self._loop: asyncio.AbstractEventLoop
         self._failure: BaseException | None = None
+        self._validation: ServerValidation | None = None  # None without test data of the server
         self._spending: Spending | None = None  # None without noise
         self._spent_reasons: dict[int, str] = {}  # peers that must not post again, and why, if each post costs its peer
 
@@ -227,7 +212,7 @@ class PeerServer:
             self._journal,
             self.ledger,
             take=self._take,
-            needed=self._for_file,
+            needed=self.sets.for_file,
             begin=self._begin,
             refused=self._say_error,
         )
@@ -249,9 +234,9 @@ class PeerServer:
             began = Began(at=time.time(), set=1, run=sessions.new_secret()[:16])
             self._journal.append([(began, self.model.first)])
             self.ledger.apply(began)
-            self._keep(began.set, self.model.first, self.wire.travelling(self.model.first))
+            self.sets.keep(began.set, self.model.first, self.wire.travelling(self.model.first))
         else:
-            self._outer = self._stepped = self._read_sets()
+            self.sets.read(self._journal, self._folder)
             posts, peers = self.ledger.counts.get("posts", 0), len(self.ledger.members)
             peers_text = f"{peers:,} peer{'s' * (peers != 1)}"
             self._say(f"resumed   {posts:,} post{'s' * (posts != 1)} of {peers_text} in the journal")
@@ -263,8 +248,9 @@ class PeerServer:
                 if member.length
             }
         )
-        self._next_set = self.ledger.next_set
         self._leases.recall(time.time())
+        if self._test is not None:
+            self._validation = ServerValidation(self._test, self.ledger, self.sets, self.wire, self.writer, self._say)
 
     def tell_begin(self, name: str) -> None:
         """Tell that the run begins, or continues. Call it after ``recover``."""
@@ -273,38 +259,6 @@ class PeerServer:
     def tell_end(self) -> None:
         """Tell that the run has ended, or was interrupted."""
         self._teller.end("complete" if self.ledger.over else "stopped", self.ledger.ended)
-
-    def _read_sets(self) -> Weights:
-        """Read the needed sets, and return the state of the outer optimizer, which follows the base in the journal."""
-        base, state = self.ledger.base, b""
-        for number, data in needed_sets(self._journal, self.ledger.pinned).items():
-            size = self.wire.length(data)
-            state = data[size:] if number == base else state
-            self._keep(number, data[:size], self.wire.travelling(data[:size]))
-        if not state:
-            return []
-        layout = state_layout(self.plan, self.wire.decode(self._bytes(base)))
-        if layout is None or (fault := layout.fault(state)):
-            raise CheckpointMismatch(f"the state of the outer optimizer in {self._folder} cannot be used: {fault}")
-        return layout.decode(state)
-
-    def _for_file(self) -> dict[int, bytes]:
-        """Return the bytes of all needed sets in the form of the journal."""
-        base = self.ledger.base
-        needed = self.sets | self._exact
-        return {number: data + state_bytes(self._outer) * (number == base) for number, data in needed.items()}
-
-    def _keep(self, number: int, data: bytes, travelling: bytes) -> None:
-        """Keep a set of the journal. Without ``travelling``, it travels as it is."""
-        self.sets[number] = travelling or data
-        if travelling:
-            self._exact[number] = data
-        if not self.check.has(number):
-            self.check.keep(number, self._sketcher.sketch(self.sets[number]))
-
-    def _bytes(self, number: int) -> bytes:
-        """Return a set as the journal has it."""
-        return self._exact.get(number) or self.sets[number]
 
     async def serve(
         self, sock: socket.socket, ready: Callable[[], None], context: ssl.SSLContext | None = None
@@ -413,14 +367,9 @@ class PeerServer:
 
     async def last_set(self) -> bytes:
         """Return the exact mean of all sets as a merge-all would make it, without a change of the ledger."""
-        parts = [self._part(number) for number in self.ledger.all_sets()]
+        parts = [self.sets.part(number) for number in self.ledger.all_sets()]
         mean = parts[0].read() if len(parts) < 2 else await asyncio.to_thread(mean_of_swaps, parts)
         return self.model.layout.encode(mean)
-
-    def _part(self, number: int) -> Part:
-        ledger_set = self.ledger.sets[number]
-        read = partial(self.wire.decode, self._bytes(number))
-        return Part(read=read, trainings=ledger_set.trainings, samples=ledger_set.samples)
 
     async def _end_tasks(self) -> None:
         for task in self._tasks:
@@ -455,24 +404,25 @@ class PeerServer:
         """Let the ledger take an entry that is on the disk, and carry out what follows."""
         validated = self.ledger.validated
         if isinstance(entry, WITH_SET):
-            self._keep(entry.set, data[: self.wire.length(data)], travelling)
+            self.sets.keep(entry.set, data[: self.wire.length(data)], travelling)
         try:
             instructions = self.ledger.apply(entry)
         except Unfit:
             if isinstance(entry, WITH_SET):
-                self._drop(entry.set)
+                self.sets.drop(entry.set)
             raise
         if isinstance(entry, Posted) and (ledger_set := self.ledger.sets.get(entry.set)) is not None:
             self.check.accepted(entry, ledger_set.trainings)
         if isinstance(entry, (Merged, Summed)):
-            self._outer = self._stepped
+            self.sets.state = self.sets.next_state
         if isinstance(entry, Left) and entry.why != HAS_END:
             without = ", so it has not received the last set" * self.ledger.over
             self._say(f"left      {self.ledger.label(entry.peer)}: {entry.why}{without}")
         self._teller.took(entry)
         for instruction in instructions:
             self._carry_out(instruction)
-        self._forget([validated] if validated != self.ledger.validated else [])
+        if validated != self.ledger.validated:
+            self.sets.forget(validated)
         if self.ledger.over and not self.ledger.present:
             self._may_end.set()
 
@@ -481,7 +431,7 @@ class PeerServer:
             case Reply():
                 self._answer(instruction)
             case Fate():
-                self._forget([instruction.set])
+                self.sets.forget(instruction.set)
             case Mean():
                 self._begin(self._merge(instruction))
             case EndForAll():
@@ -507,24 +457,14 @@ class PeerServer:
                 for number, ledger_set in self.ledger.sets.items()
                 if ledger_set.peer == reply.peer and ledger_set.state == "waiting"
             ]
-            start = self.sets[max(waiting, default=self.ledger.validated)]
+            start = self.sets.travelling[max(waiting, default=self.ledger.validated)]
         if reply.answer == "validate":
             self._validation_requests[reply.peer] = reply.set
         if connection is not None:
             connection.answer(reply, share, start)
 
-    def _forget(self, sets: Sequence[int]) -> None:
-        for number in sets:
-            if not self.ledger.needs(number):
-                self._drop(number)
-
-    def _drop(self, number: int) -> None:
-        self.sets.pop(number, None)
-        self._exact.pop(number, None)
-        self.check.drop(number)
-
     async def _merge(self, mean: Mean) -> None:
-        parts = {number: self._part(number) for number in mean.of}
+        parts = {number: self.sets.part(number) for number in mean.of}
         lines: list[str] = []
         spent_reason = ""
         left_out: tuple[int, ...] = ()
@@ -534,13 +474,13 @@ class PeerServer:
             lines = [f"set {number}: its training is long, so other sets count only" for number in left_out]
             weights = await asyncio.to_thread(mean_of_swaps, list(parts.values()))
         else:
-            base = self.wire.decode(self._bytes(mean.base))
-            received = await asyncio.to_thread(self.wire.decode, self.sets[mean.base])
+            base = self.wire.decode(self.sets.exact(mean.base))
+            received = await asyncio.to_thread(self.wire.decode, self.sets.travelling[mean.base])
             samples = median_low(part.samples for part in parts.values())
             parts = {number: self._counted_part(number, part, received, samples) for number, part in parts.items()}
             parts = self._cap_samples(parts)
             weights, outer, lines = await asyncio.to_thread(
-                next_base, self.plan, base, received, parts, self._outer, self.model.trainable
+                next_base, self.plan, base, received, parts, self.sets.state, self.model.trainable
             )
             if self._spending is not None and not self._spending.is_by_post and weights is not base:
                 try:
@@ -548,23 +488,28 @@ class PeerServer:
                         self._spending, *(self.ledger.sets[number].peer for number in mean.of)
                     )
                 except BudgetSpent as error:  # the sum does not leave: the base stays
-                    weights, outer, spent_reason = base, self._outer, error.message
+                    weights, outer, spent_reason = base, self.sets.state, error.message
             elif self._spent_reasons:  # before others get the next base, and post in vain
                 await self._end_spent(next(iter(self._spent_reasons.values())))
-            self._stepped = [np.asarray(array) for array in outer]
+            self.sets.next_state = [np.asarray(array) for array in outer]
         data = await asyncio.to_thread(self.model.layout.encode, weights)
         travelling = await asyncio.to_thread(self.wire.travelling, data)
         if travelling and (problem := await asyncio.to_thread(self.wire.overflow, weights)):
             lines.append(problem)
         for line in lines:
             self._say(f"suspect   {line}")
-        sketch = await asyncio.to_thread(self._sketcher.sketch, travelling or data)
-        data += state_bytes(self._stepped)
+        sketch = await asyncio.to_thread(self.sets.sketch, travelling or data)
+        data += state_bytes(self.sets.next_state)
         releases = 0 if self._spending is None else self._spending.account.accountant.releases
 
         def entry() -> Merged:
             return Merged(
-                at=time.time(), set=self._new_set(), of=mean.of, left_out=left_out, why=tuple(lines), releases=releases
+                at=time.time(),
+                set=self.sets.new_number(),
+                of=mean.of,
+                left_out=left_out,
+                why=tuple(lines),
+                releases=releases,
             )
 
         await self._commit_mean(entry, data, travelling, sketch)
@@ -641,7 +586,7 @@ class PeerServer:
     # -- secure sums ------------------------------------------------------------------------------------------------------
 
     def _terms(self, plan: Plan, text: str, base: int, samples: int) -> str:
-        return terms_of(plan, samples, text, self.sets[base])
+        return terms_of(plan, samples, text, self.sets.travelling[base])
 
     def _follow(self, instructions: Sequence[Do]) -> None:
         """Carry out what a secure sum needs."""
@@ -661,27 +606,27 @@ class PeerServer:
         """Unmask a sum, and write the next base."""
         assert self._sums is not None
         vectors = {peer: post.set for peer, post in work.posts.items()}
-        base, shares = self.wire.decode(self._bytes(work.base)), list(work.shares.values())
+        base, shares = self.wire.decode(self.sets.exact(work.base)), list(work.shares.values())
         try:
             total = await asyncio.to_thread(secure_sum.unmasked, vectors, work.answers)
             weights, outer = await asyncio.to_thread(
-                base_of, self.plan, base, total, shares, self._outer, self.model.trainable
+                base_of, self.plan, base, total, shares, self.sets.state, self.model.trainable
             )
         except ProtocolError as error:
             self._follow(self._sums.wrong(error.message, time.time()))
             return
-        self._stepped = [np.asarray(array) for array in outer]
+        self.sets.next_state = [np.asarray(array) for array in outer]
         data = await asyncio.to_thread(self.model.layout.encode, weights)
 
         def entry() -> Summed:
             posts = work.posts.values()
             numbers, updates = tuple(post.number for post in posts), tuple(post.updates for post in posts)
             return Summed(
-                at=time.time(), set=self._new_set(), peers=tuple(work.posts), numbers=numbers, updates=updates
+                at=time.time(), set=self.sets.new_number(), peers=tuple(work.posts), numbers=numbers, updates=updates
             )
 
         try:
-            await self._commit_mean(entry, data + state_bytes(self._stepped))
+            await self._commit_mean(entry, data + state_bytes(self.sets.next_state))
         except Unfit:  # the training has ended meanwhile
             self._follow(self._sums.ended())
         else:
@@ -700,10 +645,6 @@ class PeerServer:
             self._failure = self._failure or _unwritten_end(error)
             self.done.set()
             raise self._failure from error
-
-    def _new_set(self) -> int:
-        self._next_set += 1
-        return self._next_set - 1
 
     # -- time -----------------------------------------------------------------------------------------------------------
 
@@ -732,10 +673,8 @@ class PeerServer:
                     self._leases.cut_expired(entry.peer)
             self._leases.cut_slow_readers(now)
             self._say_missing_posts()
-            due = self.plan.validate_s and now - self._tested_at >= self.plan.validate_s
-            if self._test is not None and due and not self._is_testing and self.ledger.present:
-                self._tested_at, self._is_testing = now, True
-                self._begin(self._validate())
+            if self._validation is not None and self._validation.is_due(now):
+                self._begin(self._validation.run())
 
     def _say_missing_posts(self) -> None:
         """Say once in a round that it waits for more posts than present peers can make."""
@@ -759,21 +698,6 @@ class PeerServer:
             with contextlib.suppress(Unfit, CheckpointError):
                 await self._end_training("is_convergent of the app has ended it")
 
-    async def _validate(self) -> None:
-        assert self._test is not None
-        number = self.ledger.start()
-        try:
-            weights = await asyncio.to_thread(self.wire.decode, self._bytes(number))
-            accuracy, loss, samples = await asyncio.to_thread(self._test, weights)
-            entry = Validated(at=time.time(), set=number, accuracy=accuracy, loss=loss, samples=samples)
-            with contextlib.suppress(Unfit, CheckpointError):
-                await self.writer.commit(entry)
-                if number != self._tested and self._validations_shown.is_due(time.time()):
-                    self._say(f"validated set {number}: accuracy {accuracy:.4f}, loss {loss:.4f}, {samples:,} samples")
-                self._tested = number
-        finally:
-            self._is_testing = False
-
     async def _end(self, reason: str) -> None:
         self._say(f"over      {reason}")
         posts = sum(ledger_set.state == "waiting" for ledger_set in self.ledger.sets.values())
@@ -791,7 +715,7 @@ class PeerServer:
         await self._over.wait()
         final = self.ledger.base
         with contextlib.suppress(Exception):
-            end = End(why=self.ledger.ended, set_number=final, set=self.sets[final])
+            end = End(why=self.ledger.ended, set_number=final, set=self.sets.travelling[final])
             await socket.send_alive(frames.pieces(end))
             self._teller.sent(len(end.set))
             socket.close_timeout = None  # a slow peer may take long, and a silent one loses its lease
@@ -961,7 +885,7 @@ class PeerServer:
             trainings=member.trainings,
             rate=ledger.rate,
             shard=member.shard,
-            set=self.sets[start] if start else b"",
+            set=self.sets.travelling[start] if start else b"",
         )
         tasks: list[asyncio.Future[None]] = []
         try:
@@ -1087,7 +1011,7 @@ class PeerServer:
             await self._reject(peer, post, Finding(reason=reason, strike="again"))
             return
         inline = len(post.set) <= INLINE_BYTES
-        sketch = self._sketcher.sketch(post.set) if inline else await asyncio.to_thread(self._sketcher.sketch, post.set)
+        sketch = self.sets.sketch(post.set) if inline else await asyncio.to_thread(self.sets.sketch, post.set)
         finding = self.check.judge(peer, sketch, post.updates, post.contains, post.base)
         if finding.reason and not is_finite(sketch):
             reason = self.model.layout.not_finite(self.wire.decode(post.set))
@@ -1104,7 +1028,7 @@ class PeerServer:
             at=time.time(),
             peer=peer,
             number=post.number,
-            set=self._new_set(),
+            set=self.sets.new_number(),
             contains=post.contains,
             updates=post.updates,
             base=post.base,
@@ -1118,12 +1042,12 @@ class PeerServer:
         try:
             await self.writer.commit(entry, post.set)
         finally:
-            if entry.set not in self.sets:  # it has no place in the ledger
+            if entry.set not in self.sets.travelling:  # it has no place in the ledger
                 self.check.drop(entry.set)
 
     def _beyond_clip(self, post: Post) -> str:
         """Return why a set cannot come from a peer that clips its update; empty if it can."""
-        received, mechanism = self.sets.get(post.base), self.plan.mechanism
+        received, mechanism = self.sets.travelling.get(post.base), self.plan.mechanism
         if received is None or mechanism is None:
             return ""
         return too_long(mechanism, self.wire.decode(received), self.wire.decode(post.set), self.model.trainable)
@@ -1178,13 +1102,15 @@ class PeerServer:
         """Return an answer, with its set or with a set that is a share of the way to it from the set of the peer's post."""
         reply, share, start = waiting
         has_set = reply.set != NO_SET and reply.answer != "validate"
-        if has_set and reply.set not in self.sets:  # a merge-all or a later round has taken it back meanwhile
+        if (
+            has_set and reply.set not in self.sets.travelling
+        ):  # a merge-all or a later round has taken it back meanwhile
             if reply.answer == "merge":
                 reply, has_set = replace(reply, answer="continue", set=NO_SET), False
             else:
                 reply = replace(reply, set=self.ledger.base)
         ledger_set = self.ledger.sets.get(reply.set)
-        data = self.sets[reply.set] if has_set else b""
+        data = self.sets.travelling[reply.set] if has_set else b""
         return Answer(
             number=reply.number,
             answer=reply.answer,
@@ -1219,11 +1145,6 @@ class PeerServer:
             async with asyncio.timeout(REFUSE_S):
                 await socket.send(frames.encode(End(why=reason[:1000], hint=hint, over=False)))
                 await socket.close(1008, "refused")
-
-
-def state_bytes(state: Weights) -> bytes:
-    """Return the state of an outer optimizer as it follows its base in the journal; empty without a state."""
-    return layout_of({str(number): array for number, array in enumerate(state)}).encode(state) if state else b""
 
 
 def _unwritten_end(error: CheckpointError) -> CheckpointError:

@@ -205,7 +205,7 @@ async def test_end_of_the_training_ends_the_run_with_the_last_set(cluster, tmp_p
         assert "stopped by ddlf peers stop" in app.run_context.progress.reason
         [over] = [event for event in app.emitted if isinstance(event, PeersTold) and event.what == "over"]
         assert "stopped by ddlf peers stop" in over.why
-        last = serving.layout.decode(serving.server.sets[serving.server.ledger.base])
+        last = serving.layout.decode(serving.server.sets.travelling[serving.server.ledger.base])
         assert digest(app.model.get_weights()) == digest([np.asarray(array) for array in last])
         assert len(app.history) < 40
 

@@ -120,8 +120,8 @@ async def test_a_post_that_is_sent_again_during_its_check_is_accepted_once(tmp_p
         return sketch(data)
 
     async with Running(tmp_path) as running:
-        sketch = running.server._sketcher.sketch
-        monkeypatch.setattr(running.server._sketcher, "sketch", slowly)
+        sketch = running.server.sets._sketcher.sketch
+        monkeypatch.setattr(running.server.sets._sketcher, "sketch", slowly)
         peer = await running.peer()
         await peer.send_post(a_set(1.0))
         await running.until(lambda: len(checks) == 1)

@@ -87,7 +87,7 @@ async def test_peers_that_trust_nobody_clip_and_add_noise_before_they_post(tmp_p
         peers = [Peer(link, lambda welcome: Added(), say=lambda line: None) for link in links]
         await asyncio.gather(*(asyncio.to_thread(peer.run, most_updates=2) for peer in peers))
         await running.until(lambda: running.server.ledger.round == 3)
-        sets = running.server.sets
+        sets = running.server.sets.travelling
         last = weights(sets[running.server.ledger.base])[0]
     share, mean = noise * clip / np.sqrt(2), max(-1.0, -clip / np.sqrt(50_000))
     for peer in peers:
@@ -129,7 +129,7 @@ async def test_shares_of_eight_peers_give_the_whole_noise_although_two_are_lost(
             runs = [threads.submit(peer.run, most_updates=1) for peer in peers]
             await asyncio.gather(*map(asyncio.wrap_future, runs))
         await running.until(lambda: running.server.ledger.round == 2)
-        [base] = layout.decode(running.server.sets[running.server.ledger.base])
+        [base] = layout.decode(running.server.sets.travelling[running.server.ledger.base])
         assert sum(member.number for member in running.server.ledger.members.values()) == 6
     total, std = base * 8.0, 3.0 * 2.0
     assert total.std() == pytest.approx(std, rel=0.01)

@@ -105,7 +105,7 @@ async def test_peers_swap_their_sets(running):
     assert (answer["answer"], answer["trainings"], answer["accuracy"], value(second.set)) == ("merge", 1, 0.5, 1.0)
     assert (await first.post(a_set(3.0)))["answer"] == "merge"
     assert value(first.set) == 2.0
-    assert running.server.ledger.sets.keys() == running.server.sets.keys()
+    assert running.server.ledger.sets.keys() == running.server.sets.travelling.keys()
 
 
 async def test_a_peer_that_reconnects_stays_the_same_peer_and_is_answered_once(running):
@@ -126,11 +126,11 @@ async def test_a_server_that_was_killed_knows_every_acknowledged_set(tmp_path):
         first, second = await running.peer(), await running.peer()
         await first.post(a_set(1.0))
         await second.post(a_set(2.0))
-        before, sets = running.server.ledger.state(), dict(running.server.sets)
+        before, sets = running.server.ledger.state(), dict(running.server.sets.travelling)
         await first.socket.close()
         await second.socket.close()
     async with Running(tmp_path) as again:
-        assert (again.server.ledger.state(), again.server.sets) == (before, sets)
+        assert (again.server.ledger.state(), again.server.sets.travelling) == (before, sets)
         first.port = second.port = again.port
         again.peers = [first, second]
         assert (await first.connect(keeps=True))["number"] == 1

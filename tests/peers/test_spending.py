@@ -77,7 +77,7 @@ async def test_release_beyond_the_budget_does_not_change_the_base(tmp_path):
         for peer in peers:
             await peer.send_post(a_set(0.1), base=1)
         await running.until(lambda: running.server.ledger.over)
-        base = running.server._bytes(running.server.ledger.base)
+        base = running.server.sets.exact(running.server.ledger.base)
     assert base == MODEL.first
     assert running.server._spending.account.accountant.releases == 1
 

@@ -174,11 +174,11 @@ async def test_posted_sets_are_unchanged_and_computed_sets_are_exact_after_a_res
         assert (await first.post(coded(9.0)))["answer"] == "replace"
         mean = (1.0 + 2.0 + 2 * (1 + 2**-7)) / 4  # weighted by trainings; the first set is outstanding
         assert (mean, values(first.set)) == (1.25 + 2**-8, {1.25})
-        sets = dict(running.server.sets)
+        sets = dict(running.server.sets.travelling)
     async with Running(tmp_path, codec="bfloat16") as again:
-        assert again.server.sets == sets
+        assert again.server.sets.travelling == sets
         base = again.server.ledger.base
-        assert float(again.server.wire.decode(again.server._bytes(base))[0][0, 0]) == mean
+        assert float(again.server.wire.decode(again.server.sets.exact(base))[0][0, 0]) == mean
         exact = await again.server.last_set()
         assert not LAYOUT.fault(exact)
 
@@ -229,6 +229,6 @@ async def test_updates_below_the_precision_of_the_codec_add_up_in_rounds(tmp_pat
         peers = [Peer(link, lambda welcome: Steps(), say=lambda line: None) for link in links]
         await asyncio.gather(*(asyncio.to_thread(peer.run, most_updates=32) for peer in peers))
         await running.until(lambda: running.server.ledger.round >= 32)
-        base = WIRE.decode(running.server._bytes(running.server.ledger.base))
+        base = WIRE.decode(running.server.sets.exact(running.server.ledger.base))
         assert float(base[0][0, 0]) == pytest.approx(1 + 32 * 2**-10, abs=2**-7)
         assert value(running.server.model.first) == 1.0
