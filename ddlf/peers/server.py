@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median_low
+from statistics import median_low
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
@@ -65,14 +65,15 @@ from ddlf.peers.frames import (
 )
 from ddlf.peers.front import FULL, Front
 from ddlf.peers.journal import Journal, open_journal
-from ddlf.peers.journal_writer import INLINE_BYTES, JournalWriter
+from ddlf.peers.journal_writer import JournalWriter
 from ddlf.peers.kept_sets import KeptSets, state_bytes
 from ddlf.peers.leases import Leases
 from ddlf.peers.ledger import STRIKES, EndForAll, Fate, Instruction, Mean, Reply, Unfit, WeightLedger
 from ddlf.peers.listener import Door
-from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base, too_long
+from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base
 from ddlf.peers.peer_connection import PeerConnection, WaitingAnswer
 from ddlf.peers.plan import Plan
+from ddlf.peers.post_checks import PostChecks
 from ddlf.peers.quotas import Quotas
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.run_events import Teller
@@ -82,7 +83,7 @@ from ddlf.peers.secure_rounds import AddUp, Do, SecureRounds, Tell
 from ddlf.peers.secure_updates import base_of, terms_of, values_in
 from ddlf.peers.served_model import Model
 from ddlf.peers.server_validation import ServerValidation, Validator
-from ddlf.peers.sketches import Sketch, is_finite
+from ddlf.peers.sketches import Sketch
 from ddlf.peers.spending import Spending
 from ddlf.peers.swap import SwapLedger
 from ddlf.peers.wire import Wire
@@ -167,6 +168,7 @@ class PeerServer:
         self.wire = Wire(model.layout, plan.codec, model.trainable)
         self.check = SetCheck(plan)
         self.sets = KeptSets(self.ledger, self.wire, self.check, model.trainable)
+        self._post_checks = PostChecks(self.ledger, model, self.wire, self.sets, self.check, test)
         self.done = asyncio.Event()
         self._over = asyncio.Event()  # the last set is there
         self._may_end = asyncio.Event()
@@ -1010,17 +1012,7 @@ class PeerServer:
         if reason := self.wire.fault(post.set):
             await self._reject(peer, post, Finding(reason=reason, strike="again"))
             return
-        inline = len(post.set) <= INLINE_BYTES
-        sketch = self.sets.sketch(post.set) if inline else await asyncio.to_thread(self.sets.sketch, post.set)
-        finding = self.check.judge(peer, sketch, post.updates, post.contains, post.base)
-        if finding.reason and not is_finite(sketch):
-            reason = self.model.layout.not_finite(self.wire.decode(post.set))
-            finding = replace(finding, reason=reason or finding.reason)
-        if self.plan.mechanism is not None and not finding.reason:
-            reason = self._beyond_clip(post) if inline else await asyncio.to_thread(self._beyond_clip, post)
-            finding = replace(finding, reason=reason, strike="yes" if reason else "no")
-        if self.plan.trial and not finding.reason:
-            finding = replace(finding, reason=await self._trial_problem(post.set))
+        finding, sketch = await self._post_checks.judge(peer, post)
         if finding.reason:
             await self._reject(peer, post, finding)
             return
@@ -1044,25 +1036,6 @@ class PeerServer:
         finally:
             if entry.set not in self.sets.travelling:  # it has no place in the ledger
                 self.check.drop(entry.set)
-
-    def _beyond_clip(self, post: Post) -> str:
-        """Return why a set cannot come from a peer that clips its update; empty if it can."""
-        received, mechanism = self.sets.travelling.get(post.base), self.plan.mechanism
-        if received is None or mechanism is None:
-            return ""
-        return too_long(mechanism, self.wire.decode(received), self.wire.decode(post.set), self.model.trainable)
-
-    async def _trial_problem(self, data: bytes) -> str:
-        """Test a set on the server's data, and return why it is rejected; empty if it is not."""
-        accuracies = [validation.accuracy for validation in self.ledger.validations]
-        if self._test is None or not accuracies:
-            return ""
-        weights = await asyncio.to_thread(self.wire.decode, data)
-        accuracy, _, _ = await asyncio.to_thread(self._test, weights)
-        usual = fmean(accuracies)
-        if accuracy >= usual - self.plan.trial:
-            return ""
-        return f"its accuracy on the server's data is {accuracy:.4f}, and that of the last validations {usual:.4f}"
 
     async def _reject(self, peer: int, post: Post, finding: Finding) -> None:
         """Write that a post is rejected, and why."""

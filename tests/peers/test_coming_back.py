@@ -6,7 +6,7 @@ import threading
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from ddlf.peers import server
+from ddlf.peers import post_checks, server
 from ddlf.peers.entries import Left
 from ddlf.peers.frames import Post
 from ddlf.peers.ledger import Reply
@@ -110,7 +110,7 @@ async def test_a_round_that_closes_while_its_peer_reconnects_is_answered_once(tm
 
 
 async def test_a_post_that_is_sent_again_during_its_check_is_accepted_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "INLINE_BYTES", 0)  # checked on threads, like large sets
+    monkeypatch.setattr(post_checks, "INLINE_BYTES", 0)  # checked on threads, like large sets
     checks, going = [], [threading.Event(), threading.Event()]
 
     def slowly(data):
