@@ -24,16 +24,20 @@ continues with the next batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from ddlf.errors import CheckpointError, DDLFError
 from ddlf.peers.entries import Entry
 from ddlf.peers.journal import Journal, head_of
 from ddlf.peers.ledger import Unfit, WeightLedger
 
+T = TypeVar("T")
+
 INLINE_BYTES = 256 * 1024
 """Sets up to this size are checked, and made into records, on the event loop: a thread costs more."""
+AGAIN_S = 1.0
+"""Seconds until the server writes to a disk again that has refused."""
 CLOSED = "the server of peers ends: nothing more is written to its journal"
 
 
@@ -157,6 +161,38 @@ class JournalWriter:
                 await asyncio.to_thread(self._journal.archive)
             except DDLFError as error:
                 self._refused("archive", error)
+
+
+async def until_written(
+    write: Callable[[], Awaitable[T]], ledger: WeightLedger, refused: Callable[[CheckpointError], None] | None = None
+) -> T:
+    """Write something that must not be lost, as soon as the disk takes it.
+
+    Args:
+        write: Writes it, and returns a result.
+        ledger: The ledger. When the training has ended, a disk that refuses ends the server.
+        refused: Gets each error of the disk.
+
+    Raises:
+        CheckpointError: The training has ended, and the disk refuses.
+    """
+    while True:
+        try:
+            return await write()
+        except CheckpointError as error:
+            if refused is not None:
+                refused(error)
+            if ledger.ended:
+                raise unwritten_end(error) from error
+            await asyncio.sleep(AGAIN_S)
+
+
+def unwritten_end(error: CheckpointError) -> CheckpointError:
+    """Return the error that ends a server whose disk refuses the end of the training."""
+    return CheckpointError(
+        f"the server ends, and its training is not over, because the end cannot be written: {error.message}",
+        hint="free some space, and continue with: ddlf peers serve --resume last",
+    )
 
 
 def _set_exception(future: asyncio.Future[None], error: BaseException) -> None:

@@ -1,8 +1,19 @@
-"""The server of peers: HTTP and WebSockets on one port, and the weight ledger behind them. Runs on the server.
+"""The server of peers: it puts its parts together, talks to each peer, and has begin and end. Runs on the server.
 
-The event loop only receives, decides and sends. Checks of sets, means, tests and the disk run on threads. One task
-writes the journal: entries that arrive while it writes form the next batch, and share a sync. A peer gets the answer to
-its post after the entry is on the disk.
+| part | what it has |
+|---|---|
+| ``WeightLedger`` | who takes part, and what became of each set; it decides |
+| ``JournalWriter`` | the only task that writes entries; the ledger changes only in its ``take`` |
+| ``KeptSets`` | the bytes of the needed sets |
+| ``Front`` | HTTP, until a peer has its WebSocket |
+| ``Leases`` | the connections, and when each peer was heard last |
+| ``PostChecks`` | all checks of a post before its entry |
+| ``Means`` | means and sums, which become entries |
+| ``ServerValidation`` | tests on the server's own data |
+
+The event loop only receives, decides and sends. Checks of large sets, means, tests and the disk run on threads. A peer gets
+the answer to its post after the entry is on the disk. While an entry is written, all other tasks run: what they read from
+the ledger before an ``await`` may be old after it. ``_take`` and all that it calls await nothing.
 
 Limits follow from the model: a frame is at most a set and its text. A connection holds one frame that it receives and
 one answer that it sends. A peer that does not read, or does not answer pings within its lease, is disconnected.
@@ -20,15 +31,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from statistics import median_low
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-import numpy as np
-
 from ddlf.algorithms.set_merge import towards
-from ddlf.algorithms.weights import Weights
-from ddlf.errors import BudgetSpent, CheckpointError, DDLFError, ProtocolError
+from ddlf.errors import CheckpointError, DDLFError, ProtocolError
 from ddlf.events import Event
 from ddlf.events.record import RoundRecord
 from ddlf.peers import frames, sessions
@@ -65,29 +72,29 @@ from ddlf.peers.frames import (
 )
 from ddlf.peers.front import FULL, Front
 from ddlf.peers.journal import Journal, open_journal
-from ddlf.peers.journal_writer import JournalWriter
-from ddlf.peers.kept_sets import KeptSets, state_bytes
+from ddlf.peers.journal_writer import JournalWriter, unwritten_end
+from ddlf.peers.kept_sets import KeptSets
 from ddlf.peers.leases import Leases
 from ddlf.peers.ledger import STRIKES, EndForAll, Fate, Instruction, Mean, Reply, Unfit, WeightLedger
 from ddlf.peers.listener import Door
-from ddlf.peers.merging import HEAVIEST, Part, mean_of_swaps, most_samples, next_base
+from ddlf.peers.means import Means
+from ddlf.peers.merging import mean_of_swaps
 from ddlf.peers.peer_connection import PeerConnection, WaitingAnswer
 from ddlf.peers.plan import Plan
 from ddlf.peers.post_checks import PostChecks
 from ddlf.peers.quotas import Quotas
+from ddlf.peers.release_counter import ReleaseCounter
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.run_events import Teller
-from ddlf.peers.said_lately import Rarely, SaidLately
+from ddlf.peers.said_lately import SaidLately
 from ddlf.peers.secure_ledger import SecureLedger
 from ddlf.peers.secure_rounds import AddUp, Do, SecureRounds, Tell
-from ddlf.peers.secure_updates import base_of, terms_of, values_in
+from ddlf.peers.secure_updates import terms_of, values_in
 from ddlf.peers.served_model import Model
 from ddlf.peers.server_validation import ServerValidation, Validator
-from ddlf.peers.sketches import Sketch
 from ddlf.peers.spending import Spending
 from ddlf.peers.swap import SwapLedger
 from ddlf.peers.wire import Wire
-from ddlf.privacy import secure_sum
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
@@ -100,8 +107,6 @@ HELD_UP_S = 1.0
 """A sleep that is longer by these seconds shows that the server was held up, as on an overloaded machine."""
 HELLO_S = 60.0
 """Seconds that a new connection has for its hello. A browser first ends its batch, which may be slow."""
-AGAIN_S = 1.0
-"""Seconds until the server writes to a disk again that has refused."""
 END_S = 3600.0
 """Most seconds that the end of the server waits for peers that still receive the last set."""
 SAID_END_S = 2.0
@@ -187,8 +192,6 @@ class PeerServer:
         self._leasing = asyncio.Lock()
         self._has_said_alone = False
         self._short = NO_SET  # the base of the last round whose missing posts the server has named
-        self._epsilon_shown = Rarely(time.time())
-        self._counting = asyncio.Lock()
         self._journal: Journal
         self.writer: JournalWriter
         self._writing: asyncio.Future[None]
@@ -198,7 +201,8 @@ class PeerServer:
         self._loop: asyncio.AbstractEventLoop
         self._failure: BaseException | None = None
         self._validation: ServerValidation | None = None  # None without test data of the server
-        self._spending: Spending | None = None  # None without noise
+        self._means: Means
+        self._releases: ReleaseCounter | None = None  # None without noise
         self._spent_reasons: dict[int, str] = {}  # peers that must not post again, and why, if each post costs its peer
 
     # -- begin and end ------------------------------------------------------------------------------------------------
@@ -219,8 +223,9 @@ class PeerServer:
             refused=self._say_error,
         )
         if self.plan.mechanism is not None:
-            self._spending = Spending(self.plan, self._folder, continues=content.snapshot is not None)
-            self._teller.epsilons = self._spending.epsilons
+            spending = Spending(self.plan, self._folder, continues=content.snapshot is not None)
+            self._teller.epsilons = spending.epsilons
+            self._releases = ReleaseCounter(spending, self.ledger, self._say, partial(self._say_error, "release"))
         instructions: list[Instruction] = []
         if content.snapshot is not None:
             self.ledger.restore(content.snapshot)
@@ -229,9 +234,10 @@ class PeerServer:
         for entry in content.entries:
             with contextlib.suppress(Unfit):  # it did not fit then, either
                 instructions += self.ledger.apply(entry)
-        if self._spending is not None:
-            self._spending.check_complete(self.ledger.releases, self.ledger.counts.get("posts", 0))
-            self._spent_reasons = self._spending.spent_by_post()
+        if self._releases is not None:
+            spending = self._releases.spending
+            spending.check_complete(self.ledger.releases, self.ledger.counts.get("posts", 0))
+            self._spent_reasons = spending.spent_by_post()
         if self.ledger.base == NO_SET:
             began = Began(at=time.time(), set=1, run=sessions.new_secret()[:16])
             self._journal.append([(began, self.model.first)])
@@ -251,6 +257,19 @@ class PeerServer:
             }
         )
         self._leases.recall(time.time())
+        self._means = Means(
+            self.ledger,
+            self.model,
+            self.wire,
+            self.sets,
+            self.check,
+            self.writer,
+            releases=self._releases,
+            spent_reasons=self._spent_reasons,
+            end_spent=self._end_spent,
+            say=self._say,
+            lately=self._lately,
+        )
         if self._test is not None:
             self._validation = ServerValidation(self._test, self.ledger, self.sets, self.wire, self.writer, self._say)
 
@@ -307,7 +326,7 @@ class PeerServer:
             max_size=frames.PREFIX.size + frames.MOST_TEXT_BYTES + self.wire.bytes,
             max_queue=1,
             create_connection=self._turns.connection(),  # type: ignore[arg-type]  # a factory will do
-            ping_interval=None,  # ``_watch`` pings, since the time limit is the peer's lease
+            ping_interval=None,  # ``Leases.watch`` pings, since the time limit is the peer's lease
             close_timeout=1.0,
             logger=silent,
             server_header=None,
@@ -435,7 +454,7 @@ class PeerServer:
             case Fate():
                 self.sets.forget(instruction.set)
             case Mean():
-                self._begin(self._merge(instruction))
+                self._begin(self._means.merge(instruction))
             case EndForAll():
                 self._begin(self._end(instruction.reason))
 
@@ -465,127 +484,7 @@ class PeerServer:
         if connection is not None:
             connection.answer(reply, share, start)
 
-    async def _merge(self, mean: Mean) -> None:
-        parts = {number: self.sets.part(number) for number in mean.of}
-        lines: list[str] = []
-        spent_reason = ""
-        left_out: tuple[int, ...] = ()
-        if mean.base == NO_SET:
-            left_out = self._long_sets(mean.of)
-            parts = {number: part for number, part in parts.items() if number not in left_out}
-            lines = [f"set {number}: its training is long, so other sets count only" for number in left_out]
-            weights = await asyncio.to_thread(mean_of_swaps, list(parts.values()))
-        else:
-            base = self.wire.decode(self.sets.exact(mean.base))
-            received = await asyncio.to_thread(self.wire.decode, self.sets.travelling[mean.base])
-            samples = median_low(part.samples for part in parts.values())
-            parts = {number: self._counted_part(number, part, received, samples) for number, part in parts.items()}
-            parts = self._cap_samples(parts)
-            weights, outer, lines = await asyncio.to_thread(
-                next_base, self.plan, base, received, parts, self.sets.state, self.model.trainable
-            )
-            if self._spending is not None and not self._spending.is_by_post and weights is not base:
-                try:
-                    spent_reason = await self._count(
-                        self._spending, *(self.ledger.sets[number].peer for number in mean.of)
-                    )
-                except BudgetSpent as error:  # the sum does not leave: the base stays
-                    weights, outer, spent_reason = base, self.sets.state, error.message
-            elif self._spent_reasons:  # before others get the next base, and post in vain
-                await self._end_spent(next(iter(self._spent_reasons.values())))
-            self.sets.next_state = [np.asarray(array) for array in outer]
-        data = await asyncio.to_thread(self.model.layout.encode, weights)
-        travelling = await asyncio.to_thread(self.wire.travelling, data)
-        if travelling and (problem := await asyncio.to_thread(self.wire.overflow, weights)):
-            lines.append(problem)
-        for line in lines:
-            self._say(f"suspect   {line}")
-        sketch = await asyncio.to_thread(self.sets.sketch, travelling or data)
-        data += state_bytes(self.sets.next_state)
-        releases = 0 if self._spending is None else self._spending.account.accountant.releases
-
-        def entry() -> Merged:
-            return Merged(
-                at=time.time(),
-                set=self.sets.new_number(),
-                of=mean.of,
-                left_out=left_out,
-                why=tuple(lines),
-                releases=releases,
-            )
-
-        await self._commit_mean(entry, data, travelling, sketch)
-        if spent_reason:
-            await self._end_spent(spent_reason)
-
-    async def _commit_mean(
-        self, entry: Callable[[], Merged | Summed], data: bytes, travelling: bytes = b"", sketch: Sketch | None = None
-    ) -> None:
-        """Write an entry with weights that the server has computed, as soon as the disk takes it."""
-        while True:
-            merged = entry()
-            if sketch is not None:
-                self.check.keep(merged.set, sketch)
-            try:
-                await self.writer.commit(merged, data, travelling)
-                return
-            except CheckpointError as error:  # the disk refuses now, and the sets stay as they are
-                self.check.drop(merged.set)
-                if self.ledger.ended:
-                    raise _unwritten_end(error) from error
-                await asyncio.sleep(AGAIN_S)
-
-    async def _end_spent(self, reason: str) -> None:
-        """End the training, because another release would exceed the privacy budget."""
-        with contextlib.suppress(Unfit):  # it has ended already
-            await self._end_training(reason)
-
-    async def _count(self, spending: Spending, *peers: int) -> str:
-        """Count a release of some peers before it leaves. Return why they cannot be in another one; empty if they can.
-
-        Raises:
-            BudgetSpent: It would exceed the budget, so it must not leave.
-            CheckpointError: The disk refuses the end of the training.
-        """
-        while True:
-            try:
-                async with self._counting:
-                    reason = await asyncio.to_thread(spending.count, *peers)
-                break
-            except CheckpointError as error:  # the release waits until the disk takes its count
-                self._say_error("release", error)
-                if self.ledger.ended:
-                    raise _unwritten_end(error) from error
-                await asyncio.sleep(AGAIN_S)
-        if self._epsilon_shown.is_due(time.time()):
-            self._say(f"privacy   {spending.line()}")
-        return reason
-
-    def _counted_part(self, number: int, part: Part, received: Weights, usual_samples: int) -> Part:
-        """Return a set of a round with the share of its training that counts. Then it has at most the usual samples."""
-        if (share := self.ledger.sets[number].share) == 1:
-            return part
-        samples = min(part.samples, usual_samples)
-        return replace(part, read=lambda: towards(received, part.read(), share), samples=samples)
-
-    def _cap_samples(self, parts: dict[int, Part]) -> dict[int, Part]:
-        """Return the sets of a round without numbers of samples that would outweigh all other peers."""
-        if not self.plan.longest or self.plan.mechanism is not None:  # with noise, each update counts once
-            return parts
-        most = most_samples(part.samples for part in parts.values())
-        for number in (number for number, part in parts.items() if part.samples > most):
-            peer = self.ledger.sets[number].peer
-            claim = f"{self.ledger.label(peer)} says that it has {parts[number].samples:,} samples"
-            line = f"capped    {claim}, and counts with {most:,}: {HEAVIEST} times as many as is usual here"
-            self._lately.say(line, "samples", peer, now=time.time())
-        return {number: replace(part, samples=min(part.samples, most)) for number, part in parts.items()}
-
-    def _long_sets(self, of: Sequence[int]) -> tuple[int, ...]:
-        """Return the sets of a mean that do not count in it, since their training is long. One always stays."""
-        long = tuple(number for number in of if self.check.is_long(self.ledger.sets[number]))
-        return long if len(long) < len(of) else ()
-
-    # -- secure sums ------------------------------------------------------------------------------------------------------
+    # -- secure sums, and the end of the training -------------------------------------------------------------------------
 
     def _terms(self, plan: Plan, text: str, base: int, samples: int) -> str:
         return terms_of(plan, samples, text, self.sets.travelling[base])
@@ -605,34 +504,21 @@ class PeerServer:
                     self._say(instruction.text)
 
     async def _add_up(self, work: AddUp) -> None:
-        """Unmask a sum, and write the next base."""
+        """Let a secure sum become the next base, and go on with the next round."""
         assert self._sums is not None
-        vectors = {peer: post.set for peer, post in work.posts.items()}
-        base, shares = self.wire.decode(self.sets.exact(work.base)), list(work.shares.values())
         try:
-            total = await asyncio.to_thread(secure_sum.unmasked, vectors, work.answers)
-            weights, outer = await asyncio.to_thread(
-                base_of, self.plan, base, total, shares, self.sets.state, self.model.trainable
-            )
+            await self._means.add_up(work)
         except ProtocolError as error:
             self._follow(self._sums.wrong(error.message, time.time()))
-            return
-        self.sets.next_state = [np.asarray(array) for array in outer]
-        data = await asyncio.to_thread(self.model.layout.encode, weights)
-
-        def entry() -> Summed:
-            posts = work.posts.values()
-            numbers, updates = tuple(post.number for post in posts), tuple(post.updates for post in posts)
-            return Summed(
-                at=time.time(), set=self.sets.new_number(), peers=tuple(work.posts), numbers=numbers, updates=updates
-            )
-
-        try:
-            await self._commit_mean(entry, data + state_bytes(self.sets.next_state))
         except Unfit:  # the training has ended meanwhile
             self._follow(self._sums.ended())
         else:
             self._follow(self._sums.added(time.time()))
+
+    async def _end_spent(self, reason: str) -> None:
+        """End the training, because another release would exceed the privacy budget."""
+        with contextlib.suppress(Unfit):  # it has ended already
+            await self._end_training(reason)
 
     async def _end_training(self, reason: str) -> None:
         """End the training. If the disk refuses the end, end the server: a later one continues the training.
@@ -644,7 +530,7 @@ class PeerServer:
         try:
             await self.writer.commit(Ended(at=time.time(), why=reason))
         except CheckpointError as error:
-            self._failure = self._failure or _unwritten_end(error)
+            self._failure = self._failure or unwritten_end(error)
             self.done.set()
             raise self._failure from error
 
@@ -777,7 +663,7 @@ class PeerServer:
     def overview(self) -> dict[str, Any]:
         """Return facts about the peers and the sets, for ``ddlf peers list``."""
         ledger, now = self.ledger, time.time()
-        epsilons = {} if self._spending is None else self._spending.epsilons()
+        epsilons = {} if self._releases is None else self._releases.spending.epsilons()
         states: dict[str, int] = {}
         for ledger_set in ledger.sets.values():
             states[ledger_set.state] = states.get(ledger_set.state, 0) + 1
@@ -999,8 +885,8 @@ class PeerServer:
         if connection.open_post:
             raise ProtocolError(f"post {connection.open_post} is not answered yet")
         connection.open_post = post.number
-        if self._spending is not None and self._spending.is_by_post:
-            spent_reason = await self._count(self._spending, peer)  # the server has seen it, whatever becomes of it
+        if self._releases is not None and self._releases.spending.is_by_post:
+            spent_reason = await self._releases.count(peer)  # the server has seen it, whatever becomes of it
             if spent_reason:
                 self._spent_reasons[peer] = spent_reason
                 self._say(f"budget    the open round is the last one: {spent_reason}")
@@ -1092,7 +978,7 @@ class PeerServer:
             accuracy=_to_wire(ledger_set.accuracy) if ledger_set is not None else -1.0,
             rate=self.ledger.rate,
             why=reply.reason,
-            epsilon=-1.0 if self._spending is None else self._spending.epsilon(peer),
+            epsilon=-1.0 if self._releases is None else self._releases.spending.epsilon(peer),
             set=data
             if share == 1 or not has_set
             else await asyncio.to_thread(self._intermediate_set, start, data, share),
@@ -1118,14 +1004,6 @@ class PeerServer:
             async with asyncio.timeout(REFUSE_S):
                 await socket.send(frames.encode(End(why=reason[:1000], hint=hint, over=False)))
                 await socket.close(1008, "refused")
-
-
-def _unwritten_end(error: CheckpointError) -> CheckpointError:
-    """Return the error that ends a server whose disk refuses the end of the training."""
-    return CheckpointError(
-        f"the server ends, and its training is not over, because the end cannot be written: {error.message}",
-        hint="free some space, and continue with: ddlf peers serve --resume last",
-    )
 
 
 def _is_closed(error: BaseException) -> bool:

@@ -105,7 +105,7 @@ async def test_a_server_that_was_killed_between_the_end_and_its_last_set_waits_f
         async def never(mean):
             await asyncio.Event().wait()
 
-        running.server._merge = never
+        running.server._means.merge = never
         await stop(running)
         assert [type(entry) for entry in history(tmp_path)][-1] is Ended
     async with Running(tmp_path) as again:
@@ -120,7 +120,7 @@ async def test_a_server_that_was_killed_between_the_end_and_its_last_set_waits_f
 async def test_a_peer_whose_connection_breaks_at_the_end_comes_back_for_the_last_set(tmp_path, monkeypatch, computes):
     async with Running(tmp_path, updates=1) as running:
         [code] = await running.server.invite()
-        lines, may_merge, merge = [], asyncio.Event(), running.server._merge
+        lines, may_merge, merge = [], asyncio.Event(), running.server._means.merge
         peer = Peer(f"http://127.0.0.1:{running.port}/#{code}", lambda welcome: Added(), say=lines.append)
         training = asyncio.ensure_future(asyncio.to_thread(peer.run))
         await running.until(lambda: running.server.ledger.counts.get("posts", 0) > 2)
@@ -135,7 +135,7 @@ async def test_a_peer_whose_connection_breaks_at_the_end_comes_back_for_the_last
             running.server.done.set()
 
         if computes:
-            monkeypatch.setattr(running.server, "_merge", merges)
+            monkeypatch.setattr(running.server._means, "merge", merges)
         else:
             monkeypatch.setattr(running.server, "_end", cut)
         await stop(running)

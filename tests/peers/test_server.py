@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ddlf.errors import AuthError, CheckpointError
-from ddlf.peers import front, leases, ledger, server, serving, sessions
+from ddlf.peers import front, journal_writer, leases, ledger, server, serving, sessions
 from ddlf.peers import peer as peer_of
 from ddlf.peers.entries import Arrived, Ended, Invited, Left, Merged, Rejected, Validated
 from ddlf.peers.frames import Broken
@@ -350,7 +350,7 @@ async def test_the_list_leaves_out_members_that_have_never_arrived(running):
 
 
 async def test_a_full_disk_refuses_a_merge_until_there_is_space(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "AGAIN_S", 0.0)
+    monkeypatch.setattr(journal_writer, "AGAIN_S", 0.0)
     async with Running(tmp_path, way="rounds", merge="mean") as running:
         peer = await running.peer()
         append, refused = running.server._journal.append, []

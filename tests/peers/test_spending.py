@@ -48,7 +48,7 @@ async def test_each_round_is_charged_to_the_peers_with_an_update_in_it(tmp_path)
         await a_round(running, first, second, third)
         await running.server.writer.commit(Left(at=time.time(), peer=3, why="gone"))
         await a_round(running, first, second)
-        spending = running.server._spending
+        spending = running.server._releases.spending
         assert spending.epsilons() == {1: after(3), 2: after(3), 3: after(1)}
         peers = running.server.overview()["peers"]
     assert [peer["epsilon"] for peer in peers] == list(spending.epsilons().values())
@@ -62,7 +62,7 @@ async def test_budget_ends_the_training_after_the_last_release_that_fits(tmp_pat
         await a_round(running, *peers)
         await a_round(running, *peers)
         await running.until(lambda: running.server.ledger.over)
-        spending = running.server._spending
+        spending = running.server._releases.spending
     assert spending.epsilons() == {1: after(2), 2: after(2)}
     entries = list(history(tmp_path))
     assert sum(isinstance(entry, Merged) for entry in entries) == 2
@@ -73,13 +73,13 @@ async def test_budget_ends_the_training_after_the_last_release_that_fits(tmp_pat
 async def test_release_beyond_the_budget_does_not_change_the_base(tmp_path):
     async with Running(tmp_path, model=MODEL, **NOISED, privacy_budget=5.0) as running:
         peers = [await running.peer(), await running.peer()]
-        running.server._spending.account.count(running.server._spending._cost(1))
+        running.server._releases.spending.account.count(running.server._releases.spending._cost(1))
         for peer in peers:
             await peer.send_post(a_set(0.1), base=1)
         await running.until(lambda: running.server.ledger.over)
         base = running.server.sets.exact(running.server.ledger.base)
     assert base == MODEL.first
-    assert running.server._spending.account.accountant.releases == 1
+    assert running.server._releases.spending.account.accountant.releases == 1
 
 
 async def test_each_post_is_charged_to_its_peer_if_no_party_is_trusted(tmp_path):
@@ -88,8 +88,8 @@ async def test_each_post_is_charged_to_its_peer_if_no_party_is_trusted(tmp_path)
         first, second = await running.peer(), await running.peer()
         await a_round(running, first, second)
         await first.send_post(a_set(0.1), base=running.server.ledger.base)  # this round never closes
-        await running.until(lambda: running.server._spending.account.accountant.releases == 3)
-        epsilons = running.server._spending.epsilons()
+        await running.until(lambda: running.server._releases.spending.account.accountant.releases == 3)
+        epsilons = running.server._releases.spending.epsilons()
     assert epsilons == {1: after(4), 2: after(2)}
 
 
@@ -105,7 +105,7 @@ async def test_round_is_released_if_its_posts_use_up_the_budgets(tmp_path):
         assert not running.server.ledger.ended
         end = await second.post(a_set(0.1), base=1)
         assert end == await first.answer()  # neither peer receives another base
-        spent = running.server._spending.epsilons()
+        spent = running.server._releases.spending.epsilons()
     assert spent == {1: after(2), 2: after(2)}
     assert LAYOUT.decode(end["set"])[0] == pytest.approx(0.1)
     assert "above the privacy budget of 7.5" in end["end"]["why"]
@@ -130,14 +130,14 @@ async def test_peer_that_has_spent_its_budget_never_trains_again(tmp_path, again
             end = await peer.connect()
             await peer.abort()
     assert "above the privacy budget of 7.5" in end["end"]["why"]
-    assert running.server._spending.epsilons() == {1: after(2)}
+    assert running.server._releases.spending.epsilons() == {1: after(2)}
 
 
 async def test_resumed_server_continues_the_account(tmp_path):
     async with Running(tmp_path, model=MODEL, **NOISED) as running:
         await a_round(running, await running.peer(), await running.peer())
     async with Running(tmp_path, model=MODEL, **NOISED) as running:
-        assert running.server._spending.epsilons() == {1: after(1), 2: after(1)}
+        assert running.server._releases.spending.epsilons() == {1: after(1), 2: after(1)}
     with pytest.raises(CheckpointMismatch, match=r"this run has clip = 2.0"):
         Spending(Plan(**NOISED | {"clip": 2.0}), tmp_path, continues=True)
     (tmp_path / RELEASES).unlink()
