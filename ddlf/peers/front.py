@@ -1,16 +1,16 @@
 """The HTTP front of a server of peers: it answers requests, and lets peers through that have a session. Runs on the server.
 
-| request | of whom | answer |
+| request | allowed to | answer |
 |---|---|---|
-| ``/``, ``/page/...``, ``/engine/...`` | all | a file |
-| ``/join`` | who has a code | a key, after the entry is in the journal |
-| ``/graph``, ``/model`` | who has a code or a key | what there is to train |
+| ``/``, ``/page/...``, ``/engine/...`` | everybody | a file |
+| ``/join`` | somebody with a code | a key, after the entry is in the journal |
+| ``/graph``, ``/model`` | somebody with a code or a key | the model and the plan |
 | ``/shard/NUMBER`` | the peer that has the shard | a piece of it |
 | ``/live`` | a peer | a WebSocket, which the server serves |
-| ``/control/...`` | who has the server's own secret | the result of a command |
+| ``/control/...`` | somebody with the server's own secret | the result of a command |
 
 Each refusal is one sentence. Before anything else, a request uses the quota of its address, and must name this server as its
-host. The front changes nothing but its quotas: entries go through the writer, and commands to the server.
+host. The front changes its quotas only: entries go through the writer, and commands to the server.
 """
 
 from __future__ import annotations

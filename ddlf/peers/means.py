@@ -1,7 +1,7 @@
 """Means of sets on the server: computes the weights that the ledger or a secure sum asks for, and writes their entry.
 
 A mean is a task of the server, and its arithmetic runs on threads. The ledger asks for one mean at a time, and keeps its sets
-until the entry is taken. Posts go on meanwhile; their sets wait for the next mean. If the weights are a release, they are
+until the entry is taken. Posts arrive meanwhile, and their sets wait for the next mean. If the weights are a release, they are
 counted before anybody can get them. A disk that refuses delays the entry, and the sets stay as they are.
 """
 
@@ -40,7 +40,7 @@ class Means:
     Args:
         ledger: The ledger. It is only read.
         model: The model.
-        wire: Reads sets, and makes those that travel.
+        wire: Reads sets, and makes the sets that travel.
         sets: The sets, and the state of the outer optimizer.
         check: Knows which sets have a long training.
         writer: Writes the entries.

@@ -87,7 +87,7 @@ class PeerConnection:
             self._due.set()
 
     async def send_when_due(self) -> None:
-        """Send the answers that come while the peer is silent, as at the end of a round. A task of its own."""
+        """Send the answers that come while the peer is silent, as at the end of a round. Each connection has a task for it."""
         while True:
             await self._due.wait()
             self._due.clear()

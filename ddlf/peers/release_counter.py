@@ -1,6 +1,6 @@
 """Counts releases on the server before they leave: one at a time, on a thread, and as soon as the disk takes the count.
 
-A release that is not counted must not leave. So whoever awaits ``count`` sends the release after its return only.
+A release that is not counted must not leave. So the caller of ``count`` sends the release after its return only.
 """
 
 from __future__ import annotations

@@ -504,7 +504,7 @@ class PeerServer:
                     self._say(instruction.text)
 
     async def _add_up(self, work: AddUp) -> None:
-        """Let a secure sum become the next base, and go on with the next round."""
+        """Let a secure sum become the next base, and begin the next round."""
         assert self._sums is not None
         try:
             await self._means.add_up(work)

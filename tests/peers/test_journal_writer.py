@@ -16,7 +16,7 @@ CODE = Invited(at=1.0, code="code", until=9.0)
 
 
 class Writing:
-    """A writer with its journal and ledger, and what it has done."""
+    """A writer with its journal and ledger, which notes each entry that the ledger takes."""
 
     def __init__(self, folder):
         self.folder, self.taken, self.refused = folder, [], []
