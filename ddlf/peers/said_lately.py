@@ -1,7 +1,7 @@
 """The lines that a server of peers has said lately, so that peers cannot flood its terminal. Pure, except for these lines.
 
-A line about one peer, or about the disk, may become due at each message. The terminal shows one line about the
-same subject in ``SAID_S``. A line that every run repeats, such as a validation, is frequent in a young run and rare in an old one.
+A line about one peer, or about the disk, may become due at each message. The terminal shows one line about the same
+subject in ``SAID_S``. A line that every run repeats, such as a validation, is frequent in a young run and rare in an old one.
 """
 
 from __future__ import annotations
