@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from ddlf.cluster.cluster import Cluster
+from ddlf.training.roles import PRELOADED
 from tests.training.models import Blobs
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -36,14 +37,17 @@ def origin():
 
 
 @pytest.mark.slow
-async def test_killed_executor_returns_without_an_import(two_workers):
+async def test_killed_executors_return_without_an_import(standing_template, two_workers):
+    assert await standing_template.preload(PRELOADED) == ""
     await two_workers.connect()  # an executor that an earlier test has killed may not have restarted yet
-    killed = two_workers.workers[1].facts["pid"]
-    os.kill(killed, signal.SIGKILL)
-    (first, _), (second, imported) = await two_workers.options(idempotent=True).run_method(origin)
+    killed = {worker.facts["pid"] for worker in two_workers.workers}
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    (first, is_imported), (second, is_imported_too) = await two_workers.options(idempotent=True).run_method(origin)
     assert first == second
-    assert imported
-    assert two_workers.workers[1].facts["pid"] != killed
+    assert is_imported
+    assert is_imported_too
+    assert not killed & {worker.facts["pid"] for worker in two_workers.workers}
 
 
 @pytest.mark.slow
