@@ -579,7 +579,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 {"model": SMALL if options.quick else "transformer"},
             ]
             # Only in a new process, the first time has all of its usual parts.
-            for of in [moved_models] if options.quick else [[one] for one in moved_models]:
+            for of in [moved_models] if options.quick else [[model] for model in moved_models]:
                 facts: dict[str, Any] = {"do": "weights", "rounds": options.rounds, "of": of}
                 for result in measured(backend, facts, options.timeout)["of"]:
                     show_weights(backend, result)

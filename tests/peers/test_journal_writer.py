@@ -19,7 +19,7 @@ class Writing:
     """A writer with its journal and ledger, which notes each entry that the ledger takes."""
 
     def __init__(self, folder):
-        self.folder, self.taken, self.refused = folder, [], []
+        self.folder, self.entries, self.refused = folder, [], []
         self.journal, _ = open_journal(folder)
         self.ledger = SwapLedger(Plan(merge="average"))
         self.journal.begin_file(self.ledger.state(), {})
@@ -34,7 +34,7 @@ class Writing:
 
     def take(self, entry, data, travelling):
         self.ledger.apply(entry)
-        self.taken.append((entry, entry in self.written()))
+        self.entries.append((entry, entry in self.written()))
 
     def written(self):
         return list(history(self.folder))
@@ -52,7 +52,7 @@ async def writing(tmp_path):
 
 async def test_the_ledger_takes_an_entry_when_it_is_on_the_disk_and_before_its_commit_returns(writing):
     await writing.writer.commit(CODE)
-    assert writing.taken == [(CODE, True)]
+    assert writing.entries == [(CODE, True)]
 
 
 async def test_an_entry_that_another_one_of_its_batch_makes_unfit_fails_alone(writing):
@@ -76,9 +76,9 @@ async def test_a_disk_that_refuses_fails_a_batch_and_not_the_next_one(writing, m
         patched.setattr(writing.journal, "append", refuses)
         with pytest.raises(CheckpointError, match="no space"):
             await writing.writer.commit(CODE)
-    assert (writing.taken, writing.refused) == ([], [("entries", full)])
+    assert (writing.entries, writing.refused) == ([], [("entries", full)])
     await writing.writer.commit(CODE)
-    assert writing.taken == [(CODE, True)]
+    assert writing.entries == [(CODE, True)]
 
 
 async def test_an_entry_that_waits_is_written_after_the_close_and_a_later_one_is_refused(writing):
@@ -88,4 +88,4 @@ async def test_an_entry_that_waits_is_written_after_the_close_and_a_later_one_is
     with pytest.raises(CheckpointError, match="the server of peers ends"):
         await writing.writer.commit(CODE)
     await waiting
-    assert writing.taken == [(CODE, True)]
+    assert writing.entries == [(CODE, True)]

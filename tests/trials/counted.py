@@ -163,8 +163,8 @@ def trial(kills: int, masters: int, workers: int, parameters: float, seed: int, 
         process.join()
         assert process.exitcode == 0, f"the run failed:\n{started.log.read_text()[-2000:]}"
         done = log.read_text().splitlines().count("kill")
-        found = json.loads((started.folder / "output").read_text().splitlines()[-1])
-    return {"kills": done, "masters": killed, **found, "seconds": round(time.monotonic() - begin, 1)}
+        counts = json.loads((started.folder / "output").read_text().splitlines()[-1])
+    return {"kills": done, "masters": killed, **counts, "seconds": round(time.monotonic() - begin, 1)}
 
 
 SECONDS_OF_A_KILL = 4.0

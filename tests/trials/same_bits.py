@@ -288,13 +288,13 @@ def main() -> int:
     options = parser.parse_args()
     if options.child:
         request = json.loads(options.child)
-        found = []
+        results_of_counts = []
         for workers in request["workers"]:
             results = asyncio.run(without_keras(request["numpy"], workers))
             if request["keras"]:
                 results |= asyncio.run(with_keras(request["keras"], workers))
-            found.append(results)
-        print(json.dumps({"found": found, "code": ddlf.__file__}))
+            results_of_counts.append(results)
+        print(json.dumps({"found": results_of_counts, "code": ddlf.__file__}))
         return 0
     request = {"keras": (*KERAS,) * ("keras" in options.only), "numpy": (*NUMPY,) * ("numpy" in options.only)}
     with tempfile.TemporaryDirectory() as name:

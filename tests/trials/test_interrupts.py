@@ -57,5 +57,5 @@ def test_the_check_finds_problems(tmp_path: Path, monkeypatch, run_s, lines, pro
     outcome = interrupted(app, ["--local", "1"], 2 * run_s + 2)
     for path in Path("/dev/shm").glob("ddlf-left-*"):
         path.unlink()
-    found = "; ".join(outcome.problems)
-    assert [problem for problem in problems if problem not in found] == [], found
+    reported = "; ".join(outcome.problems)
+    assert [problem for problem in problems if problem not in reported] == [], reported

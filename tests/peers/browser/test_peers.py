@@ -68,12 +68,12 @@ def peers_command(*words):
 
 def browser_processes():
     """Return the process ids of the running browsers."""
-    found = set()
+    pids = set()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             line = " ".join(child.cmdline())
-            found |= {child.pid} if "--headless" in line and "--type=" not in line else set()
-    return found
+            pids |= {child.pid} if "--headless" in line and "--type=" not in line else set()
+    return pids
 
 
 def unexpected(page):
