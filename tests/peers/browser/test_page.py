@@ -231,10 +231,12 @@ async def test_a_person_who_cannot_join_reads_one_sentence_and_what_to_do(browse
 async def test_a_reload_continues_the_training_and_other_tabs_are_warned(browser):
     alone = Alone(digits_model())
     async with joined(browser, alone) as page:
+        await page.locator("#choose").wait_for()
         await page.locator("#npz").set_input_files(files=[{**digits(), "buffer": b"PK"}])
         await page.locator("#problem").wait_for()
         assert "#" not in page.url
         await page.reload()  # before the link is used
+        await page.locator("#choose").wait_for()
         await page.locator("#npz").set_input_files(files=[digits()])
         await page.locator("#name").fill("clinic 7")
         assert alone.codes == {CODE}
