@@ -50,8 +50,7 @@ def write(run, *events):
 def test_losses_notices_and_ends_change_no_bit_and_leave_nothing(rig, tmp_path, monkeypatch):
     for limit in ("MARGIN_S", "END_S"):
         monkeypatch.setattr(series, limit, float(PATIENCE_S))
-    slowly = ["-p", "pace=0.4"]  # few rounds during the restarts, since the run without disturbance repeats all of them
-    report = series.disturbed(rig, tmp_path, {"losses": 1, "notices": 1}, random.Random(1), silent, slowly)
+    report = series.disturbed(rig, tmp_path, {"losses": 1, "notices": 1}, random.Random(1), silent)
     assert report.problems == []
     rig.app = CALLS  # the remains of an end do not depend on the training
     ends = series.ends(rig, tmp_path, 2, random.Random(1), silent)

@@ -8,7 +8,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,29 +170,13 @@ def notices(rig: Rig, folder: Path, count: int, chance: random.Random, say: Say)
     return disturbed(rig, folder, {"notices": count}, chance, say)
 
 
-def disturbed(
-    rig: Rig,
-    folder: Path,
-    counts: Mapping[str, int],
-    chance: random.Random,
-    say: Say,
-    options: Sequence[str] = (),
-) -> Report:
-    """Disturb one run by the given numbers of ``losses`` and ``notices``, and compare its bits.
-
-    Args:
-        rig: The engine.
-        folder: The folder for the runs.
-        counts: The numbers of losses and notices.
-        chance: Chooses the moments and the places.
-        say: Prints a line.
-        options: More options of ``ddlf run`` for the disturbed run. They must not change its bits.
-    """
+def disturbed(rig: Rig, folder: Path, counts: Mapping[str, int], chance: random.Random, say: Say) -> Report:
+    """Disturb one run by the given numbers of ``losses`` and ``notices``, and compare its bits."""
     report, name = Report(), "-".join(counts)
     if "losses" in counts and not rig.victims():
         report.problems.append(f"losses: the rig {rig.name} loses nothing")
         return report
-    run = Run(rig, folder / name, options)
+    run = Run(rig, folder / name)
     try:
         start_s = began(run, rig.places)
         if "losses" in counts:
