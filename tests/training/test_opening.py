@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddlf.errors import AppError, LeaseError, NotPicklable
-from ddlf.events import PhaseBegan, PhaseEnded, WorkerReady
+from ddlf.events import DataLoaded, PhaseBegan, PhaseEnded, WorkerReady
 from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.crew.opening import Opening, _check_models
 from ddlf.training.exchanges.carrier import Carrier
@@ -58,7 +58,10 @@ async def test_create_model_may_use_on_every_node_what_load_dataset_set(small):
             )
             self.model.compile("sgd", "categorical_crossentropy")
 
-    await Sized(small).train_sync(1)
+    app, loaded = Sized(small), []
+    app.subscribe(lambda event: loaded.append(event) if isinstance(event, DataLoaded) else None)
+    await app.train_sync(1)
+    assert [(event.samples, event.shape) for event in loaded] == [(50, (8,))]
 
 
 @pytest.mark.slow

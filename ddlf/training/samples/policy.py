@@ -114,9 +114,9 @@ class CommonData:
         _check_equal(self.content, {worker: facts})
 
     def shape(self, opened: Opened) -> tuple[int, ...]:
-        """Return the shape of the first input array of the training data."""
+        """Return the shape of a sample in the first input array of the training data."""
         shape: Sequence[int] = next(iter(opened.values()))["shape"]
-        return tuple(shape)
+        return tuple(shape[1:])
 
     def has_data(self, app: App, part: str) -> bool:
         """Return whether a run can evaluate a part of the data: ``"val"`` or ``"test"``."""
@@ -298,9 +298,6 @@ class PrivateData(CommonData):
         self.homes.clear()
         self.homes.update(homes)
         self.samples = sum(share.samples for share in shares)
-
-    def shape(self, opened: Opened) -> tuple[int, ...]:
-        return self.samples, *super().shape(opened)[1:]
 
     def evaluates(self, part: str) -> Mapping[int, int]:
         """Return how many samples of a part, such as ``"val"``, each worker has, by worker."""
