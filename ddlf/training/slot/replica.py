@@ -51,6 +51,7 @@ from ddlf.training.slot.distribution import (
 from ddlf.training.slot.feed import Samples, TrainingSamples, reordered
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
+from ddlf.training.slot.model_memory import BUILT, free_gradients_with_graphs
 from ddlf.training.slot.parts import PARTS, SlotPart, SlotRound, as_sent, read_weights
 from ddlf.training.slot.peer_files import PIECE_BYTES, PeerFiles
 from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
@@ -127,10 +128,13 @@ class Replica:
 
         keras.utils.set_random_seed(seed)
         separate_strategies()
+        free_gradients_with_graphs()
+        BUILT.free()
         with own_distribution():  # it would divide the model of the next app in this process, too
             with fresh_names():
                 await create()
             ready_model(app)
+        BUILT.add(app.model)
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
@@ -294,6 +298,7 @@ class Replica:
         set_precision(self.app.precision, None if format is None else NumberFormat(*format))
         forget_distribution()
         separate_strategies()
+        free_gradients_with_graphs()
         prepare_framework()
         self._arithmetic = set_arithmetic(self.app)
 
