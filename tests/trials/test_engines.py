@@ -97,6 +97,17 @@ def test_repeated_slots_are_found(run):
     assert series.slots_again(run, 0) == 0, "a backup of a late slot counted as a second start"
 
 
+def test_slot_that_a_loss_before_the_notice_has_restarted_is_no_repeated_slot(run):
+    """A lost executor can be back in the same round, in which the notice comes."""
+    start = ("SlotStarted", {"round": 9, "slot": 3, "worker": 2})
+    write(run, start, ("WorkerLost", {"round": 9, "slot": 3, "worker": 2}), start)
+    notice = len(run.look())
+    write(run, ("SlotStarted", {"round": 10, "slot": 3, "worker": 2}))
+    assert series.slots_again(run, notice) == 0
+    write(run, start)
+    assert series.slots_again(run, notice) == 1
+
+
 @pytest.mark.parametrize(
     ("reason", "own_s", "problem"),
     [

@@ -285,12 +285,13 @@ def _notices(rig: Rig, run: Run, count: int, chance: random.Random, say: Say, re
 
 
 def slots_again(run: Run, since: int) -> int:
-    """Return the number of second starts of slots, beginning at a position in the events. The backup of a late slot does not
-    count as a second start, because a slow machine causes it, and not a notice.
+    """Return the number of second starts of slots, beginning at a position in the events. Two kinds do not count, because no
+    notice causes them: the backup of a late slot on a slow machine, and a slot that a loss before that position has restarted.
     """
     first = next((event["round"] for event in run.of("SlotStarted", since=since)), 0)
     starts = Counter((event["round"], event["slot"]) for event in run.of("SlotStarted"))
     starts.subtract((event["round"], event["slot"]) for event in run.of("SlotBackedUp"))
+    starts.subtract((event["round"], event["slot"]) for event in run.events[:since] if event["event"] == "WorkerLost")
     return sum(number - 1 for (round_, _), number in starts.items() if round_ >= first - 1 and number > 1)
 
 
