@@ -262,6 +262,14 @@ async def test_shared_state_of_slots_does_not_pass_the_master_in_a_round(setting
     )
 
 
+async def test_statistics_are_recalibrated_if_auto_chooses_the_star():
+    """Its replicas are those of the sharded exchange."""
+    run = await trained("auto", **LATELY["recalibrated"])
+    (chosen,) = [event for event in run.event_log if isinstance(event, ExchangeChosen)]
+    assert chosen.exchange == "star"
+    assert bits(run) == await star_bits(**LATELY["recalibrated"])
+
+
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 async def test_tensors_that_are_frozen_do_not_travel_between_workers(codec, monkeypatch):
     """Their updates are zero, and all workers have their values, so neither travels."""

@@ -57,8 +57,11 @@ class ShardedReplica(HoldingReplica):
     async def measure(self, message: dict[str, Any]) -> Any:
         """Measure moving statistics of batch normalization for weights that workers have.
 
-        Keep the statistics on this worker. Return the reason why they are unusable, or None.
+        Keep the statistics on this worker. Return the reason why they are unusable, or None. If ``exchange='auto'`` has
+        chosen the star, return the statistics, like ``Replica.measure``.
         """
+        if "generation" not in message["weights"]:
+            return await super().measure(message)
         task, like = Task.from_message(message), self._model.like
         await self.exchange.have(**task.weights, like=like)
         weights = self.exchange.weights(task.weights["generation"])
