@@ -11,6 +11,7 @@ import pytest
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, WorkerLost
 from ddlf.events import ExchangeChosen, ResidualDropped, UpdateClipped, Warned, WorkerGone
+from ddlf.events import WorkerLost as WorkerLostEvent
 from ddlf.rpc.messages import dumps, loads
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
@@ -607,6 +608,24 @@ async def test_run_with_a_checkpoint_of_each_round_survives_the_loss_of_all_work
     run.on_round = lose_all
     await run.train_model()
     assert bits(run) == bits(await trained("star", outer="nesterov", workers=2, slots=2, master_epochs=4))
+
+
+async def test_loss_of_the_only_worker_with_merged_weights_before_they_are_recalibrated_ends_the_run_clearly(tmp_path):
+    """The worker returns without them. No other worker fails because of this."""
+    run = run_of(slots=1, checkpoint=tmp_path, **LATELY["recalibrated"])
+
+    async def rpc(request, timeout_s=None, worker=run.cluster.workers[0], losses=itertools.count(1)):
+        if request.args[2] == "measure" and next(losses) == 2:
+            worker.lost = True
+        return await FakeWorker.rpc(worker, request, timeout_s)
+
+    run.cluster.workers[0].rpc = rpc
+    received = []
+    run.subscribe(received.append)
+    with pytest.raises(ClusterTooSmall, match=r"were on workers that are lost.*last checkpoint"):
+        await run.train_model()
+    assert [event.worker for event in received if isinstance(event, WorkerLostEvent)] == [1]
+    assert not [event for event in received if isinstance(event, WorkerGone)]
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -230,11 +230,19 @@ class Sharded:
 
         Returns:
             The location of the weights with these statistics.
+
+        Raises:
+            BadUpdate: Statistics are unusable.
+            ClusterTooSmall: All workers with the merged weights are lost, or too many workers were lost.
         """
         run = self._run
-        alive = self._members.members()
-        holders = [member[0] for member in layout.at if member in alive]
-        reference = {"generation": layout.generation, "at": holders, "means": list(layout.means)}
+
+        def reference() -> dict[str, Any]:
+            alive = self._members.members()
+            if not (holders := [member[0] for member in layout.at if member in alive]):
+                raise self._remote_weights.loss_error()
+            return {"generation": layout.generation, "at": holders, "means": list(layout.means)}
+
         measure = partial(measured, run, reference)
         remote_updates = RemoteUpdates(
             run, self._members, self.like, lambda: self._layout.generation, layout.generation, measure

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -342,14 +343,15 @@ async def pairs(
     return replies, added(sums, len(replies))
 
 
-async def measured(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) -> list[Reply]:
+async def measured(run: Run, weights: Callable[[], dict[str, Any]], replies: Sequence[Reply]) -> list[Reply]:
     """Have slots compute batch normalization's moving statistics for weights that workers hold.
 
     The differences to the merged statistics stay on the workers, like updates.
 
     Args:
         run: The run.
-        weights: The reference to the weights, as in tasks.
+        weights: Returns the reference to the weights, as in tasks, or raises an error if they are lost. It is called
+            before each attempt of a slot, because workers may be lost meanwhile.
         replies: The replies that were merged.
 
     Returns:
@@ -359,8 +361,8 @@ async def measured(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) 
         BadUpdate: Statistics are unusable.
     """
     begin = time.perf_counter()
-    tasks = [measuring(weights, reply) for reply in replies]
-    results = await carried(run, tasks, _measure)
+    tasks = [measuring(weights(), reply) for reply in replies]
+    results = await carried(run, tasks, partial(_measure, weights))
     for reply, (worker, problem) in zip(replies, results, strict=True):
         if problem is not None:
             raise Fault(**problem).error(reply.slot + 1, f"worker {worker}")
@@ -371,5 +373,7 @@ async def measured(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) 
     ]
 
 
-async def _measure(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Any:
-    return worker.id, await run.exchange.measure(task, worker)
+async def _measure(
+    weights: Callable[[], dict[str, Any]], run: Run, task: Task, worker: ProxyWorker, holds: bool
+) -> Any:
+    return worker.id, await run.exchange.measure(dataclasses.replace(task, weights=weights()), worker)
