@@ -1,6 +1,7 @@
 """Tests of workers that announce their end at awkward moments: the run keeps its bits, or ends with a clear error."""
 
 import asyncio
+import contextlib
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from ddlf.cluster.link import Notice
 from ddlf.errors import ClusterTooSmall, ConnectError
 from ddlf.events import WorkerLeaving, WorkerLost, WorkerReturned
 from ddlf.testing import FakeCluster, FakeWorker
+from ddlf.training.strategies.downpour.server import ServerCopies, Servers
 from tests.patience import PATIENCE_S
 from tests.training.runs import bits, events_of, run_of
 
@@ -157,6 +159,28 @@ async def test_run_whose_workers_all_leave_without_time_ends_clearly_or_is_compl
     except (ClusterTooSmall, ConnectError):
         return
     assert run.ledger.is_exact(ROUNDS)
+
+
+@pytest.mark.parametrize("moment", ["first", "idle", "last"])
+@pytest.mark.parametrize("way", ON_SERVERS)
+async def test_terms_of_a_server_never_fall_while_workers_leave_without_time(way, moment, monkeypatch):
+    """A worker refuses backups of a term before one that it has seen, and pushes wait for backups."""
+    terms = {0: [], 1: []}
+
+    async def own(servers, epoch, shard, *arguments, usual=Servers.own):
+        terms[shard].append(epoch)
+        await usual(servers, epoch, shard, *arguments)
+
+    def take(copies, epoch, shard, usual=ServerCopies.take):
+        terms[shard].append(epoch)
+        return usual(copies, epoch, shard)
+
+    monkeypatch.setattr(Servers, "own", own)
+    monkeypatch.setattr(ServerCopies, "take", take)
+    with contextlib.suppress(ClusterTooSmall):  # two workers can have all copies of a server
+        await disturbed(way, moment, 2)
+    assert max(map(len, terms.values())) > 1
+    assert terms == {shard: sorted(of_shard) for shard, of_shard in terms.items()}
 
 
 @pytest.mark.parametrize("way", WAYS)

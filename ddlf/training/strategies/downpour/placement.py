@@ -67,6 +67,7 @@ class Placement:
         self.parts: list[Any] = []
         self.reached: dict[int, list[int]] = {}
         self._epochs: list[int] = []
+        self._highest_epochs: list[int] = []  # the highest term that a worker may have seen, by server
         self._holders: list[list[Member]] = []
         self._falls: list[list[list[int]]] = []
         self._number = 0
@@ -121,6 +122,7 @@ class Placement:
                 if not lost:
                     self.owners, self.parts = owners, list(parts)
                     self._epochs = [epoch] * len(owners)
+                    self._highest_epochs = [epoch] * len(owners)
                     self._holders, self._falls = [[] for _ in owners], [[] for _ in owners]
                 epoch += 1
             self._arranged = set(self._alive())
@@ -294,7 +296,8 @@ class Placement:
         if self._run.crew.is_leaving(owner[0]) and await self._handed_on(shard, owner):
             return
         for holder in self._holders[shard]:
-            if (worker := self._alive().get(holder)) is not None and await self._take_over(shard, holder, worker):
+            worker = self._alive().get(holder)
+            if worker is not None and await self._take_over(shard, holder, worker, self._next_epoch(shard)):
                 self._warn(
                     f"{self._called([shard])} was on worker {owner[0]}, which is lost{cause}: worker {holder[0]} continues with its copy"
                 )
@@ -322,7 +325,7 @@ class Placement:
                 raise too_small
             load = Counter(self.owners)
             new_owner = min(self._pool(alive), key=lambda member: (member not in self._arranged, load[member], member))
-            self._epochs[shard] += 1
+            self._epochs[shard] = self._next_epoch(shard)
             self._falls[shard] = [*self._falls[shard], [self._epochs[shard], facts.get("received", 0)]]
             try:
                 await self._assign(alive[new_owner], self._epochs[shard], shard, facts, self._falls[shard])
@@ -335,11 +338,13 @@ class Placement:
             self._warn(sentence)
             return
 
-    async def _take_over(self, shard: int, holder: Member, worker: ProxyWorker, *, whole: bool = False) -> bool:
-        """Have a worker turn its backup of a server into the server. Return whether the worker did."""
-        self._epochs[shard] += 1
+    async def _take_over(
+        self, shard: int, holder: Member, worker: ProxyWorker, epoch: int, *, whole: bool = False
+    ) -> bool:
+        """Have a worker turn its backup of a server into the server, for a new term. Return whether the worker did."""
+        self._epochs[shard] = epoch
         try:
-            falls = await worker.call(self._role, "take_over", self._epochs[shard], shard, self._falls[shard], whole)
+            falls = await worker.call(self._role, "take_over", epoch, shard, self._falls[shard], whole)
         except LOSS:
             return False
         self.owners[shard], self._falls[shard] = holder, [list(fall) for fall in falls]
@@ -366,16 +371,21 @@ class Placement:
         """Have a worker send a server's whole state to another one, which then owns it. Return whether it does."""
         epoch, owner = self._epochs[shard], self.owners[shard]
         receivers = [to[0], *(number for number, _ in self._holders[shard] if number != to[0])]
+        following = self._next_epoch(shard)
         try:
-            refusal = await worker.call(self._role, "release", epoch, shard, epoch + 1, receivers, timeout_s=HAND_ON_S)
+            refusal = await worker.call(self._role, "release", epoch, shard, following, receivers, timeout_s=HAND_ON_S)
         except (*LOSS, RequestTimeout) as error:
             refusal = first_line(error)
-        if not refusal and await self._take_over(shard, to, other, whole=True):
+        if not refusal and await self._take_over(shard, to, other, following, whole=True):
             return True
-        self._epochs[shard] = epoch + 1
-        if not await self._take_over(shard, owner, worker, whole=True):
+        if not await self._take_over(shard, owner, worker, self._next_epoch(shard), whole=True):
             self._epochs[shard] = epoch  # the owner is lost, too; the loss is noticed later, and the backups stay valid
         return False
+
+    def _next_epoch(self, shard: int) -> int:
+        """Return a term of a server that no worker has seen: a worker refuses backups of a term before one that it has seen."""
+        self._highest_epochs[shard] += 1
+        return self._highest_epochs[shard]
 
     async def _arrange(self) -> None:
         """Choose the workers that keep backups of each server, and announce all servers and backups to all workers."""
