@@ -613,13 +613,14 @@ async def test_run_with_a_checkpoint_of_each_round_survives_the_loss_of_all_work
 async def test_loss_of_the_only_worker_with_merged_weights_before_they_are_recalibrated_ends_the_run_clearly(tmp_path):
     """The worker returns without them. No other worker fails because of this."""
     run = run_of(slots=1, checkpoint=tmp_path, **LATELY["recalibrated"])
+    worker, count = run.cluster.workers[0], itertools.count(1)
 
-    async def rpc(request, timeout_s=None, worker=run.cluster.workers[0], losses=itertools.count(1)):
-        if request.args[2] == "measure" and next(losses) == 2:
+    async def rpc(request, timeout_s=None):
+        if request.args[2] == "measure" and next(count) == 2:
             worker.lost = True
         return await FakeWorker.rpc(worker, request, timeout_s)
 
-    run.cluster.workers[0].rpc = rpc
+    worker.rpc = rpc
     received = []
     run.subscribe(received.append)
     with pytest.raises(ClusterTooSmall, match=r"were on workers that are lost.*last checkpoint"):
