@@ -187,8 +187,8 @@ def nursery(template: int) -> None:
 
 
 def _lead(template: int, folder: str) -> None:
-    """Run the command in the folder, as the master."""
-    from ddlf.cli.main import main
+    """Run the command ``ddlf`` in the folder, as the master."""
+    from ddlf.cli.main import command
     from ddlf.cluster.launch import local
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # commands in a shell's background ignore it
@@ -206,7 +206,7 @@ def _lead(template: int, folder: str) -> None:
     sys.argv += ["--checkpoint", "kept", "--resume", "auto"]
     code: object = 1
     try:
-        code = main(sys.argv[1:])
+        command()
     except SystemExit as ended:
         code = ended.code
     except BaseException:
