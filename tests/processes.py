@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+import ddlf
 from tests import warm
 from tests.patience import PATIENCE_S
+
+
+def copied_package(folder: Path) -> Path:
+    """Copy DDLF's files into a folder, so that other processes can import it from there, and return the copy."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return shutil.copytree(Path(ddlf.__file__).parent, folder / "ddlf", ignore=ignored)
 
 
 def end_of(pid: int, timeout_s: float = PATIENCE_S) -> None:

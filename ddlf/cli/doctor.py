@@ -27,6 +27,7 @@ from ddlf.cli.findings import (
     Problem,
     check_problems,
     clock_problems,
+    has_other_source,
     is_driver_old,
     joined,
     machine_problems,
@@ -554,7 +555,9 @@ def _line(this_machine: dict[str, Any], answer: Answer) -> str:
 
 def difference(this_machine: dict[str, Any], worker_machine: dict[str, Any]) -> str:
     """Return the versions on a worker's machine, or a note that they equal this machine's."""
-    return "the same versions" if versions(worker_machine) == versions(this_machine) else versions(worker_machine)
+    if versions(worker_machine) != versions(this_machine):
+        return versions(worker_machine)
+    return "the same versions" + ", other source of DDLF" * has_other_source(this_machine, worker_machine)
 
 
 def versions(machine: dict[str, Any]) -> str:

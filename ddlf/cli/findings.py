@@ -214,6 +214,13 @@ def version_problems(this_machine: dict[str, Any], worker_machine: dict[str, Any
             f"DDLF {worker_machine['ddlf']} there, {this_machine['ddlf']} here",
             f"install the same on both, as with: python -m pip install ddlf=={this_machine['ddlf']}",
         )
+    elif has_other_source(this_machine, worker_machine):
+        yield Problem(
+            "warning",
+            (where,),
+            f"other source of DDLF {this_machine['ddlf']} there than here: results may differ",
+            "install the same there, or update that checkout, and start the worker again",
+        )
     for name, count in COMPARED.items():
         version_here, version_there = (_version(facts, name) for facts in (this_machine, worker_machine))
         if version_here and version_there and _first(version_here, count) != _first(version_there, count):
@@ -231,6 +238,11 @@ def version_problems(this_machine: dict[str, Any], worker_machine: dict[str, Any
             f"Keras is {'here, but not there' if version_here else 'there, but not here'}: training needs it on both",
             f"python -m pip install 'ddlf[tensorflow]' {'there' if version_here else 'here'}",
         )
+
+
+def has_other_source(this_machine: dict[str, Any], worker_machine: dict[str, Any]) -> bool:
+    """Return whether a worker's DDLF has other source files. A worker of an earlier release does not say it."""
+    return worker_machine.get("source", this_machine["source"]) != this_machine["source"]
 
 
 def clock_problems(offset_s: float, where: str) -> Iterator[Problem]:

@@ -102,7 +102,8 @@ class Warned(Event):
     """The app is likely to contain a mistake.
 
     Args:
-        about: Its subject: ``"data"``, ``"model"``, ``"callback"``, ``"network"``, or a setting.
+        about: Its subject: ``"data"``, ``"model"``, ``"callback"``, ``"network"``, ``"source"`` of DDLF on workers, or a
+            setting.
         why: A description of the mistake.
     """
 

@@ -51,6 +51,7 @@ from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
 from ddlf.worker.lost_cards import remember_lost
 from ddlf.worker.machine import addresses_of, cores, cpu_group, footprint, same_machine
 from ddlf.worker.options import Options
+from ddlf.worker.source import Source, source
 
 FOLDER_PREFIX = "ddlf-"
 LOCK = "lock"
@@ -150,7 +151,7 @@ So a master that was suspended, or that a download or an import blocked, simply 
 """
 CLAIMED_IDS = 2**32
 """Number of request ids that belong to a master, from the first one that it claims."""
-SLOW = ("cancel", "restart", "give", "preload", "machine", "dial")
+SLOW = ("cancel", "restart", "give", "preload", "machine", "source", "dial")
 """Commands that are not answered at once. ``Control._slow`` carries them out."""
 MAX_PROBE_BYTES = 512 * 1024
 """Maximum bytes of the answer to a measurement of the link."""
@@ -340,6 +341,8 @@ class Control:
                     result = await daemon.preload(*args, **kwargs)
                 case "machine":
                     result = await daemon.machine(*args)
+                case "source":
+                    result = (await daemon.source())._asdict()
                 case "dial":
                     result = await daemon.dial(self, *args, **kwargs)
                 case "give":
@@ -524,6 +527,7 @@ class Daemon:
                     self._end_stopped_executors(),
                     self._forward_native_output(),
                     self._watch_cards(),
+                    self.source(),  # now, because somebody may edit the files later
                 )
                 running = [tasks.create_task(coroutine) for coroutine in forever]
                 waiting = tasks.create_task(self.process.settled.wait())
@@ -810,6 +814,10 @@ class Daemon:
 
         folders = [self._folder.path, *([self._options.state_dir] if self._options.state_dir else [])]
         return await asyncio.to_thread(machine_facts, folders, list(map(str, needs)))
+
+    async def source(self) -> Source:
+        """Return the source of DDLF that this process had at its start."""
+        return await asyncio.to_thread(source)
 
     async def dial(self, control: Control, addresses: list[list[Any]], me: int, number: int) -> str:
         """Offer connections to another worker of the run, which may call this worker, and cannot dial it.

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import ConfigError
-from ddlf.version import __version__
 from ddlf.worker.cards import MASK, facts_of_cards
+from ddlf.worker.source import source
 
 TENSORFLOWS = (
     *("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu", "intel-tensorflow", "tensorflow-rocm"),
@@ -42,7 +42,7 @@ def machine_facts(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> di
         needs: Requirements in addition to DDLF's own, in the form of a pyproject.toml.
 
     Returns:
-        ``ddlf`` and ``python``, versions; ``platform`` and ``host``, for people; ``libraries``, the folder of installed
+        ``ddlf`` and ``python``, versions; ``source``, the digest of DDLF's source files; ``platform`` and ``host``, for people; ``libraries``, the folder of installed
         packages.
 
         ``packages``, a version for each installed package of ``PACKAGES``; ``unmet``, requirements that are missing or
@@ -53,7 +53,8 @@ def machine_facts(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> di
         ``memory_free``, in bytes, None if unknown; ``disks``, a map with folder, size and free bytes for each disk.
     """
     return {
-        "ddlf": __version__,
+        "ddlf": source().version,
+        "source": source().digest,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),

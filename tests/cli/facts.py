@@ -46,6 +46,7 @@ def machine(**changes: Any) -> dict[str, Any]:
     """Return facts about a machine in the form of ``ddlf.worker.machine.machine_facts``."""
     return {
         "ddlf": "0.1.0",
+        "source": "0123456789abcdef",
         "python": "3.11.7",
         "platform": "Linux",
         "host": "pc",

@@ -91,6 +91,16 @@ async def test_doctor_finds_nothing_in_a_healthy_cluster(daemons, capsys):
     assert TOKEN.decode() not in "".join(lines)
 
 
+async def test_doctor_names_workers_with_other_source_of_the_same_version(daemons, monkeypatch, capsys):
+    monkeypatch.setattr("ddlf.worker.machine.machine_facts", lambda folders=(), needs=(): machine(source="other"))
+    assert await doctor(options(*(daemon.port for daemon in daemons))) == 1
+    text = capsys.readouterr().out
+    assert text.count("the same versions, other source of DDLF; 4 cores") == 2
+    names = ", ".join(f"worker {n} (127.0.0.1:{daemon.port})" for n, daemon in enumerate(daemons, 1))
+    assert f"warning   {names}: other source of DDLF 0.1.0 there than here: results may differ\n" in text
+    assert text.count("start the worker again") == 1
+
+
 async def test_doctor_names_workers_that_cannot_reach_each_other(daemons, free_port, monkeypatch):
     ports, addresses = [daemon.port for daemon in daemons], InProcessDaemon.addresses
 

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from ddlf.errors import AppError, LeaseError, NotPicklable
-from ddlf.events import DataLoaded, PhaseBegan, PhaseEnded, WorkerReady
+from ddlf.events import DataLoaded, PhaseBegan, PhaseEnded, Warned, WorkerReady
 from ddlf.testing import FakeRun, in_process_cluster
+from ddlf.testing.in_process import InProcessDaemon
 from ddlf.training.crew.opening import Opening, _check_models
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.progress import WeightsRef
 from ddlf.training.run import Run
 from ddlf.training.slot.build import describe_weights
+from ddlf.worker.source import Source
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, blobs, equal
 
@@ -267,6 +269,37 @@ def replicas():
     import gc
 
     return sum(type(item).__name__ == "Replica" for item in gc.get_objects())
+
+
+async def test_run_names_workers_with_other_source_of_ddlf_once(monkeypatch):
+    async def other(self):
+        return Source("0.1.0", "other")
+
+    app, warned = Quick(None), []
+    app.subscribe(lambda event: warned.append(event) if isinstance(event, Warned) else None)
+    async with in_process_cluster(2) as app.cluster:
+        await app.train_sync(1)
+        assert warned == []
+        monkeypatch.setattr(InProcessDaemon, "source", other)
+        await app.train_sync(1)
+        opening = Opening(app, "a run")
+        for _ in range(2):  # a worker that returns is named only once
+            await opening.compare_sources(app.cluster.workers[1:])
+    first, again = warned
+    names = [worker.name for worker in app.cluster.workers]
+    assert first.why.startswith(f"{', '.join(names)} have other source of DDLF 0.1.0 than this machine: results may")
+    assert again.why.startswith(f"{names[1]} has other source")
+
+
+async def test_run_names_a_worker_that_does_not_know_the_question_for_its_source(monkeypatch):
+    monkeypatch.setattr("ddlf.worker.daemon.SLOW", ())  # so that the daemon knows none of these commands
+    app, warned = Quick(None), []
+    app.subscribe(lambda event: warned.append(event.why) if isinstance(event, Warned) else None)
+    async with in_process_cluster(1) as app.cluster:
+        await app.connect()
+        await Opening(app, "a run").compare_sources(app.cluster.workers)
+    assert "worker 1" in warned[0]
+    assert "has other source of DDLF" in warned[0]
 
 
 async def test_returning_worker_gets_the_app_as_it_was_at_the_start():

@@ -21,9 +21,10 @@ from ddlf.testing.network import FaultProxy
 from ddlf.worker.daemon import Daemon
 from ddlf.worker.executor_process import MAX_START_FAILURES
 from ddlf.worker.options import Options
+from ddlf.worker.source import source
 from tests.daemons import TOKEN, RunningDaemon, connected
 from tests.patience import PATIENCE_S
-from tests.processes import end_of, is_listening
+from tests.processes import copied_package, end_of, is_listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -294,6 +295,16 @@ async def test_persistent_methods_survive_a_restart_on_the_same_port(start_worke
     async with Cluster(["127.0.0.1"], [first.port], token_file=token_file) as cluster:
         assert await cluster.methods() == [["add"]]
         assert await cluster.run("add", a=1, b=2) == [3]
+
+
+async def test_a_worker_reports_the_source_that_it_started_with(start_worker, token_file, tmp_path):
+    package = copied_package(tmp_path)
+    edited = start_worker(PYTHONPATH=str(tmp_path))
+    (package / "rpc/iworker.py").write_text("# edited while the worker runs\n")
+    async with Cluster(
+        ["127.0.0.1"] * 2, [edited.port, start_worker().port], token_file=token_file, guest=True
+    ) as both:
+        assert [await worker.ask("source") for worker in both.workers] == [source()._asdict()] * 2
 
 
 async def test_the_port_of_an_ended_daemon_refuses_connections(start_worker, token_file):

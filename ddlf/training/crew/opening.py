@@ -20,7 +20,7 @@ from ddlf.cluster.cluster import default_cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data import app_data
 from ddlf.data.datasets import not_finite
-from ddlf.errors import AppError
+from ddlf.errors import AppError, DDLFError, ProtocolError
 from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
 from ddlf.events.phases import Phase, PhasesInTurn
 from ddlf.extras import hooks
@@ -44,6 +44,7 @@ from ddlf.training.slot.arithmetic import (
 )
 from ddlf.training.slot.build import NumberFormat, describe_weights, number_format, ready_model
 from ddlf.training.slot.replica import Replica, no_exit
+from ddlf.worker.source import Source, other_source, source
 
 ASKED_S = 10.0
 """Maximum seconds that the master delays its own loading, until workers confirm that they have the app."""
@@ -95,6 +96,7 @@ class Opening:
         self.arithmetic = Arithmetic()
         self._backends: dict[int, str] = {}  # of the workers so far, by number
         self._kinds: set[str] = set()  # the kinds of cards of the workers so far
+        self._sources: dict[int, Source] = {}  # the other source of DDLF that workers were said to have, by number
         self.checked = False
         self._requested: set[int] = set()
         self._telling: set[asyncio.Future[Any]] = set()
@@ -123,6 +125,8 @@ class Opening:
         self.opened.pop(worker.id, None)
         try:
             phases.begin("importing")
+            if self.checked:  # it has come later than the others
+                await self.compare_sources([worker])
             await worker.preload(*PRELOADED)
             await self._use_threads(worker)
             await self._use_determinism(worker)
@@ -150,6 +154,17 @@ class Opening:
         self.opened[worker.id] = facts
         if self.checked:  # before this point, the master may not have its data
             self.app.run_context.local_files[worker.id] = unpacked_files(facts["here"], files_of(self.app))
+
+    async def compare_sources(self, workers: list[ProxyWorker]) -> None:
+        """Say which of these workers have other source of DDLF than this machine. Leave out workers that are lost."""
+        source_here, *answers = await asyncio.gather(asyncio.to_thread(source), *map(_source_of, workers))
+        names: dict[Source, list[str]] = {}
+        for worker, source_there in zip(workers, answers, strict=True):
+            if source_there is not None and source_there not in (source_here, self._sources.get(worker.id)):
+                names.setdefault(source_there, []).append(worker.name)
+                self._sources[worker.id] = source_there
+        for source_there in names:
+            self._tell(Warned(about="source", why=other_source(names[source_there], source_there, source_here)))
 
     def _check_backend(self, number: int, facts: dict[str, Any]) -> None:
         """Say once that workers compute with different backends of Keras, or refuse it."""
@@ -280,6 +295,16 @@ class Opening:
         return self.data.samples
 
 
+async def _source_of(worker: ProxyWorker) -> Source | None:
+    """Return a worker's source of DDLF; None if the worker is lost, which the crew will notice."""
+    try:
+        return Source(**await worker.ask("source"))
+    except ProtocolError:  # an earlier source, which does not know the question
+        return Source("", "")
+    except DDLFError:
+        return None
+
+
 @contextlib.asynccontextmanager
 async def crew_of(
     app: App,
@@ -311,6 +336,7 @@ async def crew_of(
     stop_hearing = app.cluster.subscribe(app.run_context.emit)
     try:
         await app.connect()
+        await opening.compare_sources(app.cluster.workers)  # other source may be the reason of the next error
         opening.choose_threads(equal=equal_threads, fresh=fresh)
         async with (
             Crew(
