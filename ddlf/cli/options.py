@@ -180,7 +180,7 @@ def _add_cluster_options(parser: Parser, common: bool) -> None:
         type=_seconds,
         metavar="SECONDS",
         alone="for-ever",
-        help="wait until busy workers are free (no value: indefinitely)",
+        help="wait until busy workers are free; with --listen: until workers come, else 10 minutes (no value: indefinitely)",
     )
     add(
         "--pickle-results",

@@ -438,10 +438,14 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
         cluster = Cluster(installed(options.launcher, options.workers), token_file=options.token_file, **arguments)
         return cluster, f"--launcher {options.launcher} ({_workers(cluster.N)})"
     if options.listen:
-        from ddlf.cluster.launch.gate import Joined
+        from ddlf.cluster.launch.gate import START_TIMEOUT_S, Joined
 
         joined = Joined(
-            options.workers.most, *options.listen, least=options.workers.least, token_file=options.token_file
+            options.workers.most,
+            *options.listen,
+            least=options.workers.least,
+            token_file=options.token_file,
+            start_timeout_s=options.wait or START_TIMEOUT_S,
         )
         cluster = Cluster(joined, insecure_plaintext=options.insecure_plaintext, **arguments)
         return cluster, f"--listen {joined.host}:{joined.port} ({_workers(cluster.N)})"

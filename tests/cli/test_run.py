@@ -18,7 +18,8 @@ from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import _batches, _slots, resolve_cluster
 from ddlf.cli.target import find_target, function_arguments, prepare_app
-from ddlf.errors import AppError, ConfigError
+from ddlf.cluster.launch.launcher import Workers
+from ddlf.errors import AppError, ConfigError, ConnectError
 from ddlf.rpc.tokens import new_token
 from ddlf.training.registry import spec_of
 from tests import warm
@@ -830,6 +831,15 @@ def test_wrong_values_are_refused_before_anything_is_connected(
     message = refused("app.py", "--hosts", "127.0.0.1:9", *arguments)  # no worker listens on this port
     assert re.match(rf"error  ([^:]*: )?{re.escape(sentence)}", message)
     assert len(message.splitlines()) == 1
+
+
+async def test_wait_is_how_long_listen_waits_for_workers():
+    listening = dict(local=None, listen=("127.0.0.1", 0), workers=Workers(1, 1))
+    assert resolve_cluster(options(**listening))[0]._launcher._start_timeout_s == 600
+    cluster, _ = resolve_cluster(options(**listening, wait=0.1))
+    with pytest.raises(ConnectError, match=r"no worker joined at port \d+ within 0.1 s"):
+        await cluster.connect()
+
 
 
 @pytest.mark.parametrize(
