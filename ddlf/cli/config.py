@@ -15,6 +15,7 @@ from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import lines_of_run, load_config
 from ddlf.errors import ConfigError
 from ddlf.monitor.runs.summary import settings_of
+from ddlf.settings.setting import Setting
 from ddlf.training.registry import SETTINGS, settings_with, spec_of
 
 
@@ -71,12 +72,32 @@ def check_values(app: IApp, options: argparse.Namespace) -> None:
     """
     settings = settings_with(app.mode, app.exchange)
     for name, _, origin in setting_rows(app, options):
-        try:
-            if name in settings:
-                settings[name].check(name, getattr(app, name, settings[name].default))
-        except ConfigError as error:
-            error.message = f"{origin}: {error.message}"
-            raise
+        if name in settings:
+            _check_value(settings[name], getattr(app, name, settings[name].default), origin)
+
+
+def check_given_values(options: argparse.Namespace) -> None:
+    """Check the value of each setting that an option or the cluster file gives, without the app.
+
+    Raises:
+        ConfigError: A value is wrong, or the cluster file is. The text is that of ``check_values``.
+    """
+    path = find_config(options.config) if reads_cluster_file(options) else None
+    without_app = argparse.Namespace(**{**vars(options), "parameters": []})  # parameters may be attributes of the app
+    values = {name: (value, origin) for name, value, origin in overrides(IApp, without_app)}
+    lines = lines_of_run(path) if path else {}
+    for name, (value, origin) in values.items():
+        if name in SETTINGS:
+            is_of_file = origin == str(path) and name in lines
+            _check_value(SETTINGS[name], value, f"{path}:{lines[name]}" if is_of_file else origin)
+
+
+def _check_value(setting: Setting[Any, Any], value: Any, origin: str) -> None:
+    try:
+        setting.check(setting.name, value)
+    except ConfigError as error:
+        error.message = f"{origin}: {error.message}"
+        raise
 
 
 CONFIG = Command(

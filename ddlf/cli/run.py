@@ -34,7 +34,7 @@ from ddlf.cli.stopping import (
     run_until_signal,
     swallowed_quietly,
 )
-from ddlf.cli.target import check_needs, find_target, function_arguments, overrides, prepare_app, takes_a_cluster
+from ddlf.cli.target import check_file, check_needs, find_target, function_arguments, overrides, prepare_app, takes_a_cluster
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
 from ddlf.events.sinks import Sink
@@ -46,6 +46,7 @@ from ddlf.monitor.runs.recording import recorded
 from ddlf.monitor.terminal.display import Display
 from ddlf.monitor.terminal.lines import line
 from ddlf.monitor.ui import LongMaps, attached, choice, chosen, heard, opened
+from ddlf.rpc.tokens import find_tokens
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import PRELOADED, begin_import
 
@@ -67,6 +68,7 @@ def run_file(options: argparse.Namespace) -> int:
     path: Path = options.app
 
     def find() -> Any:
+        check_before_import(options)
         if _will_train_here(path, options):
             from ddlf.cluster.launch.local import start_template_early
 
@@ -80,19 +82,46 @@ def run_file(options: argparse.Namespace) -> int:
             local.end_early_template()
 
 
+def check_before_import(options: argparse.Namespace) -> None:
+    """Check the file and the options of a run that need no app, because the app may import for a minute.
+
+    If the file's text names no app, only check the file: the target may be a function that needs no cluster.
+
+    Raises:
+        DDLFError: There is no such file, or a value, the cluster file, the token file or the checkpoint is wrong.
+    """
+    path: Path = options.app
+    check_file(path)
+    if not _has_app(path):
+        return
+    check_cluster_options(options)
+    from ddlf.cli.config import check_given_values
+
+    check_given_values(options)
+    if options.token_file is not None:
+        find_tokens(options.token_file)
+    source = resumed_from(options)
+    if source not in (None, "auto") and not Path(source).exists():
+        from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+
+        CheckpointFolder(source).newest(required=True)  # raises the error
+
+
+def _has_app(path: Path) -> bool:
+    """Return whether the text of a file has an app, as far as it tells."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.suffix in suffixes("file_types") or "IApp" in path.read_text(encoding="utf-8")
+    return False
+
+
 def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
     """Return whether running a file probably needs local workers. They are then started early, to import Keras while
     this process imports the file.
 
     A wrong answer only costs time.
     """
-    with contextlib.suppress(OSError, UnicodeDecodeError, DDLFError):
-        if options.dry_run:
-            return False
-        is_app = path.suffix in suffixes("file_types") or (
-            path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8")
-        )
-        return is_app and path.is_file() and new_workers(options)
+    with contextlib.suppress(DDLFError):
+        return not options.dry_run and _has_app(path) and new_workers(options)
     return False
 
 

@@ -108,7 +108,7 @@ def find_target(
         ConfigError: The file does not exist, or is not a Python file.
         AppError: The file contains nothing to run, or more than one app or function.
     """
-    _check_file(path)
+    check_file(path)
     data = getattr(options, "data", None)
     if (app_of_file := hook_for("app_of_file", "file_types", path.suffix)) is not None:
         if name is not None:
@@ -160,7 +160,7 @@ def _all_given_options(options: argparse.Namespace) -> list[str]:
     return given_options(options, (*OF_A_CLUSTER, *OF_AN_APP, "ui", "dry_run")) + ["-p"] * bool(options.parameters)
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
     others_than_python = suffixes("file_types")
     kinds = (".py", *others_than_python)
     if not path.is_file():

@@ -53,20 +53,21 @@ def app(tmp_path, standing_workers):
 def refused(tmp_path, monkeypatch, capfd):
     """Return a function that runs ``ddlf run`` in this process and gives its error text.
 
-    The command must end with exit code 2 before it starts a process or imports Keras.
+    The command must end with exit code 2, or the function's ``code``, before it starts a process or imports Keras.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr("ddlf.cli.run._will_train_here", lambda path, options: False)  # it only makes the start faster
     before = set(sys.modules)
 
-    def run(*arguments):
-        with pytest.raises(SystemExit, match=r"^2$"):
-            main.main(["run", *arguments])
+    def run(*arguments, command="run"):
+        with pytest.raises(SystemExit, match=rf"^{run.code}$"):
+            main.main([command, *arguments])
         out, err = capfd.readouterr()
         assert out == ""
         return err
 
+    run.code = 2
     yield run
     assert not {"keras", "tensorflow"} & ({*sys.modules} - before)
     for name in {*sys.modules} - before:  # the next test has other modules with these names
@@ -696,6 +697,29 @@ def test_target_is_argument_of_ddlf_main(app):
 def test_options_without_effect_are_refused_by_name(app, refused, arguments, sentence):
     app.write("async def main(cluster): pass\n")
     assert refused("app.py", "--local", "1", *arguments).startswith(f"error  {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--mode", "nonsense"], "--mode: mode must be one of sync, "),
+        (["--codec", "nonsense"], "--codec: unknown codec 'nonsense'; choose one of "),
+        (["--resume", "nosuch"], "there is no folder "),
+        (["--hosts", "a:9000", "--token-file", "none"], "token file none does not exist; make one with"),
+        (["--listen", "9100"], "--listen needs the number of workers"),
+        (["--config", "mode.yaml"], "mode.yaml:3:9: mode must be one of sync, "),
+        (["--config", "key.yaml"], "key.yaml:1:1: key 'workers' is missing"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "plan", "scout"])
+def test_options_that_need_no_app_are_checked_before_its_import(app, tmp_path, refused, command, arguments, sentence):
+    if "--resume" in arguments and command != "run":
+        sentence = "--resume has no effect on ddlf"
+    app.write("print('imported')\nimport ddlf\nclass App(ddlf.IApp): pass\n")
+    (tmp_path / "mode.yaml").write_text("workers: [a:9000]\nrun:\n  mode: nonsense\n")
+    (tmp_path / "key.yaml").write_text("wrkers: [a:9000]\n")
+    refused.code = 4 if arguments[0] == "--hosts" else 7 if sentence.startswith("there is no folder") else 2
+    assert refused("app.py", *arguments, command=command).startswith(f"error  {sentence}")
 
 
 @pytest.mark.parametrize(

@@ -33,14 +33,18 @@ SKIPPED = tuple(f'"event":"{name}"' for name in ("SlotStarted", "SlotFinished", 
 def plan(options: argparse.Namespace) -> int:
     """Run ``ddlf plan``: print the predictions, and return the exit code."""
     from ddlf.cli.options import check_short
-    from ddlf.cli.run import execute
+    from ddlf.cli.run import check_before_import, execute
     from ddlf.cli.target import find_target
+
+    def find() -> Any:
+        check_before_import(options)
+        return find_target(options.app, options.target, options)
 
     if options.check is not None:
         return check(options)
     check_short(options, "ddlf plan, which only measures")
     options.ui = "none"
-    return execute(lambda: find_target(options.app, options.target, options), options, then=_plan)
+    return execute(find, options, then=_plan)
 
 
 def check(options: argparse.Namespace) -> int:

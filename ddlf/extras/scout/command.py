@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 def scout(options: argparse.Namespace) -> int:
     """Run ``ddlf scout``: print the learning rate and its curve, and return the exit code."""
     from ddlf.cli.options import check_short
-    from ddlf.cli.run import execute
+    from ddlf.cli.run import check_before_import, execute
     from ddlf.cli.target import find_target
+
+    def find() -> Any:
+        check_before_import(options)
+        return find_target(options.app, options.target, options)
 
     check_short(options, "ddlf scout, which only tries rates")
     options.ui = "none"
-    return execute(lambda: find_target(options.app, options.target, options), options, then=_scout)
+    return execute(find, options, then=_scout)
 
 
 async def _scout(target: Any, options: argparse.Namespace, stop: object) -> int:
