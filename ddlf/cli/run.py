@@ -10,6 +10,7 @@ import math
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 Then = Callable[[Any, argparse.Namespace, StopRequest], Coroutine[Any, Any, int]]
 TASK_VARIABLES = ("SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_INDEX")
 """One of them is set in a task of Slurm or MPI, or in a pod of a Job."""
+NOT_SAVED = 7
+"""The exit code of a complete training whose model could not be saved at its path."""
 ASK_AGAIN_S = 1.0
 """Between two tries to get workers that another run uses, on average."""
 
@@ -334,7 +337,6 @@ async def _train_and_save(app: IApp, save_path: Path | None, run: Path | None, s
         stop: Asks the run to end.
     """
     from ddlf.data.app_data import has_data
-    from ddlf.training.evaluation.master import to_its_end
 
     path = save_path if save_path is not None or run is None else run / MODEL
     stop.gently = app.stop_training
@@ -348,14 +350,9 @@ async def _train_and_save(app: IApp, save_path: Path | None, run: Path | None, s
         await _save_after_error(app, path)
         raise
     stop.gently = lambda: False
-    if save_path is not None:
-        await to_its_end(app.save_model(save_path))
-    elif path is not None:
-        try:
-            await to_its_end(app.save_model(path))
-        except Exception as error:  # nobody asked for it
-            print(f"the model could not be saved in the run's folder: {reason(error)}", file=sys.stderr)
-            path = None
+    wanted_path = path
+    if path is not None:
+        path = await _save(app, path)
     if has_data(app, "test") and stop.terminated:  # SIGKILL follows soon
         print("the test data is not evaluated, because SIGTERM asks for a quick end", file=sys.stderr)
     elif has_data(app, "test"):
@@ -374,21 +371,41 @@ async def _train_and_save(app: IApp, save_path: Path | None, run: Path | None, s
     if stop.is_requested:
         print(f"stopped   after {_rounds(app)}{_resume_hint(app)}", file=sys.stderr)
         return 130
-    return 0
+    return 0 if path == wanted_path else NOT_SAVED
+
+
+async def _save(app: IApp, path: Path) -> Path | None:
+    """Save the model. If that fails, as on a full disk, save it in a folder for temporary files, because it may be the
+    result of hours. Print each failure.
+
+    Returns:
+        The file of the model; None if there is none.
+    """
+    from ddlf.training.evaluation.master import to_its_end
+
+    try:
+        await to_its_end(app.save_model(path))
+        return path
+    except Exception as error:
+        sentence = f"the model could not be saved in {path}: {reason(error)}"
+    other_path = Path(tempfile.mkdtemp(prefix="ddlf-model-"), path.name)
+    try:
+        await to_its_end(app.save_model(other_path))
+    except Exception:
+        with contextlib.suppress(OSError):
+            other_path.parent.rmdir()
+        print(f"{sentence}{_resume_hint(app)}", file=sys.stderr)
+        return None
+    print(f"{sentence}; it is in {other_path} instead: move it, because that folder is temporary", file=sys.stderr)
+    return other_path
 
 
 async def _save_after_error(app: IApp, path: Path | None) -> None:
     """Save the model of the last complete round after training has failed, and print where it is."""
-    from ddlf.training.evaluation.master import to_its_end
-
     if not app.history:
         return
-    if path is not None:
-        try:
-            await to_its_end(app.save_model(path))
-        except Exception as error:  # the error that ended training matters more
-            print(f"the model could not be saved: {error}", file=sys.stderr)
-            return
+    if path is not None and (path := await _save(app, path)) is None:
+        return
     if path is not None or app.checkpoint is not None:
         location = f"the model is in {path}" if path is not None else f"everything is in {app.checkpoint}"
         print(f"kept      {_rounds(app)}: {location}{_resume_hint(app)}", file=sys.stderr)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +51,7 @@ class A(ddlf.IApp):
             self.run_context.stop = None
 
     async def save_model(self, path):
-        if pathlib.Path("full").exists():
+        if pathlib.Path("full").exists() and not (pathlib.Path("room").exists() and pathlib.Path(path).is_absolute()):
             raise OSError("no space left")
         if pathlib.Path("saving").exists():
             print("saving", flush=True)
@@ -62,6 +63,7 @@ class A(ddlf.IApp):
         print("evaluating", flush=True)
         if pathlib.Path("wrong").exists():
             raise ValueError("no test labels")
+        return {}
 
     x_test = 1
 """
@@ -231,7 +233,24 @@ def test_failed_run_keeps_model_of_complete_rounds(run, tmp_path):
 
 def test_failed_save_does_not_hide_error_of_run(run):
     ended = run("fail", "full")
-    assert ended.stderr == "the model could not be saved: no space left\nerror  all workers are lost\n"
+    assert ended.stderr == "the model could not be saved in m.keras: no space left\nerror  all workers are lost\n"
+
+
+def test_model_that_cannot_be_saved_is_saved_for_a_while_elsewhere(run, tmp_path):
+    ended = run("short", "full", "room")
+    sentence, path, advice = re.fullmatch(r"(.* left); it is in (\S*) (.*)\n", ended.stderr).groups()
+    assert sentence == "the model could not be saved in m.keras: no space left"
+    assert advice == "instead: move it, because that folder is temporary"
+    assert (ended.returncode, ended.stdout.splitlines()[0]) == (7, "preparing")
+    assert Path(path).read_text() == "3"
+
+
+def test_complete_training_without_its_model_fails(run, own_folders):
+    folders = set((own_folders / "tmp").iterdir())
+    ended = run("short", "full")
+    assert ended.stderr == "the model could not be saved in m.keras: no space left\n"
+    assert ended.returncode == 7
+    assert set((own_folders / "tmp").iterdir()) == folders
 
 
 def test_failed_evaluation_leaves_saved_model(run, tmp_path):
