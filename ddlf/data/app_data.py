@@ -182,7 +182,7 @@ def check_part(app: UserApp, part: str) -> None:
                 f"{first} has {samples} rows, {name} {len(array)}", hint="give every sample one row in each array"
             )
     if not samples:
-        raise AppError(f"{first} has no rows", hint="check how load_dataset finds its files")
+        raise DatasetError(f"{first} has no rows", hint="check how load_dataset finds its files")
 
 
 def _check_classes(app: UserApp) -> None:

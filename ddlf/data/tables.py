@@ -40,9 +40,10 @@ class Table:
             raise DatasetError(
                 f"the first line of {path} has no names", hint="write the names of the columns into this line"
             )
-        if label and head.count(label) > 1:
-            raise DatasetError(f"{path} has {head.count(label)} columns {label!r}", hint="give each its own name")
+        if repeated := next((name for name in head if name.strip() and head.count(name) > 1), ""):
+            raise DatasetError(f"{path} has {head.count(repeated)} columns {repeated!r}", hint="give each its own name")
         self._label = head.index(label) if label else None
+        self._inputs = [name for name in head if name != label or not label]
         self._width = len(head)
         self.samples, integral, numbers, wide = 0, True, True, False
         texts: set[str] = set()
@@ -108,17 +109,37 @@ class Table:
         for start in range(first, self.samples, at_once):
             rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
             for row, (number, line) in zip(range(len(rows)), lines, strict=False):
+                if self._label is not None:
+                    label = line.pop(self._label)
+                    rows["y"][row] = number_of[label] if self.classes else label
+                if not line:
+                    continue
                 try:
-                    if self._label is not None:
-                        label = line.pop(self._label)
-                        rows["y"][row] = number_of[label] if self.classes else label
-                    if line:
-                        rows["x"][row] = line
-                except ValueError as error:
-                    raise DatasetError(
-                        f"line {number:,} of {self._path}: {error}", hint="correct it, or name the labels with --label"
-                    ) from None
+                    rows["x"][row] = line
+                except ValueError:
+                    raise self._no_number(number, line) from None
             yield rows
+
+    def _no_number(self, number: int, inputs: list[str]) -> DatasetError:
+        """Return the error about a line with an input that is not a number."""
+        name, text = next((name, text) for name, text in zip(self._inputs, inputs, strict=True) if not _is_float(text))
+        if not text.strip():
+            return DatasetError(
+                f"line {number:,} of {self._path} has no {name}", hint="fill the value, or leave the line out"
+            )
+        return DatasetError(
+            f"line {number:,} of {self._path}: {text!r} in the column {name!r} is not a number",
+            hint="correct it" + ", or name the labels with --label" * (self._label is None),
+        )
+
+
+def _is_float(text: str) -> bool:
+    """Return whether NumPy reads a text as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_number(text: str) -> bool:
