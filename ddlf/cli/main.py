@@ -136,8 +136,8 @@ def _main(argv: list[str]) -> NoReturn:
 
         print_candidates(argv, all_commands())
         sys.exit(0)
-    if argv[:1] == ["help"] and argv[1:] and argv[1][:1].isupper():
-        _explain(argv[1])
+    if argv[:1] == ["help"] and argv[1:]:
+        _help_without_command(argv[1])
     while argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if argv[:1] in ([], ["-h"], ["--help"], ["--help-all"], ["--version"], ["--schema"]):
@@ -168,14 +168,24 @@ def _without_command(argv: list[str]) -> NoReturn:
     sys.exit(2)
 
 
-def _explain(name: str) -> NoReturn:
-    """Run ``ddlf help ERROR``: print the full description of an error class, and exit."""
-    if name not in errors.__all__:
-        matches = difflib.get_close_matches(name, errors.__all__, 1)
-        suggestion = f", did you mean {matches[0]!r}?" if matches else ""
-        top_parser(core_commands()).error(f"there is no error {name!r}{suggestion}")
-    print(errors.explained(name), end="")
-    sys.exit(0)
+def _help_without_command(name: str) -> None:
+    """Run ``ddlf help NAME`` for a name that is not a command: print the full description of an error class, and exit; or
+    exit with code 2. Do nothing for the name of a command.
+    """
+    kinds = {kind.lower(): kind for kind in errors.__all__}
+    if (kind := kinds.get(name.lower())) is not None:
+        print(errors.explained(kind), end="")
+        sys.exit(0)
+    if name.startswith("-") or name in ("help", *core_commands(), *NOT_COMMANDS) or name in (commands := all_commands()):
+        return
+    from ddlf.cli.options import GROUPS
+
+    parser = top_parser(commands)
+    if name in GROUPS:
+        parser.error(f"{name!r} is a group of options: ddlf run --help {name}")
+    matches = difflib.get_close_matches(name, (*kinds.values(), *commands, *GROUPS), 1)
+    known = "name a command of ddlf --help, an error such as WorkerLost, or options such as downpour: ddlf run --help downpour"
+    parser.error(f"there is no help on {name!r}{f', did you mean {matches[0]!r}?' if matches else f'; {known}'}")
 
 
 def _refuse(parser: Parser, commands: Commands, argv: Sequence[str]) -> NoReturn:

@@ -148,7 +148,11 @@ def test_help_shows_first_steps_and_every_command(run_here):
         (["status", "--timeout", "0"], "argument --timeout: must be 1 or more, got 0"),
         (["status", "--confgi", "x"], "unknown option '--confgi', did you mean --config?"),
         (["status", "--token", "x"], "tokens on the command line are visible to other users; use --token-file"),
-        (["help", "WorkerLst"], "there is no error 'WorkerLst', did you mean 'WorkerLost'?"),
+        (["help", "WorkerLst"], "there is no help on 'WorkerLst', did you mean 'WorkerLost'?"),
+        (["help", "rnu"], "there is no help on 'rnu', did you mean 'run'?"),
+        (["help", "nonsense"], "name a command of ddlf --help, an error such as WorkerLost, or options such as downpour"),
+        (["help", "downpour"], "'downpour' is a group of options: ddlf run --help downpour"),
+        (["help", "train"], "did you mean 'ddlf run'?"),
         (["status", "--config", "nofile.yaml"], "nofile.yaml"),
         (["status", "--hosts", "127.0.0.1:99999"], "99999"),
         (["status", "--hosts", ","], "argument --hosts: names no worker"),
@@ -228,6 +232,11 @@ def test_options_before_an_action_belong_to_it(run_here, tmp_path):
         == run_here("runs", "compare", "last", "--out", tmp_path).stderr
     )
     assert "unknown option '--last'" in run_here("runs", "--last", "3", "compare", "a").stderr
+
+
+def test_help_explains_an_error_also_in_lower_case(run_here):
+    assert run_here("help", "workerlost").stdout == run_here("help", "WorkerLost").stdout
+    assert run_here("help", "WorkerLost").stdout.startswith("WorkerLost (")
 
 
 def test_help_is_a_command_too(run_here):
