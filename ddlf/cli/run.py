@@ -388,12 +388,15 @@ async def _save(app: IApp, path: Path) -> Path | None:
         return path
     except Exception as error:
         sentence = f"the model could not be saved in {path}: {reason(error)}"
-    other_path = Path(tempfile.mkdtemp(prefix="ddlf-model-"), path.name)
+    other_folder = None
     try:
+        other_folder = Path(tempfile.mkdtemp(prefix="ddlf-model-"))
+        other_path = other_folder / path.name
         await to_its_end(app.save_model(other_path))
     except Exception:
-        with contextlib.suppress(OSError):
-            other_path.parent.rmdir()
+        if other_folder is not None:
+            with contextlib.suppress(OSError):
+                other_folder.rmdir()
         print(f"{sentence}{_resume_hint(app)}", file=sys.stderr)
         return None
     print(f"{sentence}; it is in {other_path} instead: move it, because that folder is temporary", file=sys.stderr)
@@ -460,6 +463,8 @@ async def _connect(
         except LeaseError as error:
             remaining_s = deadline - loop.time()
             if remaining_s <= 0:
+                if wait_s:
+                    error.hint = "wait longer: --wait alone waits indefinitely; or take them with --takeover"
                 raise
             if str(error) != last_error:
                 until = "" if math.isinf(remaining_s) else f" for {remaining_s:.0f} s"

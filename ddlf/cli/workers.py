@@ -205,10 +205,15 @@ async def stop(options: argparse.Namespace) -> int:
     answers = await asyncio.gather(
         *(ask(worker, command, options.timeout, who=holder, force=options.force) for worker in workers)
     )
+    exit_code = 0
     for worker, answer in zip(workers, answers, strict=True):
-        done = "restarted" if options.restart else "stopped"
-        print(f"{worker.id:>3}  {worker.label:<21}  {answer if isinstance(answer, DDLFError) else done}")
-    return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
+        outcome = "restarted" if options.restart else "stopped"
+        if isinstance(answer, ConnectError) and "refused" in answer.message and not options.restart:
+            outcome = "not running, because nothing listens there"
+        elif isinstance(answer, DDLFError):
+            outcome, exit_code = str(answer), max(exit_code, answer.exit_code)
+        print(f"{worker.id:>3}  {worker.label:<21}  {outcome}")
+    return exit_code
 
 
 async def in_use(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:

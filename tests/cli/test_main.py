@@ -337,7 +337,9 @@ def test_stop_ends_the_workers(workers):
     for worker in both:
         assert worker.process.wait(PATIENCE_S) == 0
         assert not is_listening(worker.port)
-    assert ddlf("stop", *options).returncode == 3
+    again = ddlf("stop", *options)
+    assert (again.returncode, "not running, because nothing listens there" in again.stdout) == (0, True)
+    assert ddlf("stop", "--restart", *options).returncode == 3
 
 
 LOOP = """
@@ -426,6 +428,7 @@ def test_run_with_wait_starts_when_the_other_run_ends(standing, tmp_path):
         assert "could not be reached" not in given_up.stderr
         assert given_up.stdout.count("--wait") == 0
         assert given_up.stderr.count("--wait") == 1
+        assert "wait longer: --wait alone waits indefinitely; or take them with --takeover" in given_up.stderr
         waiting = subprocess.Popen([*command, "--wait"], stdout=subprocess.PIPE, text=True)
         while "retrying; press Ctrl-C to stop" not in waiting.stdout.readline():
             assert waiting.poll() is None
