@@ -184,8 +184,8 @@ def _help_without_command(name: str) -> None:
     if name in GROUPS:
         parser.error(f"{name!r} is a group of options: ddlf run --help {name}")
     matches = difflib.get_close_matches(name, (*kinds.values(), *commands, *GROUPS), 1)
-    known = "name a command of ddlf --help, an error such as WorkerLost, or options such as downpour: ddlf run --help downpour"
-    parser.error(f"there is no help on {name!r}{f', did you mean {matches[0]!r}?' if matches else f'; {known}'}")
+    advice = "name a command of ddlf --help, an error such as WorkerLost, or options such as downpour: ddlf run --help downpour"
+    parser.error(f"there is no help on {name!r}{f', did you mean {matches[0]!r}?' if matches else f'; {advice}'}")
 
 
 def _refuse(parser: Parser, commands: Commands, argv: Sequence[str]) -> NoReturn:

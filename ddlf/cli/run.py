@@ -572,7 +572,7 @@ def in_folder(
         if path is not None and (path / folder.REPORT).exists():
             say(f"report    {path / folder.REPORT}" + ("" if app.history else " (no round was completed)"))
         elif path is not None and not path.exists():
-            say("folder    removed, because the run was refused before training began")
+            say("folder    removed, because the run ended before training began")
 
 
 def resumed_from(options: argparse.Namespace) -> str | None:

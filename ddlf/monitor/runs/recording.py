@@ -20,7 +20,7 @@ from typing import Any
 
 from ddlf import events as e
 from ddlf.data.app import UserApp
-from ddlf.errors import ConfigError
+from ddlf.errors import AuthError, ConfigError, ConnectError, LeaseError, VersionError
 from ddlf.events.facts import to_data
 from ddlf.events.record import RoundRecord, row
 from ddlf.events.sinks import to_json
@@ -40,6 +40,8 @@ OF_A_WORKER = ("host", "python", "cores", "threads", "gpus")
 """Facts about a worker for the summary."""
 CLOSE_S = 20.0
 """Maximum seconds that the end of a run waits for a slow disk or server."""
+NOT_BEGUN = (ConfigError, ConnectError, LeaseError, AuthError, VersionError)
+"""Errors of a run whose settings were refused, or which could use no worker."""
 
 
 class FolderWriter:
@@ -323,7 +325,8 @@ class Recording:
     def close(self, error: BaseException | None = None) -> None:
         """Write the remaining events and how the run ended. Later tests and model files are written at once.
 
-        The folder of a run whose settings were refused before training began is removed.
+        The folder of a run that ended before training began is removed, if its settings were refused or no worker could
+        be used. It stays if workers have written something.
 
         Args:
             error: The error that ended the run, if known.
@@ -334,7 +337,8 @@ class Recording:
         if error is not None:
             how = "failed" if isinstance(error, Exception) else "stopped"
             cause = f"{type(error).__name__}: {error}" if str(error) else ""
-        if is_written and isinstance(error, ConfigError) and not self._writer.has_begun:
+        is_refused = isinstance(error, NOT_BEGUN) and not self._writer.has_begun
+        if is_written and is_refused and not (self.path / folder.LOGS).exists():
             self.leave()
             shutil.rmtree(self.path, ignore_errors=True)
         elif is_written:

@@ -17,7 +17,7 @@ import pytest
 
 from ddlf import IApp
 from ddlf.cli.run import _connect
-from ddlf.errors import ConfigError
+from ddlf.errors import ConfigError, ConnectError
 from ddlf.events import CardRead, Committed, Evaluated, ModelSaved, SlotMoved, WorkerWrote
 from ddlf.events.record import History
 from ddlf.events.sinks import from_json
@@ -215,6 +215,16 @@ async def test_a_run_that_is_refused_before_training_leaves_no_folder(tmp_path):
         await refused(app, later=True)
     (path,) = folder.runs_in(tmp_path)
     assert folder.read_state(path).state == "failed"
+
+
+@pytest.mark.parametrize("writes", [False, True])
+async def test_a_run_without_a_worker_leaves_a_folder_only_if_workers_have_written(tmp_path, writes):
+    app = fake(tmp_path)
+    with pytest.raises(ConnectError), recorded(app):
+        if writes:
+            app.run_context.emit(WorkerWrote(worker=1, name="pc01", stream="stderr", lines=("no disk",)))
+        raise ConnectError("no worker joined")
+    assert [folder.read_state(path).state for path in folder.runs_in(tmp_path)] == ["failed"] * writes
 
 
 async def test_two_runs_at_once_have_their_own_folders(tmp_path):
