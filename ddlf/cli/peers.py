@@ -96,6 +96,7 @@ def _serve(options: argparse.Namespace, resources: contextlib.ExitStack) -> int:
         path = serving.make_folder(
             Path(options.out or folder.usual_out()), source.stem, plan, served, options.seed or 0
         )
+        resources.enter_context(_locked(path))
     if plan.validated_by == "peers" and plan.validate_s and plan.noise is None:
         sentence = (
             "peers validate in turn on their own data" if plan.tests_sets else "nobody does, in rounds without --data"

@@ -4,7 +4,7 @@ An entry is on the disk before anything that follows from it is sent. Entries th
 
 Layout of a record, little-endian::
 
-    u32  "DPJ1"
+    u32  "DPJ1", or "DPJ+" if the record was written together with the one before it
     u32  CRC-32 of everything after this field
     u32  length of the JSON text
     u32  0
@@ -19,8 +19,9 @@ Files, in the folder of the run:
 | ``journal-000001`` and later | records; the first is a snapshot of the ledger, so that older files are not needed |
 | ``history-000001.jsonl`` | the entries of a journal file that was deleted because no set in it is needed |
 
-A power cut may leave an incomplete record at the end of the newest file. Nobody has an answer that followed from it, so
-``open_journal`` removes it. Any other damage is an error.
+A power cut may leave incomplete records at the end of the newest file. Nobody has an answer that followed from them, so
+``open_journal`` removes them. Any other damage is an error: a record with "DPJ1" after it was written when everything
+before was on the disk.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from pydantic_core import from_json, to_json
 from ddlf.peers.entries import WITH_SET, Entry, entry_from_data, entry_to_data
 from ddlf.training.checkpoints.durable import damaged, explained, replace, sync, write_new
 
-MAGIC = int.from_bytes(b"DPJ1", "little")
+FIRST, NEXT = b"DPJ1", b"DPJ+"
+"""The beginning of the first record of a write, and of the others."""
+MAGICS = tuple(int.from_bytes(magic, "little") for magic in (FIRST, NEXT))
 PREFIX = struct.Struct("<IIIIQ")
 MOST_JSON_BYTES = 64 * 2**20
 LEAST_FILE_BYTES = 32 * 2**20
@@ -126,6 +129,7 @@ class Journal:
         extents = {}
         for (entry, data), prepared in zip(entries, heads or [b""] * len(entries), strict=True):
             head = prepared or head_of(entry, data)
+            head = _as_next(head) if parts else head
             if isinstance(entry, WITH_SET):
                 extents[entry.set] = Extent(self._number, at + len(head), len(data))
             parts += (head, data)
@@ -157,7 +161,7 @@ class Journal:
         parts.append(_head({"kind": SNAPSHOT, "state": state}, b""))
         at = len(parts[0])
         for set, data in self._to_copy(needed).items():
-            head = _head({"kind": KEPT, "set": set}, data)
+            head = _as_next(_head({"kind": KEPT, "set": set}, data))
             extents[set] = Extent(number, at + len(head), len(data))
             parts += (head, data)
             at += len(head) + len(data)
@@ -225,7 +229,7 @@ class Journal:
 
 
 def open_journal(folder: Path) -> tuple[Journal, Content]:
-    """Open the journal in a folder, which may be empty. Remove an incomplete end.
+    """Open the journal in a folder, which may be empty. Remove an incomplete end, which a power cut has left.
 
     Raises:
         CheckpointCorrupt: The files are damaged in another way.
@@ -253,8 +257,8 @@ def open_journal(folder: Path) -> tuple[Journal, Content]:
                 if isinstance(entry, WITH_SET):
                     content.extents[entry.set] = extent
         if size < path.stat().st_size:
-            if not is_last:
-                raise damaged(path, f"{path.stat().st_size:,} bytes of records", f"{size:,}")
+            if not is_last or _was_continued(path, size):
+                raise damaged(path, f"{path.stat().st_size:,} bytes of records", f"damage at byte {size:,}")
             with explained(folder, "repair the journal in"):
                 if size == 0:  # the snapshot itself is incomplete: the file before it has everything
                     path.unlink()
@@ -306,7 +310,12 @@ def _head(data: Mapping[str, Any], set: bytes) -> bytes:
     text += b" " * (-len(text) % 8)
     checked = struct.pack("<IIQ", len(text), 0, len(set)) + text
     crc = zlib.crc32(set, zlib.crc32(checked))
-    return struct.pack("<II", MAGIC, crc) + checked
+    return FIRST + struct.pack("<I", crc) + checked
+
+
+def _as_next(head: bytes) -> bytes:
+    """Return the head of a record for a write that begins with another record."""
+    return NEXT + head[len(NEXT) :]
 
 
 def _write_at(descriptor: int, parts: Sequence[bytes], at: int) -> None:
@@ -327,20 +336,39 @@ def _records(path: Path, number: int) -> Iterator[tuple[dict[str, Any], Extent, 
         return
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for crc, begin, set, end in _complete_records(data):
-            with memoryview(data) as view, view[begin - PREFIX.size + 8 : end] as covered:
-                if zlib.crc32(covered) != crc:
-                    return
+            if not _is_sound(data, crc, begin, end):
+                return
             yield from_json(data[begin:set]), Extent(number, set, end - set), end
 
 
-def _complete_records(data: mmap.mmap) -> Iterator[tuple[int, int, int, int]]:
-    """Yield for each complete record of a file its CRC, and the offsets of its text, of its set, and of its end."""
-    at = 0
+def _is_sound(data: mmap.mmap, crc: int, begin: int, end: int) -> bool:
+    """Return whether a record has its CRC. Its text begins at ``begin``."""
+    with memoryview(data) as view, view[begin - PREFIX.size + 8 : end] as covered:
+        return zlib.crc32(covered) == crc
+
+
+def _was_continued(path: Path, at: int) -> bool:
+    """Return whether a later write follows an unreadable record at this offset, so that a power cut has not torn it."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        while (at := data.find(FIRST, at + 1)) >= 0:
+            crc, begin, _, end = next(_complete_records(data, at), (0, at, at, at))
+            if end > at and _is_sound(data, crc, begin, end):
+                return True
+    return False
+
+
+def _complete_records(data: mmap.mmap, at: int = 0) -> Iterator[tuple[int, int, int, int]]:
+    """Yield for each complete record of a file its CRC, and the offsets of its text, of its set, and of its end.
+
+    Args:
+        data: The file.
+        at: The offset of the first record.
+    """
     while at + PREFIX.size <= len(data):
         magic, crc, text, zero, length = PREFIX.unpack_from(data, at)
         begin = at + PREFIX.size
         end = begin + text + length
-        if magic != MAGIC or zero or text > MOST_JSON_BYTES or end > len(data):
+        if magic not in MAGICS or zero or text > MOST_JSON_BYTES or end > len(data):
             return
         yield crc, begin, begin + text, end
         at = end

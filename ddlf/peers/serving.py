@@ -417,11 +417,18 @@ def read_folder(path: Path) -> tuple[Plan, str, str, int]:
 
     Raises:
         ConfigError: The folder is not that of a run with peers.
+        CheckpointError: Its plan or its journal is missing.
     """
     facts = runs.read_json(path / PLAN)
     if "plan" not in facts:
+        if has_begun(path) or (path / PLAN).exists():
+            raise CheckpointError(f"{path / PLAN} cannot be read", hint="copy this file back, or begin a new run")
         hint = f"continue it with: ddlf run APP --resume {path}" if (path / runs.STATE).exists() else "name another run"
         raise ConfigError(f"{path} is a run without peers", hint=hint)
+    if not has_begun(path):
+        raise CheckpointError(
+            f"{path} has no journal, so there is nothing to continue", hint="copy its journal back, or begin a new run"
+        )
     port = runs.read_json(path / SERVER).get("port", 0)
     return from_data(Plan, facts["plan"]), read_text(path / runs.NOTATION), str(facts["layout"]), int(port)
 
@@ -442,7 +449,7 @@ def give_out_again(path: Path, plan: Plan, served: Served, data: str) -> None:
 
 def has_begun(path: Path) -> bool:
     """Return whether an earlier server has begun the run in a folder."""
-    return any(path.glob("journal-*"))
+    return any(file.stat().st_size for file in path.glob("journal-*"))
 
 
 def check_layout(path: Path, digest: str, served: Served) -> None:

@@ -206,6 +206,20 @@ def test_a_run_of_the_other_kind_is_refused_with_the_command_that_continues_it(c
     assert "no run in 'runs' has peers; start one with" in refused(capsys, "serve", "--resume", "last")
 
 
+def test_a_run_without_a_journal_or_a_plan_is_refused(capsys, tmp_path):
+    """A server that began again in this folder would replace the training without a word."""
+    run = tmp_path / "20260101-000000-peers-a"
+    run.mkdir()
+    (run / "state.json").write_text("{}")
+    (run / "plan.json").write_text('{"plan": {}}')
+    assert f"{run} has no journal, so there is nothing to continue" in refused(capsys, "serve", "--resume", run)
+    (run / "journal-000001").touch()  # a file system without its last bytes
+    assert f"{run} has no journal, so there is nothing to continue" in refused(capsys, "serve", "--resume", run)
+    (run / "journal-000001").write_bytes(b"DPJ1")
+    (run / "plan.json").write_text('{"plan"')
+    assert f"{run / 'plan.json'} cannot be read; copy this file back" in refused(capsys, "serve", "--resume", run)
+
+
 def test_options_of_rounds_are_refused_in_swaps(capsys, tmp_path):
     model = tmp_path / "a.nnm"
     model.write_text("a:input shape=[4];\na:output shape=[2];\na:layers Dense(units=2);\na:loss MSE;\n")

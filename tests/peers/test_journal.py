@@ -87,6 +87,43 @@ def test_damage_in_an_older_file_is_an_error(tmp_path, at):
         open_journal(tmp_path / "a")
 
 
+@pytest.mark.parametrize("record", range(4), ids=["snapshot", "first", "second", "third"])
+def test_damage_before_later_entries_is_an_error_and_removes_nothing(tmp_path, record):
+    """The later entries were written after those before them were on the disk, so no power cut has left this damage."""
+    journal = begun(tmp_path / "a")
+    path = tmp_path / "a" / "journal-000001"
+    begins = [0]
+    for entry in ENTRIES:
+        begins.append(os.path.getsize(path))
+        journal.append([entry])
+    journal.close()
+    for place in (0, 9, 30):
+        data = bytearray(path.read_bytes())
+        data[begins[record] + place] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(CheckpointCorrupt, match=f"journal-000001 is damaged.* at byte {begins[record]:,}"):
+            open_journal(tmp_path / "a")
+        assert path.read_bytes() == data
+        data[begins[record] + place] ^= 1
+        path.write_bytes(data)
+
+
+def test_entries_that_a_power_cut_has_torn_are_removed_together(tmp_path):
+    """Entries that are written at once share one sync. The disk may have any parts of them."""
+    journal = begun(tmp_path / "a")
+    journal.append(ENTRIES[:1])
+    path = tmp_path / "a" / "journal-000001"
+    size = os.path.getsize(path)
+    journal.append(ENTRIES[1:])
+    journal.close()
+    data = path.read_bytes()
+    path.write_bytes(data[: size + 8] + bytes(40) + data[size + 48 :])
+    again, stored = open_journal(tmp_path / "a")
+    again.close()
+    assert repr(stored.entries) == repr([ENTRIES[0][0]])
+    assert os.path.getsize(path) == size
+
+
 def test_files_without_a_needed_set_become_history(tmp_path):
     journal = begun(tmp_path / "a")
     journal.append(ENTRIES)

@@ -203,6 +203,16 @@ def test_a_lying_peer_harms_no_other_peer_and_the_record_says_why_it_is_excluded
     assert all("times as long as is usual" in reason for reason in strikes)
 
 
+def test_only_one_server_has_the_journal_of_a_run(digits, monkeypatch):
+    """A server of another user or container does not find the first one in its own state folder."""
+    with Command(digits, "serve", "digits.nnm", "--port", "0") as server:
+        folder = server.until(r"folder +(\S+)")[1]
+        monkeypatch.setenv("XDG_STATE_HOME", str(digits / "other"))
+        with Command(digits, "serve", "--resume", folder, "--port", "0") as second:
+            second.until("is being trained; stop it first: ddlf peers stop")
+            assert second.end() == 2
+
+
 def test_ctrl_c_ends_a_peer_and_sigterm_ends_the_server_without_losing_a_set(digits):
     with Command(digits, "serve", "digits.nnm", "--invite", "1", "--port", "0", is_new=True) as server:
         link = server.until(r"link +(\S+)")[1]

@@ -95,7 +95,7 @@ def journal_of(folder: Path) -> tuple[list[dict[str, object]], dict[int, bytes]]
         rows.clear()
         while at + 24 <= len(data):
             magic, crc, text, _, length = struct.unpack_from("<4sIIIQ", data, at)
-            if magic != b"DPJ1" or zlib.crc32(data[at + 8 : at + 24 + text + length]) != crc:
+            if magic not in (b"DPJ1", b"DPJ+") or zlib.crc32(data[at + 8 : at + 24 + text + length]) != crc:
                 break
             row = json.loads(data[at + 24 : at + 24 + text])
             if row["kind"] not in ("Snapshot", "Kept"):
