@@ -21,7 +21,6 @@ import http
 import ipaddress
 import json
 import re
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from math import ceil
@@ -30,7 +29,7 @@ from urllib.parse import urlsplit
 
 from ddlf.errors import CheckpointError, DDLFError
 from ddlf.monitor.dashboard.address import is_ours
-from ddlf.peers import sessions
+from ddlf.peers import clock, sessions
 from ddlf.peers.entries import Joined
 from ddlf.peers.journal_writer import JournalWriter
 from ddlf.peers.ledger import Unfit, WeightLedger
@@ -119,7 +118,7 @@ class Front:
             authorization, byte_range = headers.get("Authorization", ""), headers.get("Range", "")
         except LookupError:
             return response(400, "the request has a header twice")
-        address, now = self._address(connection, headers), time.time()
+        address, now = self._address(connection, headers), clock.now()
         is_command = url.path.startswith("/control/")
         if not is_command and (wait_s := self.quotas.requests.wait_s(address, now)):
             return too_many("requests from your address", wait_s)
@@ -179,7 +178,7 @@ class Front:
         if not code:
             return response(401, "you have no session here: join with a link first")
         try:
-            self._ledger.admit(Joined(at=time.time(), peer=self._next_peer, code=sessions.hashed(code), key=""))
+            self._ledger.admit(Joined(at=clock.now(), peer=self._next_peer, code=sessions.hashed(code), key=""))
         except Unfit as error:
             return await self._wrong_code(error, address)
         return None
@@ -227,11 +226,11 @@ class Front:
         """Return whether an address has used up its quota of new connections. Otherwise, count one."""
         if self._proxied or is_loopback(address):
             return False
-        return self.quotas.arrivals.wait_s(counted_as(address), time.time()) > 0
+        return self.quotas.arrivals.wait_s(counted_as(address), clock.now()) > 0
 
     async def _join(self, code: str, address: str) -> Response:
         peer = self._next_peer
-        entry = Joined(at=time.time(), peer=peer, code=sessions.hashed(code), key="")
+        entry = Joined(at=clock.now(), peer=peer, code=sessions.hashed(code), key="")
         try:
             self._ledger.admit(entry)
             self._next_peer += 1
@@ -247,7 +246,7 @@ class Front:
 
     async def _wrong_code(self, error: Unfit, address: str) -> Response:
         """Answer a code that cannot be used, after some time."""
-        now = time.time()
+        now = clock.now()
         if wait_s := self.quotas.refused_joins.wait_s(address, now):
             self.quotas.arrivals.owe_s(address, now, FLOODS)
             return too_many("wrong codes from your address", wait_s)

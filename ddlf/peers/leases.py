@@ -8,10 +8,10 @@ server itself was held up counts for nobody. Nothing here writes an entry or awa
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from math import inf
 
+from ddlf.peers import clock
 from ddlf.peers.ledger import WeightLedger
 from ddlf.peers.peer_connection import PeerConnection
 from ddlf.peers.quotas import reading_s
@@ -45,7 +45,7 @@ class Leases:
 
     def note(self, peer: int) -> None:
         """Note a sign of life of a peer."""
-        self.last_signs[peer] = time.time()
+        self.last_signs[peer] = clock.now()
 
     def connect(self, peer: int, connection: PeerConnection) -> None:
         """Take the newest connection of a peer that the ledger has admitted."""
@@ -65,8 +65,8 @@ class Leases:
         """Return the time of the last sign of life of a connected peer."""
         socket = connection.socket
         if connection.is_working or connection.is_resting or socket.waits_for_turn:
-            return time.time()
-        if time.time() - socket.heard_at > PING_S:
+            return clock.now()
+        if clock.now() - socket.heard_at > PING_S:
             socket.note_acknowledged()
         return max(self.last_signs.get(peer, 0.0), socket.heard_at)
 
@@ -78,7 +78,7 @@ class Leases:
                 async with asyncio.timeout(self._ledger.members[peer].lease_s):
                     await (await connection.socket.ping())
             except TimeoutError:
-                if time.time() - self.heard_from(peer, connection) > self._ledger.members[peer].lease_s:
+                if clock.now() - self.heard_from(peer, connection) > self._ledger.members[peer].lease_s:
                     connection.socket.transport.abort()
                     return
                 continue  # the answer to the ping follows its message

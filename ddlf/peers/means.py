@@ -8,7 +8,6 @@ counted before anybody can get them. A disk that refuses delays the entry, and t
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
@@ -18,6 +17,7 @@ import numpy as np
 from ddlf.algorithms.set_merge import towards
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import BudgetSpent, CheckpointError
+from ddlf.peers import clock
 from ddlf.peers.checks import SetCheck
 from ddlf.peers.entries import NO_SET, Merged, Summed
 from ddlf.peers.journal_writer import JournalWriter, until_written
@@ -111,7 +111,7 @@ class Means:
 
         def entry() -> Merged:
             return Merged(
-                at=time.time(),
+                at=clock.now(),
                 set=self._sets.new_number(),
                 of=mean.of,
                 left_out=left_out,
@@ -143,7 +143,7 @@ class Means:
             posts = work.posts.values()
             numbers, updates = tuple(post.number for post in posts), tuple(post.updates for post in posts)
             return Summed(
-                at=time.time(), set=self._sets.new_number(), peers=tuple(work.posts), numbers=numbers, updates=updates
+                at=clock.now(), set=self._sets.new_number(), peers=tuple(work.posts), numbers=numbers, updates=updates
             )
 
         await self._commit(entry, data + state_bytes(self._sets.next_state))
@@ -182,7 +182,7 @@ class Means:
             peer = self._ledger.sets[number].peer
             claim = f"{self._ledger.label(peer)} says that it has {parts[number].samples:,} samples"
             line = f"capped    {claim}, and counts with {most:,}: {HEAVIEST} times as many as is usual here"
-            self._lately.say(line, "samples", peer, now=time.time())
+            self._lately.say(line, "samples", peer, now=clock.now())
         return {number: replace(part, samples=min(part.samples, most)) for number, part in parts.items()}
 
     def _long_sets(self, of: Sequence[int]) -> tuple[int, ...]:

@@ -8,13 +8,12 @@ overtakes another one. Nothing here awaits the disk: the server puts an answer a
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddlf.peers import frames
+from ddlf.peers import clock, frames
 from ddlf.peers.frames import Answer, Message, Welcome
 from ddlf.peers.ledger import Reply
 from ddlf.peers.quotas import reading_s
@@ -112,7 +111,7 @@ class PeerConnection:
     async def send(self, message: Welcome | Answer) -> None:
         """Send a message with a set. The server ends the connection of a peer that has not read it in time."""
         self.reading_bytes = len(message.set)
-        self.read_by = time.time() + reading_s(self.reading_bytes)
+        self.read_by = clock.now() + reading_s(self.reading_bytes)
         await self.socket.send_alive(frames.pieces(message))
         self.read_by = inf
         self._sent(self.reading_bytes)

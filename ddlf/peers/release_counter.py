@@ -6,11 +6,11 @@ A release that is not counted must not leave. So the caller of ``count`` sends t
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
 
 from ddlf.errors import CheckpointError
+from ddlf.peers import clock
 from ddlf.peers.journal_writer import until_written
 from ddlf.peers.ledger import WeightLedger
 from ddlf.peers.said_lately import Rarely
@@ -40,7 +40,7 @@ class ReleaseCounter:
         self.spending = spending
         self._ledger, self._say, self._refused = ledger, say, refused
         self._counting = asyncio.Lock()
-        self._shown = Rarely(time.time())
+        self._shown = Rarely(clock.now())
 
     async def count(self, *peers: int) -> str:
         """Count a release of some peers before it leaves. Return why they cannot be in another one; empty if they can.
@@ -50,7 +50,7 @@ class ReleaseCounter:
             CheckpointError: The disk refuses the end of the training.
         """
         reason = await until_written(partial(self._count, *peers), self._ledger, self._refused)
-        if self._shown.is_due(time.time()):
+        if self._shown.is_due(clock.now()):
             self._say(f"privacy   {self.spending.line()}")
         return reason
 

@@ -26,7 +26,6 @@ import contextlib
 import logging
 import socket
 import ssl
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -38,7 +37,7 @@ from ddlf.algorithms.set_merge import towards
 from ddlf.errors import CheckpointError, DDLFError, ProtocolError
 from ddlf.events import Event
 from ddlf.events.record import RoundRecord
-from ddlf.peers import frames, sessions
+from ddlf.peers import clock, frames, sessions
 from ddlf.peers.checks import Finding, Last, SetCheck
 from ddlf.peers.entries import (
     NO_SET,
@@ -214,6 +213,7 @@ class PeerServer:
             CheckpointError: The journal cannot be read or written.
         """
         self._journal, content = open_journal(self._folder)
+        clock.continue_after(max((entry.at for entry in content.entries), default=0.0))
         self.writer = JournalWriter(
             self._journal,
             self.ledger,
@@ -239,7 +239,7 @@ class PeerServer:
             spending.check_complete(self.ledger.releases, self.ledger.counts.get("posts", 0))
             self._spent_reasons = spending.spent_by_post()
         if self.ledger.base == NO_SET:
-            began = Began(at=time.time(), set=1, run=sessions.new_secret()[:16])
+            began = Began(at=clock.now(), set=1, run=sessions.new_secret()[:16])
             self._journal.append([(began, self.model.first)])
             self.ledger.apply(began)
             self.sets.keep(began.set, self.model.first, self.wire.travelling(self.model.first))
@@ -256,7 +256,7 @@ class PeerServer:
                 if member.length
             }
         )
-        self._leases.recall(time.time())
+        self._leases.recall(clock.now())
         self._means = Means(
             self.ledger,
             self.model,
@@ -275,7 +275,7 @@ class PeerServer:
 
     def tell_begin(self, name: str) -> None:
         """Tell that the run begins, or continues. Call it after ``recover``."""
-        self._teller.begin(name, 0, time.time())
+        self._teller.begin(name, 0, clock.now())
 
     def tell_end(self) -> None:
         """Tell that the run has ended, or was interrupted."""
@@ -351,7 +351,7 @@ class PeerServer:
                 await self._end_tasks()
                 await self._end_writer()
                 await self._end_tasks()  # the last entries may have begun some
-                self._teller.tick(time.time())
+                self._teller.tick(clock.now())
                 self._journal.close()
 
     def leave(self) -> None:
@@ -419,7 +419,7 @@ class PeerServer:
 
     def _say_error(self, of: str, error: DDLFError) -> None:
         """Print an error of the disk, but rarely: on a full disk each try fails."""
-        self._lately.say(f"error     {error}", of, now=time.time())
+        self._lately.say(f"error     {error}", of, now=clock.now())
 
     def _take(self, entry: Entry, data: bytes, travelling: bytes) -> None:
         """Let the ledger take an entry that is on the disk, and carry out what follows."""
@@ -509,11 +509,11 @@ class PeerServer:
         try:
             await self._means.add_up(work)
         except ProtocolError as error:
-            self._follow(self._sums.wrong(error.message, time.time()))
+            self._follow(self._sums.wrong(error.message, clock.now()))
         except Unfit:  # the training has ended meanwhile
             self._follow(self._sums.ended())
         else:
-            self._follow(self._sums.added(time.time()))
+            self._follow(self._sums.added(clock.now()))
 
     async def _end_spent(self, reason: str) -> None:
         """End the training, because another release would exceed the privacy budget."""
@@ -528,7 +528,7 @@ class PeerServer:
             CheckpointError: The disk refuses, and the server ends.
         """
         try:
-            await self.writer.commit(Ended(at=time.time(), why=reason))
+            await self.writer.commit(Ended(at=clock.now(), why=reason))
         except CheckpointError as error:
             self._failure = self._failure or unwritten_end(error)
             self.done.set()
@@ -538,9 +538,9 @@ class PeerServer:
 
     async def _keep_time(self) -> None:
         while True:
-            slept_at = time.time()
+            slept_at = clock.now()
             await asyncio.sleep(TICK_S)
-            now = time.time()
+            now = clock.now()
             if (late_s := now - slept_at - TICK_S) > HELD_UP_S:
                 self._leases.extend(late_s, now)
             if self._sums is not None:
@@ -610,14 +610,14 @@ class PeerServer:
             await socket.close(1000, "over")
         if socket.protocol.close_rcvd is not None and self.ledger.members[peer].present:
             with contextlib.suppress(Unfit, CheckpointError):
-                await self.writer.commit(Left(at=time.time(), peer=peer, why=HAS_END))
+                await self.writer.commit(Left(at=clock.now(), peer=peer, why=HAS_END))
 
     # -- commands of the owner --------------------------------------------------------------------------------------------
 
     async def invite(self, count: int = 1, peers: int = 1) -> list[str]:
         """Return new codes, each for a number of peers."""
         codes = [sessions.new_secret() for _ in range(count)]
-        now = time.time()
+        now = clock.now()
         until = now + sessions.CODE_S
         entries = [Invited(at=now, code=sessions.hashed(code), until=until, peers=peers) for code in codes]
         await asyncio.gather(*map(self.writer.commit, entries))
@@ -643,7 +643,7 @@ class PeerServer:
                         f"the round has fewer posts than its quorum of {self.plan.quorum:,}, so its noise is too small",
                         hint="wait for more peers",
                     )
-                await self.writer.commit(MergeAsked(at=time.time()))
+                await self.writer.commit(MergeAsked(at=clock.now()))
                 return {}
             case "stop":
                 await self._end_training("stopped by ddlf peers stop")
@@ -654,7 +654,7 @@ class PeerServer:
                 if member is None or member.removed:
                     reason = f"there is no peer {peer}" if member is None else f"peer {peer} is removed already"
                     raise Unfit(reason, hint="ddlf peers list shows the peers")
-                await self.writer.commit(Left(at=time.time(), peer=peer, why="removed", removed=True))
+                await self.writer.commit(Left(at=clock.now(), peer=peer, why="removed", removed=True))
                 if (connection := self._leases.connections.get(peer)) is not None:
                     self._begin(self._refuse(connection.socket, "you were removed", "ask for a new link"))
                 return {}
@@ -662,7 +662,7 @@ class PeerServer:
 
     def overview(self) -> dict[str, Any]:
         """Return facts about the peers and the sets, for ``ddlf peers list``."""
-        ledger, now = self.ledger, time.time()
+        ledger, now = self.ledger, clock.now()
         epsilons = {} if self._releases is None else self._releases.spending.epsilons()
         states: dict[str, int] = {}
         for ledger_set in ledger.sets.values():
@@ -795,17 +795,17 @@ class PeerServer:
         facts: dict[str, Any] = {"peer": peer, "name": name, "keeps": keeps}
         shards = self.model.shards
         if shards is None:
-            await self.writer.commit(Arrived(at=time.time(), samples=samples, **facts))
+            await self.writer.commit(Arrived(at=clock.now(), samples=samples, **facts))
         else:
             async with self._leasing:  # a shard is free until the entry is on the disk
                 shard = self.ledger.shard_for(peer, samples)
                 samples = shards.sizes[shard - 1]
-                await self.writer.commit(Arrived(at=time.time(), samples=samples, shard=shard, **facts))
+                await self.writer.commit(Arrived(at=clock.now(), samples=samples, shard=shard, **facts))
         of = f" of shard {self.ledger.members[peer].shard}" if shards is not None else ""
         noun = "sample" if samples == 1 else "samples"
         line = f"here      {self.ledger.label(peer)} with {samples:,} {noun}{of}{' again' * keeps}"
         if keeps:
-            self._lately.say(line, "return", peer, now=time.time())
+            self._lately.say(line, "return", peer, now=clock.now())
         else:
             self._say(line)
 
@@ -831,13 +831,13 @@ class PeerServer:
             if is_bye:
                 return
             await connection.send_waiting()
-            if wait_s := self.quotas.pace_s(peer, time.time(), size):
+            if wait_s := self.quotas.pace_s(peer, clock.now(), size):
                 await self._pace(peer, connection, wait_s)
 
     async def _pace(self, peer: int, connection: PeerConnection, wait_s: float) -> None:
         """Do not read from a peer that sends more than its quota."""
         paced = f"paced     {self.ledger.label(peer)} sends more than its quota, so each message waits {wait_s:.2g} s"
-        self._lately.say(paced, "quota", peer, now=time.time())
+        self._lately.say(paced, "quota", peer, now=clock.now())
         connection.is_resting = True
         connection.socket.transport.pause_reading()
         try:
@@ -861,15 +861,15 @@ class PeerServer:
             case Score():
                 await self._was_tested(peer, message)
             case _ if self._sums is not None and isinstance(message, SECURE_FROM_PEER):
-                self._follow(self._sums.received(peer, message, time.time()))
+                self._follow(self._sums.received(peer, message, clock.now()))
             case Broken():
                 reason = message.why[: frames.MOST_TEXT_BYTES]
                 self._lately.say(
-                    f"again     {self.ledger.label(peer)} begins again: {reason}", "posts", peer, now=time.time()
+                    f"again     {self.ledger.label(peer)} begins again: {reason}", "posts", peer, now=clock.now()
                 )
-                await self.writer.commit(Lost(at=time.time(), peer=peer, why=reason))
+                await self.writer.commit(Lost(at=clock.now(), peer=peer, why=reason))
             case Bye():
-                await self.writer.commit(Left(at=time.time(), peer=peer, why="it said goodbye"))
+                await self.writer.commit(Left(at=clock.now(), peer=peer, why="it said goodbye"))
 
     async def _on_post(self, peer: int, connection: PeerConnection, post: Post) -> None:
         ledger = self.ledger
@@ -890,7 +890,7 @@ class PeerServer:
             if spent_reason:
                 self._spent_reasons[peer] = spent_reason
                 self._say(f"budget    the open round is the last one: {spent_reason}")
-        if out_s := ledger.out_s(peer, time.time()):
+        if out_s := ledger.out_s(peer, clock.now()):
             await self._reject(
                 peer, post, Finding(reason=f"after {STRIKES} strikes, posts count again in {out_s:.0f} s")
             )
@@ -903,7 +903,7 @@ class PeerServer:
             await self._reject(peer, post, finding)
             return
         entry = Posted(
-            at=time.time(),
+            at=clock.now(),
             peer=peer,
             number=post.number,
             set=self.sets.new_number(),
@@ -927,11 +927,11 @@ class PeerServer:
         """Write that a post is rejected, and why."""
         line = f"rejected  post {post.number} of {self.ledger.label(peer)}: {finding.reason}"
         if finding.strike == "no":
-            self._lately.say(line, "posts", peer, now=time.time())
+            self._lately.say(line, "posts", peer, now=clock.now())
         else:
             self._say(line)
         entry = Rejected(
-            at=time.time(),
+            at=clock.now(),
             peer=peer,
             number=post.number,
             contains=post.contains,
@@ -944,7 +944,7 @@ class PeerServer:
 
     async def _was_tested(self, peer: int, tested: Score) -> None:
         entry = Validated(
-            at=time.time(),
+            at=clock.now(),
             set=tested.set_number,
             accuracy=_from_wire(tested.accuracy),
             loss=_from_wire(tested.loss),

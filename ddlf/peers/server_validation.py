@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Protocol
 
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import CheckpointError
+from ddlf.peers import clock
 from ddlf.peers.entries import NO_SET, Validated
 from ddlf.peers.journal_writer import JournalWriter
 from ddlf.peers.kept_sets import KeptSets
@@ -55,7 +55,7 @@ class ServerValidation:
         self._is_running = False
         self._began_at = 0.0
         self._validated = NO_SET
-        self._shown = Rarely(time.time())
+        self._shown = Rarely(clock.now())
 
     def is_due(self, now: float) -> bool:
         """Return whether ``run`` is due. If so, it counts as begun."""
@@ -71,10 +71,10 @@ class ServerValidation:
         try:
             weights = await asyncio.to_thread(self._wire.decode, self._sets.exact(number))
             accuracy, loss, samples = await asyncio.to_thread(self._validator, weights)
-            entry = Validated(at=time.time(), set=number, accuracy=accuracy, loss=loss, samples=samples)
+            entry = Validated(at=clock.now(), set=number, accuracy=accuracy, loss=loss, samples=samples)
             with contextlib.suppress(Unfit, CheckpointError):
                 await self._writer.commit(entry)
-                if number != self._validated and self._shown.is_due(time.time()):
+                if number != self._validated and self._shown.is_due(clock.now()):
                     self._say(f"validated set {number}: accuracy {accuracy:.4f}, loss {loss:.4f}, {samples:,} samples")
                 self._validated = number
         finally:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -18,6 +17,8 @@ from typing import Any
 
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import Frame
+
+from ddlf.peers import clock
 
 LARGE_BYTES = 32 * 2**10
 """A message of more bytes needs a turn."""
@@ -41,7 +42,7 @@ class TurnConnection(ServerConnection):
 
     def __init__(self, turns: Turns, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self.heard_at = time.time()
+        self.heard_at = clock.now()
         self._turns, self._arrived, self._acknowledged = turns, 0, 0
 
     @property
@@ -70,7 +71,7 @@ class TurnConnection(ServerConnection):
             return
         [acknowledged] = ACKNOWLEDGED.unpack(facts)
         if acknowledged > self._acknowledged > 0:
-            self.heard_at = time.time()
+            self.heard_at = clock.now()
         self._acknowledged = acknowledged
 
     async def send_alive(self, pieces: bytes | Iterator[bytes | memoryview]) -> None:
@@ -78,13 +79,13 @@ class TurnConnection(ServerConnection):
 
         def noted(fragments: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
             for fragment in fragments:
-                self.heard_at = time.time()
+                self.heard_at = clock.now()
                 yield fragment
 
         await self.send(pieces if isinstance(pieces, bytes) else noted(pieces))
 
     def data_received(self, data: bytes) -> None:
-        self.heard_at = time.time()
+        self.heard_at = clock.now()
         self._arrived += len(data)
         super().data_received(data)
         if self._arrived > LARGE_BYTES:

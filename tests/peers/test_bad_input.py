@@ -15,7 +15,7 @@ from ddlf import events as e
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import AuthError, CheckpointError, ConfigError, ConnectError
 from ddlf.monitor.runs.folder import read_state
-from ddlf.peers import journal, leases, ledger, peer_connection, server, serving, turns
+from ddlf.peers import clock, journal, leases, ledger, server, serving
 from ddlf.peers.entries import Arrived, Ended
 from ddlf.peers.journal import history
 from ddlf.peers.peer import Peer
@@ -47,8 +47,7 @@ class Ticking(Running):
     def __init__(self, folder, monkeypatch, **plan):
         self.clock, self.looks = Clock(), 0
         super().__init__(folder, **plan)
-        for module in (server, leases, peer_connection, turns):
-            monkeypatch.setattr(module, "time", self.clock)
+        monkeypatch.setattr(clock, "now", lambda: self.clock.time())
         monkeypatch.setattr(server, "TICK_S", 0.0)
         due = self.server.ledger.due_entries
 
