@@ -293,7 +293,9 @@ def list_peers(options: argparse.Namespace) -> int:
     print(f"{facts['origin']}  {training['way']}, accuracy {accuracy}, sets: {sets}")
     print(f"each set  {size(training['set_bytes'])} as {training['codec']}")
     if missing := training["missing_posts"]:
-        print(f"the round needs {missing:,} more post{'s' * (missing > 1)}, and all peers that are here have posted")
+        print(
+            f"the round needs {missing:,} more post{'s' * (missing > 1)}, and all peers that are here have posted or were rejected"
+        )
     if training["shards"]:
         free = ", ".join(map(str, training["free_shards"])) or "none"
         print(f"shards {training['shards']}, without a peer: {free}")

@@ -472,7 +472,9 @@ class WeightLedger(ABC):
 
     @property
     def missing_posts(self) -> int:
-        """Number of posts that an open round still needs when all present peers have posted; 0 if it needs none."""
+        """Number of posts that an open round still needs when all present peers have posted, or were rejected; 0 if it needs
+        none.
+        """
         return 0
 
     # -- what holds ---------------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ class RoundLedger(WeightLedger):
     @property
     def missing_posts(self) -> int:
         posted = {self.sets[number].peer for number in self._numbers_in("waiting")}
-        return max(0, self.plan.quorum - self.posts) if posted and posted >= set(self.present) else 0
+        expected = set(self.present) - set(self.refused)
+        return max(0, self.plan.quorum - self.posts) if posted and posted >= expected else 0
 
     @property
     def _base_of_mean(self) -> int:

@@ -569,9 +569,7 @@ class PeerServer:
         missing, base = self.ledger.missing_posts, self.ledger.base
         if missing and base != self._short:
             self._short = base
-            reason = (
-                f"the round needs {missing:,} more post{'s' * (missing > 1)}, and all peers that are here have posted"
-            )
+            reason = f"the round needs {missing:,} more post{'s' * (missing > 1)}, and all peers that are here have posted or were rejected"
             self._say(f"quorum    {reason}")
             self._teller.report("quorum", reason)
 

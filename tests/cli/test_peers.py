@@ -182,7 +182,7 @@ def test_the_list_has_no_gap_for_a_peer_without_a_name(capsys, monkeypatch):
     assert not ended.value.code
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3:] == [
-        "the round needs 2 more posts, and all peers that are here have posted",
+        "the round needs 2 more posts, and all peers that are here have posted or were rejected",
         "peer 1  here, 1 sample, 2 posts",
         "peer 2  b  here, out for 43 s, 2 strikes, 9 samples, 1 post",
     ]

@@ -18,7 +18,7 @@ from ddlf.peers.peer import Peer, check_link
 from ddlf.peers.serving import _no_workers
 from ddlf.peers.sets import layout_of
 from tests.peers.light import get
-from tests.peers.test_server import LAYOUT, Added, Running
+from tests.peers.test_server import LAYOUT, Added, Running, a_set
 
 
 @pytest.fixture
@@ -200,9 +200,18 @@ async def test_a_round_that_waits_for_its_quorum_is_reported_once(tmp_path, monk
     assert next(line for line in lines if line.startswith("waiting")) == (
         "waiting   the round is open: it needs posts of 2 peers"
     )
-    reason = "the round needs 1 more post, and all peers that are here have posted"
+    reason = "the round needs 1 more post, and all peers that are here have posted or were rejected"
     assert running.lines.count(f"quorum    {reason}") <= 2  # once in each of the two rounds
     assert PeersTold(what="quorum", why=reason) in events
+
+
+async def test_a_round_that_waits_for_a_rejected_peer_is_reported(tmp_path):
+    async with Running(tmp_path, way="rounds", merge="mean", quorum=2) as running:
+        honest, liar = await running.peer(), await running.peer()
+        await honest.send_post(a_set(1.0), base=1)
+        await liar.post(a_set(float("nan")), base=1)
+        await running.until(lambda: any(line.startswith("quorum") for line in running.lines))
+        assert running.server.overview()["missing_posts"] == 1
 
 
 async def test_the_link_of_the_dashboard_is_refused_with_the_wanted_one():
