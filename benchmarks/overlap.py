@@ -33,7 +33,7 @@ from ddlf import Cluster
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.rpc.tokens import new_token
 from ddlf.training.slot.task import Task
-from ddlf.training.strategies.downpour.client import record, replicas_of
+from ddlf.training.strategies.downpour.client import ReplicaEntry, record, replicas_of
 from ddlf.training.strategies.downpour.replica import batches_of, shares
 
 SLOWER = 3
@@ -58,7 +58,7 @@ class Paced(PushingStandIn):
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """See ``Replica``. The loss is the duration of a cycle, in seconds."""
         request = Task.from_message(task)
-        steps = shares(batches_of(request), len(request.weights["replicas"]))
+        steps = shares(batches_of(request), len(ReplicaEntry.from_message(request.weights).replicas))
         (replica,) = replicas = await replicas_of(self._servers.owners, request, steps, Cadence())
         ended = []
         while replica.done < replica.left:
@@ -70,7 +70,7 @@ class Paced(PushingStandIn):
         await replica.pushed()
         inner = ended[LEFT_OUT : len(ended) - LEFT_OUT]
         loss = {"loss": (inner[-1] - inner[0]) / (len(inner) - 1)}
-        return nothing(request, metrics=loss, pushed={**record(replicas), "refused": 0}).to_message()
+        return nothing(request, metrics=loss, pushed=record(replicas)).to_message()
 
 
 class PacedRun(StandInRun):

@@ -26,7 +26,7 @@ from ddlf.training.roles import REPLICA
 from ddlf.training.samples.policy import CommonData
 from ddlf.training.slot.parts import read_weights, send_update
 from ddlf.training.slot.task import Reply, Task
-from ddlf.training.strategies.downpour.client import record, replicas_of
+from ddlf.training.strategies.downpour.client import ReplicaEntry, record, replicas_of
 from ddlf.training.strategies.downpour.replica import DownpourReplica, batches_of, shares
 
 
@@ -98,7 +98,7 @@ class PushingStandIn(DownpourReplica):
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """See ``Replica``; one fetch and one push in each step."""
         request = Task.from_message(task)
-        steps = shares(batches_of(request), len(request.weights["replicas"]))
+        steps = shares(batches_of(request), len(ReplicaEntry.from_message(request.weights).replicas))
         replicas = await replicas_of(self._servers.owners, request, steps, Cadence())
         for replica in replicas:
             while replica.done < replica.left:
@@ -106,7 +106,7 @@ class PushingStandIn(DownpourReplica):
                 replica.done += 1
                 await replica.push(self._gradient, rest)
             await replica.pushed()
-        return nothing(request, pushed={**record(replicas), "refused": 0}).to_message()
+        return nothing(request, pushed=record(replicas)).to_message()
 
     async def stop(self) -> None:
         """See ``Replica``."""

@@ -45,13 +45,13 @@ class KilledStandIn(PushingStandIn):
         take_over = self._servers.take_over
 
         @wraps(take_over)
-        async def logged(epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
-            falls_now: list[list[int]] = await take_over(epoch, shard, falls, whole)
+        async def logged(epoch: int, shard: int, rollbacks: list[list[int]], whole: bool) -> list[list[int]]:
+            rollbacks_now: list[list[int]] = await take_over(epoch, shard, rollbacks, whole)
             if self._facts["log"] and not whole:  # a worker that hands a shard on has not been lost
                 looking = asyncio.ensure_future(self._log(shard, self._servers.shards[shard]))
                 self._looking.add(looking)
                 looking.add_done_callback(self._looking.discard)
-            return falls_now
+            return rollbacks_now
 
         self._servers.take_over = logged  # type: ignore[method-assign]
 
@@ -75,7 +75,7 @@ class KilledStandIn(PushingStandIn):
         """See ``Replica``."""
         request = Task.from_message(task)
         replicas: list[Any] = []
-        pushed: dict[str, Any] = {"refused": 0}
+        unreached: Unreached | None = None
         try:
             replicas += await self._replicas(request)
             (replica,) = replicas
@@ -86,11 +86,11 @@ class KilledStandIn(PushingStandIn):
                 await replica.push(np.broadcast_to(value, (self._facts["parameters"],)), np.zeros(0, np.float32))
             await replica.pushed()
         except Unreached as error:
-            pushed |= {"peer": error.worker, "why": error.why}
+            unreached = error
         finally:
             for replica in replicas:
                 replica.end()
-        message: dict[str, Any] = nothing(request, pushed=pushed | record(replicas)).to_message()
+        message: dict[str, Any] = nothing(request, pushed=record(replicas, unreached=unreached)).to_message()
         return message
 
 

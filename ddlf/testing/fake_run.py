@@ -40,7 +40,7 @@ from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import KeptStates, Reply, Task
 from ddlf.training.strategies.arrivals import MEASURED
-from ddlf.training.strategies.downpour.client import record, replicas_of
+from ddlf.training.strategies.downpour.client import ReplicaEntry, record, replicas_of
 from ddlf.training.strategies.downpour.replica import planned, shares
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.training.strategies.downpour.settings import DownpourSettings
@@ -342,13 +342,13 @@ class FakeWorker:
         size = task.batch_size
         batches, samples = math.ceil(len(task.indices) / size), self.model.samples_of(task)
         replicas: list[Any] = []
-        pushed: dict[str, Any] = {"refused": 0}
+        entry, unreached = ReplicaEntry.from_message(task.weights), None
         try:
-            replicas = await replicas_of(self.end.owners, task, shares(batches, len(task.weights["replicas"])), cadence)
+            replicas = await replicas_of(self.end.owners, task, shares(batches, len(entry.replicas)), cadence)
             order, chosen = planned(task, replicas, batches)
             now: dict[int, tuple[Row, Row]] = {}
             owed: dict[int, Row] = {}
-            alone = task.weights["alone"] * app.n_push
+            alone = entry.alone * app.n_push
             for index, batch in zip(order, chosen, strict=True):
                 replica = replicas[index]
                 if cadence.takes(replica.done):
@@ -367,7 +367,7 @@ class FakeWorker:
             for replica in replicas:
                 await replica.pushed()
         except Unreached as error:
-            pushed |= {"peer": error.worker, "why": error.reason}
+            unreached = error
         finally:
             for replica in replicas:
                 replica.end()
@@ -387,7 +387,7 @@ class FakeWorker:
             files=(),
             stopped=False,
             state={},
-            pushed=pushed | record(replicas),
+            pushed=record(replicas, unreached=unreached),
         )
 
     async def _push_until_lost(self, task: Task) -> dict[str, Any]:

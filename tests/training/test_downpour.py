@@ -20,7 +20,9 @@ from ddlf.training.callbacks.checks import warnings_of_master
 from ddlf.training.checkpoints import resume
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.strategies.downpour.server import Server, Servers
+from ddlf.training.strategies.downpour.state import ServerState
 from ddlf.worker.calls import Hosting
+from tests.training.server_states import state
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -293,18 +295,8 @@ async def test_a_failed_link_between_two_workers_is_named(monkeypatch):
 # --- a shard ------------------------------------------------------------------------------------------------------------
 
 
-def shard(size=4, **facts):
-    weights = np.zeros(size, "f4")
-    return Server.from_facts(
-        {
-            "weights": weights,
-            "rest": np.zeros(0, "f4"),
-            "rule": "sgd:rate=0.5",
-            "staleness": "inverse",
-            "collects": 1,
-            **facts,
-        }
-    )
+def shard(weights=None, **settings):
+    return Server.from_state(state(weights, **settings))
 
 
 NONE = np.zeros(0, "f4")
@@ -322,7 +314,7 @@ async def test_fetched_weights_do_not_change_and_stale_pushes_step_less():
 
 async def test_replicas_fetch_encoded_values_and_shards_keep_exact_ones():
     values = CHANCE.normal(size=400).astype("f4")
-    server = shard(weights=values, codec="float16")
+    server = shard(values, codec="float16")
     for _ in range(2):
         fetched = (await server.fetch(0, 1))["weights"]
         assert sum(part.nbytes for part in fetched["payloads"][0].values()) < 0.6 * values.nbytes
@@ -376,8 +368,7 @@ async def test_a_moved_shard_continues_from_its_state():
     first, g = shard(rule="adam", collects=2), np.ones(4, "f4")
     for number in range(3):
         await first.push(1, 1, 0, number, 0, g, NONE)
-    snapshot = {**await first.snapshot(), "rule": "adam", "staleness": "inverse", "collects": 2}
-    moved = Server.from_facts(snapshot)
+    moved = Server.from_state(ServerState.from_message(await first.snapshot()))
     for server in (first, moved):
         await server.push(1, 1, 0, 3, 1, g, NONE)
     assert first.weights.tobytes() == moved.weights.tobytes()
@@ -444,8 +435,7 @@ async def test_worker_epochs_of_another_mode_have_no_effect():
 async def test_a_shard_refuses_verbs_that_it_does_not_offer_to_other_workers():
     roles = Hosting(None)
     servers = Servers(1, "run", roles, None, lambda: Rows.of([np.zeros(4, "f4")], [True]))
-    how = {"part": (0, 4), "rule": "sgd", "staleness": "inverse", "collects": 1}
-    await servers.own(1, 0, {"weights": np.zeros(4, "f4"), "rest": NONE, **how})
+    await servers.own(1, 0, state().to_message())
     assert (await roles.call("run", "server:1:1", "fetch", 0, 1))["version"] == 0
     with pytest.raises(ProtocolError, match="a server:1:1 does not offer 'snapshot' to other workers"):
         await roles.call("run", "server:1:1", "snapshot")

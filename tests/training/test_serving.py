@@ -12,6 +12,7 @@ from ddlf.testing.fake_run import mean_of
 from ddlf.training.progress import WeightsRef
 from ddlf.training.strategies.downpour.server import Server
 from tests.training.doubles import Doubles
+from tests.training.server_states import state
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -96,15 +97,7 @@ async def test_worker_whose_round_is_over_evaluates_before_its_next_task():
 
 
 async def test_a_marked_moment_does_not_change_and_is_freed():
-    server = Server.from_facts(
-        {
-            "weights": np.zeros(4, "f4"),
-            "rest": np.zeros(0, "f4"),
-            "rule": "sgd:rate=1",
-            "staleness": "constant",
-            "collects": 1,
-        }
-    )
+    server = Server.from_state(state(rule="sgd:rate=1", staleness="constant"))
     await server.mark(7)
     await server.push(0, 1, 0, 0, 0, np.ones(4, "f4"), np.zeros(0, "f4"))
     weights, rest = await server.values(7)

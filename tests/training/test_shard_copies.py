@@ -15,6 +15,7 @@ from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.server import Server, Servers
 from ddlf.worker.calls import Hosting
 from tests.patience import PATIENCE_S
+from tests.training.server_states import state
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 CHANCE = np.random.default_rng(1)
@@ -222,9 +223,8 @@ async def test_run_with_two_copies_survives_the_loss_of_two_neighbours():
 # --- a shard and its copies ------------------------------------------------------------------------------------------------
 
 
-def facts(size=4, **more):
-    how = {"part": (0, size), "rule": "adagrad", "staleness": "inverse", "collects": 1, "every": 3}
-    return {**how, "weights": np.zeros(size, "f4"), "rest": NONE, **more}
+def start(**counters):
+    return state(rule="adagrad", every=3, **counters)
 
 
 async def test_copy_has_each_safe_push_and_continues_with_the_same_bits():
@@ -237,7 +237,7 @@ async def test_copy_has_each_safe_push_and_continues_with_the_same_bits():
         roles[number] = Hosting(None)
         ends[number] = Servers(number, "run", roles[number], ask, lambda: rows)
         roles[number].play("run", SERVERS, ends[number], of="replica")
-    await ends[1].own(1, 0, facts())
+    await ends[1].own(1, 0, start().to_message())
     for end in ends.values():
         await end.arrange(1, [1], [((0, 4), (0, 0))], [1], [[(2, 0)]])
     owned, g = ends[1].shards[0], np.arange(4, dtype="f4")
@@ -249,11 +249,11 @@ async def test_copy_has_each_safe_push_and_continues_with_the_same_bits():
     for shard in (owned, copy):
         await shard.push(0, 1, 0, 5, 2, g, NONE)
     assert owned.weights.tobytes() == copy.weights.tobytes()
-    assert await copy.resume(0, 1, 0) == {"last": [5, 5, 3], "falls": [[2, 5]]}
+    assert await copy.resume(0, 1, 0) == {"last": (5, 5, 3), "rollbacks": [(2, 5)]}
     with pytest.raises(
         AppMissing, match="shard 1 now belongs to another worker"
     ):  # the old owner handles a late message
-        await ends[2].copy(1, 0, facts(received=9))
+        await ends[2].copy(1, 0, start(received=9).to_message())
     await asyncio.gather(*(end.close() for end in ends.values()))
 
 
@@ -269,7 +269,7 @@ async def test_shard_that_could_not_be_moved_is_copied_again():
         roles[number] = Hosting(None)
         ends[number] = Servers(number, "run", roles[number], ask, lambda: rows)
         roles[number].play("run", SERVERS, ends[number], of="replica")
-    await ends[1].own(1, 0, facts())
+    await ends[1].own(1, 0, start().to_message())
     for end in ends.values():
         await end.arrange(1, [1], [((0, 4), (0, 0))], [1], [[(2, 0)]])
     shard = ends[1].shards[0]
@@ -286,12 +286,12 @@ async def test_shard_that_could_not_be_moved_is_copied_again():
 
 
 async def test_push_from_undone_weights_is_not_refused():
-    server = Server.from_facts(facts(), 2, [[2, 0]])
+    server = Server.from_state(start(), 2, [[2, 0]])
     assert await server.push(0, 1, 0, 0, 7, np.ones(4, "f4"), NONE) == (0, 0)
 
 
 async def test_shard_that_was_handed_on_refuses_everything():
-    server = Server.from_facts(facts())
+    server = Server.from_state(start())
     await server.shut()
     for request in (
         server.fetch(0, 1),

@@ -77,13 +77,13 @@ async def test_shard_owners_read_the_bits_that_were_written(read_by_master, tmp_
     saved = CheckpointFolder(tmp_path).load("round-000003").arrays
     weights, push = list(saved["weights"].values()), list(saved["state_push"].values())
     rows = Rows.of(weights, [path not in FROZEN for path in START])
-    make_server, shards = Server.from_facts.__func__, []
+    make_server, shards = Server.from_state.__func__, []
 
-    def recorded(cls, facts, *more):
-        server = make_server(cls, facts, *more)
+    def recorded(cls, *arguments):
+        server = make_server(cls, *arguments)
         shards.append(
             (
-                server.how["part"],
+                server.settings.part,
                 server.weights.copy(),
                 server.rest.copy(),
                 [row.copy() for row in server.state],
@@ -92,7 +92,7 @@ async def test_shard_owners_read_the_bits_that_were_written(read_by_master, tmp_
         )
         return server
 
-    monkeypatch.setattr(Server, "from_facts", classmethod(recorded))
+    monkeypatch.setattr(Server, "from_state", classmethod(recorded))
     run, read_at_rounds = run_of(DOWNPOUR, 2, resume=tmp_path / "round-000003", checkpoint=tmp_path / "there"), []
     run.on_round = lambda record: read_at_rounds.append(list(read_by_master))
     read_by_master.clear()
@@ -107,7 +107,9 @@ async def test_shard_owners_read_the_bits_that_were_written(read_by_master, tmp_
         assert values.tobytes() == trained_row[begin:end].tobytes()
         assert state[0].tobytes() == push[0][begin:end].tobytes()
         assert server.softsync.total.size == end - begin
-    owned = [sorted(request[2] for request in worker.asked if request[0] == "own") for worker in run.cluster.workers]
+    owned = [
+        sorted(request[2] for request in worker.asked if request[0] == "own_stored") for worker in run.cluster.workers
+    ]
     read = [
         sorted(request[1] for request in worker.asked if request[0] == "read_slice") for worker in run.cluster.workers
     ]

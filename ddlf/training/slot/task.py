@@ -21,6 +21,7 @@ from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Fault, Weights
 from ddlf.errors import AppMissing, ProtocolError
 from ddlf.training.slot.optimizers import Steps
+from ddlf.training.slot.pushes import RoundPushes
 
 SlotState = dict[str, list[Any]]
 """Groups of arrays by name. An array is None if the slot has no value for this tensor."""
@@ -161,9 +162,7 @@ class Reply:
         elapsed_s: Seconds from sending the task to receiving the update, on the master's clock.
         bytes_out: Bytes sent for it.
         bytes_back: Bytes received for it.
-        pushed: The result of a Downpour round; None otherwise. ``pushes`` and ``fetches`` have the form of
-            ``RoundRecord``. ``refused`` counts refused pushes. ``peer`` and ``why`` name a worker whose servers could
-            not be reached.
+        pushed: The pushes and fetches of a Downpour round; None otherwise.
         entries: Number of label entries that count, at least 1, if the loss ignores some (``stabilisers/masked.py``);
             0 otherwise.
         overflow: The fields of ``Overflow`` if gradients overflowed in all steps; empty otherwise.
@@ -186,7 +185,7 @@ class Reply:
     elapsed_s: float = 0.0
     bytes_out: int = 0
     bytes_back: int = 0
-    pushed: dict[str, Any] | None = None
+    pushed: RoundPushes | None = None
     skipped: Sequence[tuple[int, int]] = ()
     entries: int = 0
     overflow: Sequence[float] = ()
@@ -206,9 +205,8 @@ class Reply:
         """Return the entries of a round's record about pushes and fetches; empty outside of Downpour."""
         if self.pushed is None:
             return {}
-        pushes, fetches = (tuple(map(tuple, self.pushed[name])) for name in ("pushes", "fetches"))
-        stalest = max((max(push[2 : len(push) // 2 + 1]) for push in pushes), default=0)
-        return {"pushes": pushes, "fetches": fetches, "staleness": stalest}
+        pushes, fetches = (tuple(map(tuple, rows)) for rows in (self.pushed.pushes, self.pushed.fetches))
+        return {"pushes": pushes, "fetches": fetches, "staleness": self.pushed.stalest}
 
     def to_message(self) -> dict[str, Any]:
         """Return the reply as a message: the worker's facts, and the fingerprint of the samples that it trained on."""

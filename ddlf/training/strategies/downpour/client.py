@@ -25,7 +25,9 @@ from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.flat_weights import Row, Slice
 from ddlf.algorithms.push_rules import KNOWN, Cadence
 from ddlf.errors import ConfigError, DDLFError, LeaseError, RemoteError
+from ddlf.training.slot.pushes import RoundPushes
 from ddlf.training.slot.task import Task
+from ddlf.training.strategies.messages import Message
 from ddlf.worker.peers import Ask, Unreached
 
 NOTICED_S = 10.0
@@ -215,6 +217,83 @@ LARGE = 1 << 16
 weights."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaEntry(Message):
+    """The entry about weights in the task of a slot: it names the replicas that the slot carries.
+
+    Args:
+        replicas: Numbers of these replicas, from 0.
+        all: Number of replicas of the run.
+        life: Their incarnation.
+        alone: Number of pushes after which the other replicas of the slot begin.
+    """
+
+    replicas: Sequence[int]
+    all: int
+    life: int
+    alone: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartEntry(Message):
+    """The entry ``replica`` in the order of a part, if a group of workers carries a replica.
+
+    Args:
+        id: Number of the replica, from 0.
+        life: Its incarnation.
+        all: Number of replicas of the run.
+        numbers: For each server of the run, the number of the first push that it lacks.
+        epochs: Term of each server of the run when ``numbers`` was read.
+        shards: Numbers of the servers that have the weights of the part.
+    """
+
+    id: int
+    life: int
+    all: int
+    numbers: Sequence[int]
+    epochs: Sequence[int]
+    shards: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedRange(Message):
+    """A server's answer to a fetch of a replica.
+
+    Args:
+        weights: Trained values of the server's range, or these values encoded by a codec.
+        rest: The untrained values.
+        version: Version of the server.
+        received: Number of pushes in the values.
+        round: Round of the replica's last push in the values, from 0; -1 for none.
+        number: Number of this push in its round, from 0; -1 for none.
+        epoch: Term of the server.
+        safe: Number of pushes that all backups of the server contain.
+    """
+
+    weights: Row | EncodedUpdate
+    rest: Row
+    version: int
+    received: int
+    round: int
+    number: int
+    epoch: int
+    safe: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Message):
+    """A server's answer to a replica that continues with it after pushes to an earlier owner.
+
+    Args:
+        last: The replica's last push of this round that the server has: its number, the number of earlier pushes of all
+            replicas, and its staleness. None for none.
+        rollbacks: The rollbacks of the server.
+    """
+
+    last: tuple[int, int, int] | None
+    rollbacks: Sequence[tuple[int, int]]
+
+
 @dataclass(slots=True)
 class Fetched:
     """The weights that one fetch returned from all servers.
@@ -305,7 +384,7 @@ class ModelReplica:
         self._unsafe: deque[_Push] = deque()
         self._forgotten = self.first  # the number after the last safe push
         self._answers: dict[int, list[tuple[int, int] | None]] = {}  # push -> for each server, place and staleness
-        self._falls: list[list[tuple[int, int]]] = [[] for _ in self.numbers]
+        self._rollbacks: list[list[tuple[int, int]]] = [[] for _ in self.numbers]
         self._safe = [0 for _ in self.numbers]
         self._taken_at, self._waited_s = 0.0, 0.0  # time of the last take, and how long it waited
 
@@ -317,8 +396,8 @@ class ModelReplica:
         """
         return [
             [
-                KNOWN if any(since > epoch and at < received for since, at in falls) else received
-                for received, epoch, falls in zip(fetched.received, fetched.epochs, self._falls, strict=True)
+                KNOWN if any(since > epoch and at < received for since, at in rollbacks) else received
+                for received, epoch, rollbacks in zip(fetched.received, fetched.epochs, self._rollbacks, strict=True)
             ]
             for fetched in self._fetches
         ]
@@ -424,18 +503,20 @@ class ModelReplica:
         return asyncio.ensure_future(self._fetched())
 
     async def _fetched(self) -> Fetched:
-        answers = await self.owners.for_all(lambda shard: self.owners.call(shard, "fetch", self.id, self.life))
-        for shard, (answer, parts) in enumerate(zip(answers, self.owners.parts, strict=True)):
-            for name, part in zip(("weights", "rest"), parts, strict=True):
-                answer[name] = _read(self.owners.owners[shard], answer[name], part)
+        messages = await self.owners.for_all(lambda shard: self.owners.call(shard, "fetch", self.id, self.life))
+        answers = list(map(FetchedRange.from_message, messages))
+        weights, rest = [], []
+        for owner, answer, (part, rest_part) in zip(self.owners.owners, answers, self.owners.parts, strict=True):
+            weights.append(_read(owner, answer.weights, part))
+            rest.append(_read(owner, answer.rest, rest_part))
         return Fetched(
-            np.concatenate([answer["weights"] for answer in answers]),
-            np.concatenate([answer["rest"] for answer in answers]),
-            [int(answer["version"]) for answer in answers],
-            [int(answer["received"]) for answer in answers],
-            [int(answer["number"]) if answer["round"] == self.round else -1 for answer in answers],
-            [int(answer["epoch"]) for answer in answers],
-            [int(answer["safe"]) for answer in answers],
+            np.concatenate(weights),
+            np.concatenate(rest),
+            [answer.version for answer in answers],
+            [answer.received for answer in answers],
+            [answer.number if answer.round == self.round else -1 for answer in answers],
+            [answer.epoch for answer in answers],
+            [answer.safe for answer in answers],
         )
 
     # -- pushes: one at a time for each replica, to all servers at once -----------------------------------------------
@@ -482,8 +563,9 @@ class ModelReplica:
 
     async def _resume(self, shard: int, epoch: int) -> None:
         """Ask the new owner of a server which of the replica's pushes it has, and note the pushes that it lacks."""
-        reply = await self.owners.call(shard, "resume", self.id, self.life, self.round, epoch=epoch)
-        reached, at, tau = map(int, reply["last"] or (-1, KNOWN, 0))
+        message = await self.owners.call(shard, "resume", self.id, self.life, self.round, epoch=epoch)
+        resumed = Resumed.from_message(message)
+        reached, at, tau = resumed.last or (-1, KNOWN, 0)
         for push in self._unsafe:
             answers = self._answers[push.number]
             if push.number > reached:
@@ -496,7 +578,7 @@ class ModelReplica:
             if number in self._answers:
                 self._answers[number][shard] = KNOWN, 0
             self.lost[shard] += number in self._answers or number < self.first
-        self._falls[shard] = [(int(since), int(received)) for since, received in reply["falls"]]
+        self._rollbacks[shard] = [*resumed.rollbacks]
         self._safe[shard], self.epochs[shard] = 0, epoch
 
     async def _make_safe(self, shard: int, number: int | None = None) -> None:
@@ -561,8 +643,8 @@ async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence:
         steps: Number of steps of each replica.
         cadence: Decides before each step whether a replica fetches or pushes.
     """
-    entry = task.weights
-    ids, life = entry["replicas"], entry["life"]
+    entry = ReplicaEntry.from_message(task.weights)
+    ids, life = entry.replicas, entry.life
     epochs = list(owners.epochs)
     numbers = await owners.for_all(lambda shard: owners.call(shard, "begin", ids, life, task.round))
     return [
@@ -580,13 +662,19 @@ async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence:
     ]
 
 
-def record(replicas: list[ModelReplica]) -> dict[str, Any]:
-    """Return the facts about a round's pushes and fetches that the master records.
+def record(replicas: Sequence[ModelReplica], *, refused: int = 0, unreached: Unreached | None = None) -> RoundPushes:
+    """Return the pushes and fetches of a round, which the master records.
 
-    They contain the number of pushes that were lost with each server.
+    Args:
+        replicas: The clients of the slot's replicas.
+        refused: Number of pushes that were left out.
+        unreached: The error that has ended the round, if a server could not be reached.
     """
-    return {
-        "pushes": [[replica.id, *push] for replica in replicas for push in replica.pushes],
-        "fetches": [[replica.id, *fetch] for replica in replicas for fetch in replica.fetched_pushes],
-        "lost": [list(lost) for replica in replicas for lost in replica.lost.items()],
-    }
+    return RoundPushes(
+        pushes=[[replica.id, *push] for replica in replicas for push in replica.pushes],
+        fetches=[[replica.id, *fetch] for replica in replicas for fetch in replica.fetched_pushes],
+        lost=[lost for replica in replicas for lost in replica.lost.items()],
+        refused=refused,
+        unreached=None if unreached is None else unreached.worker,
+        reason="" if unreached is None else unreached.reason,
+    )

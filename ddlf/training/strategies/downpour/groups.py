@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.flat_weights import Rows, Slice
+from ddlf.algorithms.flat_weights import Rows
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
@@ -23,16 +23,16 @@ from ddlf.training.exchanges.members import Link, Members
 from ddlf.training.exchanges.split.master import Attempt, Group
 from ddlf.training.exchanges.split.plan import Part, Plan
 from ddlf.training.run import Run
+from ddlf.training.slot.pushes import RoundPushes
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.strategies.arrivals import arrivals
+from ddlf.training.strategies.downpour.client import PartEntry
 from ddlf.training.strategies.downpour.master import Serving
+from ddlf.training.strategies.downpour.state import Ranges
 
 if TYPE_CHECKING:
     from ddlf.algorithms.codec import Outward
     from ddlf.training.strategies.downpour.settings import DownpourSettings
-
-RANGES = tuple[Slice, Slice]
-"""Ranges of the rows of trained and of untrained values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PartServing(Serving):
         self.groups: Sequence[ReplicaGroup] = ()
         super().__init__(run, members, settings, codec)
 
-    def cut(self, shards: int) -> list[RANGES]:
+    def cut(self, shards: int) -> list[Ranges]:
         """Divide the weights of each part among its servers."""
         self._shards_of = shards_of(self._rows, self._plan, shards, self._layers)
         return [ranges for part in self._shards_of for ranges in part]
@@ -100,14 +100,14 @@ class PartServing(Serving):
         begin = sum(map(len, self._shards_of[:part]))
         return list(range(begin, begin + len(self._shards_of[part])))
 
-    async def round_of(self, slot: int, number: int) -> dict[str, Any]:
-        """Begin a round of a slot's replica, or begin it again. Return the entry ``replica`` of the orders of its parts."""
-        entry = self.task_entry(slot, number, False)
-        (id,) = entry["replicas"]
+    async def round_of(self, slot: int, number: int) -> PartEntry:
+        """Begin a round of a slot's replica, or begin it again. Return the entry of its parts' orders, without shards."""
+        entry = self.task_entry(slot, number)
+        (id,) = entry.replicas
         epochs = list(self._placement.epochs)
-        calls = (self._placement.call(shard, "begin", [id], entry["life"], number) for shard in range(len(epochs)))
+        calls = (self._placement.call(shard, "begin", [id], entry.life, number) for shard in range(len(epochs)))
         numbers = [int(begun[0]) for begun in await asyncio.gather(*calls)]
-        return {"id": id, "life": entry["life"], "all": entry["all"], "numbers": numbers, "epochs": epochs}
+        return PartEntry(id=id, life=entry.life, all=entry.all, numbers=numbers, epochs=epochs)
 
     def links(self) -> set[Link]:
         """Return the pairs of workers that call each other now.
@@ -152,7 +152,7 @@ class ReplicaGroup(Group):
     def __init__(self, run: Run, plan: Plan, serving: PartServing, slot: int) -> None:
         super().__init__(run, plan, slot, groups=run.slots)
         self._serving, self._slot = serving, slot
-        self._begun: tuple[int, asyncio.Future[dict[str, Any]]] | None = None
+        self._begun: tuple[int, asyncio.Future[PartEntry]] | None = None
 
     def workers(self) -> dict[int, int]:
         """Return the number of the worker of each part in the current attempt."""
@@ -169,7 +169,8 @@ class ReplicaGroup(Group):
         if self._begun is None or self._begun[0] != attempt.number:
             self._begun = attempt.number, asyncio.ensure_future(self._serving.round_of(self._slot, number))
         entry = await asyncio.shield(self._begun[1])
-        return {"state": None, "copy": None, "replica": {**entry, "shards": self._serving.shards(part)}}
+        entry = replace(entry, shards=self._serving.shards(part))
+        return {"state": None, "copy": None, "replica": entry.to_message()}
 
     def _copy_of(self, attempt: Attempt, part: int) -> None:
         """Return None: the servers have the state."""
@@ -178,23 +179,18 @@ class ReplicaGroup(Group):
         """Do nothing if a worker leaves: the servers have the state."""
 
     def _make_reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
-        pushed = [result["pushed"] for result in results]
+        pushed: list[RoundPushes] = [result["pushed"] for result in results]
         return replace(
             super()._make_reply(task, results, begin),
-            pushed={
-                "pushes": [
-                    joined(of_parts, 2) for of_parts in zip(*(facts["pushes"] for facts in pushed), strict=True)
+            pushed=RoundPushes(
+                pushes=[joined(rows, 2) for rows in zip(*(of_part.pushes for of_part in pushed), strict=True)],
+                fetches=[joined(rows, 1) for rows in zip(*(of_part.fetches for of_part in pushed), strict=True)],
+                lost=[
+                    (self._serving.shards(part)[shard], count)
+                    for part, of_part in enumerate(pushed)
+                    for shard, count in of_part.lost
                 ],
-                "fetches": [
-                    joined(of_parts, 1) for of_parts in zip(*(facts["fetches"] for facts in pushed), strict=True)
-                ],
-                "lost": [
-                    [self._serving.shards(part)[int(shard)], int(count)]
-                    for part, facts in enumerate(pushed)
-                    for shard, count in facts["lost"]
-                ],
-                "refused": 0,
-            },
+            ),
         )
 
 
@@ -217,7 +213,7 @@ def joined(rows: Sequence[Sequence[int]], head: int) -> list[int]:
     return [*map(int, rows[0][:head]), *(value for part_facts in more for value in part_facts)]
 
 
-def shards_of(rows: Rows, plan: Plan, shards: int, layers: Sequence[str] | None) -> list[list[RANGES]]:
+def shards_of(rows: Rows, plan: Plan, shards: int, layers: Sequence[str] | None) -> list[list[Ranges]]:
     """Return for each part the ranges of its servers.
 
     Args:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlf.algorithms.flat_weights import Row, Rows, Slice
+from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
@@ -35,11 +35,13 @@ from ddlf.training.evaluation.model import EVALUATION_BATCH
 from ddlf.training.exchanges.members import Members
 from ddlf.training.progress import WeightsRef, is_unmade, local, shapes, slices_of
 from ddlf.training.run import Run
+from ddlf.training.slot.pushes import RoundPushes
 from ddlf.training.slot.task import Reply
 from ddlf.training.strategies.arrivals import arrivals
-from ddlf.training.strategies.downpour.placement import Placement
+from ddlf.training.strategies.downpour.client import ReplicaEntry
+from ddlf.training.strategies.downpour.placement import Placement, ServerStart
 from ddlf.training.strategies.downpour.replica import shares
-from ddlf.training.strategies.downpour.server import shard_parts
+from ddlf.training.strategies.downpour.state import Counters, Ranges, ServerSettings, ServerState, StoredState
 
 if TYPE_CHECKING:
     from ddlf.algorithms.codec import Outward
@@ -149,9 +151,10 @@ class Serving:
         self.version = 0
         self._begun = run.version
         self._warm = settings.warm_start if settings.warm_start is not None else self._some_pushes()
-        members.begin, members.says = self._begin, self.task_entry
+        members.begin = self._begin
+        members.says = lambda slot, number, holds: self.task_entry(slot, number).to_message()
 
-    def cut(self, shards: int) -> list[tuple[Slice, Slice]]:
+    def cut(self, shards: int) -> list[Ranges]:
         """Divide the weights among a number of servers. Return the ranges of both rows for each one."""
         return self._rows.cut(shards, self._layers)
 
@@ -160,18 +163,17 @@ class Serving:
 
     # -- before and while replicas train ------------------------------------------------------------------------------
 
-    def task_entry(self, slot: int, number: int, holds: bool) -> dict[str, Any]:
-        """Return the entry about a slot's replicas in its task.
+    def task_entry(self, slot: int, number: int) -> ReplicaEntry:
+        """Return the entry about a slot's replicas in the task of its round ``number``.
 
         Each call counts as a new incarnation of the replicas.
         """
-        ids = list(range(slot, self._replicas, self._run.slots))
-        return {
-            "replicas": ids,
-            "all": self._replicas,
-            "life": next(self._lives),
-            "alone": max(0, self._warm - self.version) if (slot, number) == (0, 0) else 0,
-        }
+        return ReplicaEntry(
+            replicas=list(range(slot, self._replicas, self._run.slots)),
+            all=self._replicas,
+            life=next(self._lives),
+            alone=max(0, self._warm - self.version) if (slot, number) == (0, 0) else 0,
+        )
 
     def may_begin(self, slot: int, number: int) -> bool:
         """Return whether a slot's round may begin.
@@ -216,7 +218,7 @@ class Serving:
             await self._placement.announce_to_new()
         else:
             parts = self.cut(self._shards_wanted(self._placement.capacity()))
-            await self._placement.assign(parts, self._facts(parts, self._run.progress))
+            await self._placement.assign(parts, self._starts(parts, self._run.progress))
 
     # -- after a round ------------------------------------------------------------------------------------------------
 
@@ -227,15 +229,15 @@ class Serving:
             ConnectError: The slot's worker did not reach a server, although the server's worker is present.
             ClusterTooSmall: The server's worker is lost.
         """
-        run, pushed = self._run, reply.pushed or {}
-        if "peer" in pushed:
-            await self._unreached(reply.worker, pushed)
-        if lost := [(shard, count) for shard, count in pushed.get("lost", ()) if count]:
-            for shard, count in lost:
+        run, pushed = self._run, reply.pushed or RoundPushes()
+        if pushed.unreached is not None:
+            await self._raise_unreached(reply.worker, pushed.unreached, pushed.reason)
+        for shard, count in pushed.lost:
+            if count:
                 run.verdicts.append(
                     f"slot {reply.slot + 1}: {count} push{'es' * (count > 1)} lost with shard {shard + 1}"
                 )
-        if refused := pushed.get("refused"):
+        if refused := pushed.refused:
             sentence = f"{refused} push{'es' * (refused > 1)} had NaN or infinite values, and {'were' if refused > 1 else 'was'} left out"
             run.verdicts.append(f"slot {reply.slot + 1}: {sentence} (worker {reply.worker})")
             run.crew.emit(
@@ -323,8 +325,8 @@ class Serving:
         shards: int = self._settings.shards or min(workers, most)
         return shards
 
-    def _restored(self, shard: int) -> tuple[dict[str, Any], str]:
-        """Return the last facts about a lost server that the master had, to start it again on another worker.
+    def _restored(self, shard: int) -> tuple[ServerStart, str]:
+        """Return the last state of a lost server that the master had, to start it again on another worker.
 
         Also return a sentence about the pushes lost since.
 
@@ -337,43 +339,57 @@ class Serving:
                 " and there is no checkpoint yet" if self._run.keeper is not None else "",
                 hint="resume from the last checkpoint: checkpoint=DIR, resume='auto'; with copies=1 and another worker nothing is lost",
             )
-        facts = self._facts(self._placement.parts, home)[shard]
+        start = self._starts(self._placement.parts, home)[shard]
         since = self._run.progress.records[home.version :]
         column = 2 + len(self._placement.parts) + shard
-        lost = sum(push[column] >= facts["received"] for record in since for push in record.pushes)
-        return facts, (
+        received = start.state.counters.received
+        lost = sum(push[column] >= received for record in since for push in record.pushes)
+        return start, (
             f"it continues from update {home.version}, "
             f"and {lost} push{'es' * (lost != 1)} to it of the {len(since)} update{'s' * (len(since) != 1)} since are lost"
         )
 
-    def _facts(self, parts: Sequence[Any], progress: Progress) -> list[dict[str, Any]]:
-        """Return the facts that each server starts with, cut from the whole weights and the state of the push rule."""
-        rows, slices, state = self._rows, slices_of(progress.weights), progress.group(STATE)
+    def _starts(self, parts: Sequence[Ranges], progress: Progress) -> list[ServerStart]:
+        """Return the state that each server starts with, cut from the whole weights and the state of the push rule."""
+        rows, slices, rule_state = self._rows, slices_of(progress.weights), progress.group(STATE)
         if slices is None:
-            weights, pushed = local(progress.weights), local(state or [])
+            weights, rule_rows = local(progress.weights), local(rule_state or [])
             trained, rest = rows.row(weights, rows.trained), rows.row(weights, rows.rest)
-        common_facts = {
-            "rule": str(self._settings.rule),
-            "staleness": str(self._settings.staleness),
-            "codec": str(self._codec),
-            "collects": self._collects,
-            "every": max(self._replicas, EVERY),
-        }
-        meta = progress.state.get(META) if state is not None else None
-        facts_of_servers = []
+        meta = progress.state.get(META) if rule_state is not None else None
+        starts = []
         for shard, ((begin, end), (low, high)) in enumerate(parts):
-            facts: dict[str, Any] = {**common_facts, "part": (begin, end)}
+            settings = ServerSettings(
+                part=(begin, end),
+                rule=str(self._settings.rule),
+                staleness=str(self._settings.staleness),
+                codec=str(self._codec),
+                collects=self._collects,
+                every=max(self._replicas, EVERY),
+            )
+            counters = Counters() if meta is None else Counters.from_arrays(meta, shard)
+            state: ServerState | StoredState
             if slices is None:
-                facts |= {"weights": trained[begin:end], "rest": rest[low:high]}
-                facts |= {"state": [row[begin:end] for row in pushed]}
+                state = ServerState(
+                    settings=settings,
+                    counters=counters,
+                    weights=trained[begin:end],
+                    rest=rest[low:high],
+                    rule_rows=[row[begin:end] for row in rule_rows],
+                )
             else:  # the server's owner reads its values
-                names = [name.partition(" ")[2] for name, _, _ in slices.sliced[WEIGHTS]]
-                facts |= {"part": parts[shard], "names": names, "slices": slices}
-                facts |= {"restored": len(slices.sliced.get(PUSHED, ()))}
-            if meta is not None:
-                facts |= facts_of_meta(meta, shard)
-            facts_of_servers.append(facts)
-        return facts_of_servers
+                state = StoredState(
+                    settings=settings,
+                    counters=counters,
+                    rest=(low, high),
+                    names=[name.partition(" ")[2] for name, _, _ in slices.sliced[WEIGHTS]],
+                    rule_rows=len(slices.sliced.get(PUSHED, ())),
+                )
+            starts.append(ServerStart(state, slices))
+        return starts
+
+    async def _snapshot(self, shard: int) -> ServerState:
+        """Return the current state of a server."""
+        return ServerState.from_message(await self._placement.call(shard, "snapshot"))
 
     async def _bring(self) -> Weights:
         """Fetch the current weights to the master, and put the servers' state into the run's state.
@@ -381,17 +397,15 @@ class Serving:
         Raises:
             ClusterTooSmall: The worker of a server is lost.
         """
-        calls = (self._placement.call(shard, "snapshot") for shard in range(len(self._placement.owners)))
-        snapshots = [dict(snapshot) for snapshot in await asyncio.gather(*calls)]
-        self.version = min(snapshot["version"] for snapshot in snapshots)
-        rows = [
-            joined([snapshot[name] for snapshot in snapshots], size)
-            for name, size in zip(("weights", "rest"), self._rows.sizes, strict=True)
-        ]
-        pushed = [np.concatenate(parts) for parts in zip(*(snapshot["state"] for snapshot in snapshots), strict=True)]
-        self._run.progress.keep(STATE, pushed)
-        self._run.state[META] = meta_of(snapshots)
-        return self._rows.weights(rows[0], rows[1], self._unserved)
+        states = await asyncio.gather(*map(self._snapshot, range(len(self._placement.owners))))
+        self.version = min(state.counters.version for state in states)
+        trained_size, rest_size = self._rows.sizes
+        trained = joined([state.weights for state in states], trained_size)
+        rest = joined([state.rest for state in states], rest_size)
+        rule_rows = [np.concatenate(parts) for parts in zip(*(state.rule_rows for state in states), strict=True)]
+        self._run.progress.keep(STATE, rule_rows)
+        self._run.state[META] = Counters.to_arrays([state.counters for state in states])
+        return self._rows.weights(trained, rest, self._unserved)
 
     async def _evaluated(
         self, worker: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
@@ -429,21 +443,27 @@ class Serving:
                 )
 
             async def bring_to_master() -> tuple[dict[str, Any], dict[str, Any]]:
-                facts = dict(await self._placement.call(shard, "snapshot"))
-                return shard_parts(rows, self._placement.parts[shard], names, facts)
+                state = await self._snapshot(shard)
+                return state.to_arrays(rows, self._placement.parts[shard], names), state.facts_in_checkpoint()
 
             return await slices.write_one(shard, write_on_worker, bring_to_master)
 
         written = await asyncio.gather(*(write_shard(shard) for shard in range(len(self._placement.owners))))
-        self.version = min(facts["version"] for facts in written)
+        counters = [Counters.from_message(facts["counters"]) for facts in written]
+        self.version = min(of.version for of in counters)
         called = [f"{i:04d} {name}" for i, name in enumerate(names)]
         slices.sliced[WEIGHTS] = [(called[i], w.dtype.name, list(w.shape)) for i, w in enumerate(rows.like)]
         slices.sliced[PUSHED] = [(f"{i:04d}", "float32", [rows.sizes[0]]) for i in range(written[0]["kept"])]
         slices.arrays[WEIGHTS] = {called[i]: weight for i, weight in enumerate(self._unserved) if weight is not None}
-        self._run.state[META] = meta_of(written)
+        self._run.state[META] = Counters.to_arrays(counters)
 
-    async def _unreached(self, worker: int, pushed: dict[str, Any]) -> None:
+    async def _raise_unreached(self, worker: int, unreached: int, reason: str) -> None:
         """Raise the error that explains why a replica could not reach a server.
+
+        Args:
+            worker: The worker of the replica.
+            unreached: The worker of the server.
+            reason: Why it could not be reached.
 
         Raises:
             ClusterTooSmall: The server's worker is lost.
@@ -451,36 +471,13 @@ class Serving:
         """
         await self._placement.versions()
         raise ConnectError(
-            f"worker {worker} does not reach the shards of worker {pushed['peer']}: {pushed['why']}",
+            f"worker {worker} does not reach the shards of worker {unreached}: {reason}",
             hint="check the network between the two workers, or set the address of that worker: ddlf-worker --advertise HOST:PORT",
         )
 
 
 STATE, META = "push", "shards"
 """Names of two groups of the run's state: the state of the push rules, and the counters of each server."""
-
-
-def facts_of_meta(meta: Weights, shard: int) -> dict[str, Any]:
-    """Return those facts a server starts with that a checkpoint stores as small arrays, made by ``meta_of``."""
-    numbers, factors, last = meta
-    return {
-        **dict(zip(("version", "received", "count"), map(int, numbers[shard]), strict=True)),
-        "factors": float(factors[shard]),
-        "last": [list(map(int, row[1:])) for row in last if row[0] == shard],
-    }
-
-
-def meta_of(snapshots: Sequence[dict[str, Any]]) -> Weights:
-    """Return the small facts of each server, such as its version, as arrays for a checkpoint.
-
-    Weights and the state of the push rule are stored separately, as rows.
-    """
-    last = [[shard, *row] for shard, snapshot in enumerate(snapshots) for row in snapshot["last"]]
-    return [
-        np.array([[snapshot["version"], snapshot["received"], snapshot["count"]] for snapshot in snapshots], np.int64),
-        np.array([snapshot["factors"] for snapshot in snapshots], np.float64),
-        np.array(last, np.int64).reshape(-1, 7),
-    ]
 
 
 def joined(parts: Sequence[Row], size: int) -> Row:

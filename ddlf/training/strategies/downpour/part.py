@@ -25,7 +25,7 @@ from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import innermost, write_rates
 from ddlf.training.slot.task import Task
 from ddlf.training.slot.variables import set_value
-from ddlf.training.strategies.downpour.client import ModelReplica, SomeOwners, record
+from ddlf.training.strategies.downpour.client import ModelReplica, PartEntry, SomeOwners, record
 from ddlf.training.strategies.downpour.replica import Stepper, wait
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.worker.peers import calls_of
@@ -117,18 +117,18 @@ class DownpourPart(SplitReplica):
 
     def _rounds(self, part: ModelPart, task: Task, order: dict[str, Any]) -> dict[str, float]:
         """Train a round, and fetch and push weights meanwhile. Return the metrics, if this part has the loss."""
-        size, entry, count = task.batch_size, order["replica"], len(task.indices)
+        size, entry, count = task.batch_size, PartEntry.from_message(order["replica"]), len(task.indices)
         steps, cadence = -(-count // size), Cadence(n_fetch=self.app.n_fetch, n_push=self.app.n_push)
         client = self._client = ModelReplica(
-            id=entry["id"],
-            life=entry["life"],
+            id=entry.id,
+            life=entry.life,
             round=task.round,
             steps=steps,
-            owners=SomeOwners(self._servers.owners, entry["shards"]),
+            owners=SomeOwners(self._servers.owners, entry.shards),
             cadence=cadence,
-            numbers=[entry["numbers"][shard] for shard in entry["shards"]],
-            epochs=[entry["epochs"][shard] for shard in entry["shards"]],
-            begins=min(entry["numbers"]),
+            numbers=[entry.numbers[shard] for shard in entry.shards],
+            epochs=[entry.epochs[shard] for shard in entry.shards],
+            begins=min(entry.numbers),
         )
         stepper, skipped = self._stepper, steps - client.left
         try:
@@ -154,7 +154,7 @@ class DownpourPart(SplitReplica):
                 stage.train(batch, samples, (task.seed, task.round, 0, number, *([task.slot] * (task.slot > 0))))
                 client.done += 1
                 if cadence.pushes(client.done - 1, client.left):
-                    self._push(client, entry["all"])
+                    self._push(client, entry.all)
                 self._tell_moved(part, task.first_epoch, number * size + samples)
             self._wait(client.pushed())
         finally:

@@ -11,16 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall, ConnectError, RequestTimeout
 from ddlf.events import Warned
+from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.crew.recovery import LOSS, end_all, first_line
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.refusals import check
 from ddlf.training.run import Run
 from ddlf.training.strategies.downpour.client import name_of
+from ddlf.training.strategies.downpour.state import Ranges, ServerState, StoredState
 
 if TYPE_CHECKING:
     from ddlf.training.strategies.downpour.settings import DownpourSettings
@@ -31,8 +34,22 @@ continues."""
 HAND_ON_S = 30.0
 """Time limit for a worker to hand a server on."""
 
-Restore = Callable[[int], tuple[dict[str, Any], str]]
-"""Returns the facts of a server when the master had them last, and a sentence about the pushes lost since."""
+
+@dataclass(frozen=True, slots=True)
+class ServerStart:
+    """The state that a server starts with.
+
+    Args:
+        state: The state.
+        slices: The checkpoint with the values of a ``StoredState``; None for a ``ServerState``.
+    """
+
+    state: ServerState | StoredState
+    slices: Slices | None = None
+
+
+Restore = Callable[[int], tuple[ServerStart, str]]
+"""Returns the state of a server when the master had it last, and a sentence about the pushes lost since."""
 
 
 class Placement:
@@ -42,8 +59,8 @@ class Placement:
         run: The run.
         members: Reaches the workers of the run.
         settings: The settings of Downpour.
-        restore: Returns the facts to start a server again that has lost its owner and all backups. Raises
-            ClusterTooSmall if there are none.
+        restore: Returns the state to start a server again that has lost its owner and all backups. Raises
+            ClusterTooSmall if there is none.
 
     Attributes:
         owners: The worker of each server; empty before the servers are given to workers.
@@ -64,12 +81,12 @@ class Placement:
         self._copies = 1 if settings.copies is None else settings.copies
         self._role = members.holder
         self.owners: list[Member] = []
-        self.parts: list[Any] = []
+        self.parts: list[Ranges] = []
         self.reached: dict[int, list[int]] = {}
         self._epochs: list[int] = []
         self._highest_epochs: list[int] = []  # the highest term that a worker may have seen, by server
         self._holders: list[list[Member]] = []
-        self._falls: list[list[list[int]]] = []
+        self._rollbacks: list[list[list[int]]] = []
         self._number = 0
         self._arranged: set[Member] = set()
         self._met = {number for number, _ in members.members()}
@@ -87,12 +104,12 @@ class Placement:
         """For each server, the workers that are to have its backups."""
         return self._holders
 
-    async def assign(self, parts: Sequence[Any], facts: Sequence[dict[str, Any]]) -> None:
+    async def assign(self, parts: Sequence[Ranges], starts: Sequence[ServerStart]) -> None:
         """Give each server to a worker at the beginning, and announce to all workers which worker has it.
 
         Args:
             parts: For each server, its ranges of the row of trained values and of the row of untrained values.
-            facts: Initial facts of each server.
+            starts: Initial state of each server.
         """
         async with self._one_at_a_time:
             epoch = 1
@@ -105,7 +122,7 @@ class Placement:
                 pool = self._pool(alive)
                 owners = [pool[shard % len(pool)] for shard in range(len(parts))]
                 giving = [
-                    self._assign(alive[owner], epoch, shard, facts[shard], []) for shard, owner in enumerate(owners)
+                    self._assign(alive[owner], epoch, shard, starts[shard], []) for shard, owner in enumerate(owners)
                 ]
                 outcomes = await asyncio.gather(*giving, return_exceptions=True)
                 lost = {
@@ -123,7 +140,7 @@ class Placement:
                     self.owners, self.parts = owners, list(parts)
                     self._epochs = [epoch] * len(owners)
                     self._highest_epochs = [epoch] * len(owners)
-                    self._holders, self._falls = [[] for _ in owners], [[] for _ in owners]
+                    self._holders, self._rollbacks = [[] for _ in owners], [[] for _ in owners]
                 epoch += 1
             self._arranged = set(self._alive())
             await self._arrange()
@@ -277,21 +294,20 @@ class Placement:
             if member not in self._lost_members and worker.connected
         }
 
-    async def _assign(self, worker: ProxyWorker, epoch: int, shard: int, facts: dict[str, Any], falls: Any) -> None:
-        """Have a worker own a server.
-
-        Its values are in ``facts``, or in the slices of a checkpoint that the worker has.
-        """
-        sent = {name: value for name, value in facts.items() if name != "slices"}
-        if "slices" in facts:
-            await self._members.checkpoints.give(worker, facts["slices"], [shard])
-        await worker.call(self._role, "own", epoch, shard, sent, falls)
+    async def _assign(
+        self, worker: ProxyWorker, epoch: int, shard: int, start: ServerStart, rollbacks: Sequence[Sequence[int]]
+    ) -> None:
+        """Have a worker own a server. It receives the values, or reads them from a slice of a checkpoint."""
+        if start.slices is not None:
+            await self._members.checkpoints.give(worker, start.slices, [shard])
+        verb = "own" if start.slices is None else "own_stored"
+        await worker.call(self._role, verb, epoch, shard, start.state.to_message(), rollbacks)
         self._run.crew.served(worker.id)
 
     async def _replace(self, shard: int, owner: Member, cause: str) -> None:
         """Find a new owner for a server: a worker with its backup.
 
-        Without a backup, give the master's last facts about the server to any worker.
+        Without a backup, give the last state of the server that the master had to any worker.
         """
         if self._run.crew.is_leaving(owner[0]) and await self._handed_on(shard, owner):
             return
@@ -305,7 +321,7 @@ class Placement:
         if await self._handed_on(shard, owner):
             return
         try:
-            facts, since = self._restore(shard)
+            start, since = self._restore(shard)
         except ClusterTooSmall as error:
             shards = [number for number, other in enumerate(self.owners) if other == owner]
             error = ClusterTooSmall(
@@ -325,10 +341,11 @@ class Placement:
                 raise too_small
             load = Counter(self.owners)
             new_owner = min(self._pool(alive), key=lambda member: (member not in self._arranged, load[member], member))
-            self._epochs[shard] = self._next_epoch(shard)
-            self._falls[shard] = [*self._falls[shard], [self._epochs[shard], facts.get("received", 0)]]
+            self._epochs[shard] = epoch = self._next_epoch(shard)
+            received = start.state.counters.received
+            self._rollbacks[shard] = [*self._rollbacks[shard], [epoch, received]]
             try:
-                await self._assign(alive[new_owner], self._epochs[shard], shard, facts, self._falls[shard])
+                await self._assign(alive[new_owner], epoch, shard, start, self._rollbacks[shard])
             except LOSS:
                 self._lost_members.add(new_owner)
                 continue
@@ -344,10 +361,10 @@ class Placement:
         """Have a worker turn its backup of a server into the server, for a new term. Return whether the worker did."""
         self._epochs[shard] = epoch
         try:
-            falls = await worker.call(self._role, "take_over", epoch, shard, self._falls[shard], whole)
+            rollbacks = await worker.call(self._role, "take_over", epoch, shard, self._rollbacks[shard], whole)
         except LOSS:
             return False
-        self.owners[shard], self._falls[shard] = holder, [list(fall) for fall in falls]
+        self.owners[shard], self._rollbacks[shard] = holder, [list(rollback) for rollback in rollbacks]
         self._run.crew.served(holder[0])
         return True
 

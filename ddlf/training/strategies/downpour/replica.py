@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import Cadence, is_finite, turns
 from ddlf.algorithms.reading_order import Portion, Turned
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Fault, Weights
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
@@ -29,7 +29,7 @@ from ddlf.training.slot.parts import parts_named
 from ddlf.training.slot.replica import MOVED_EVERY_S, run_train
 from ddlf.training.slot.task import MOST_FILES, Reply, Task
 from ddlf.training.slot.transfer import transfer
-from ddlf.training.strategies.downpour.client import ModelReplica, record, replicas_of
+from ddlf.training.strategies.downpour.client import ModelReplica, ReplicaEntry, record, replicas_of
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.training.strategies.downpour.settings import DownpourSettings
 from ddlf.worker.peers import Unreached, calls_of
@@ -69,7 +69,7 @@ class Turns:
         stops: Whether a push with NaN or infinite values stops training. Otherwise the push is left out.
 
     Attributes:
-        fault: Reason why the round's result is unusable, as a dict; None if it is usable.
+        fault: Reason why the round's result is unusable; None if it is usable.
         refused: Number of pushes left out because of NaN or infinite values.
     """
 
@@ -90,9 +90,10 @@ class Turns:
         self._replicas, self._at_once = replicas, at_once
         self._wait, self._is_stopping, self._stops = wait, is_stopping, stops
         self._order, self._chosen = planned(task, replicas, batches)
-        self._alone = task.weights["alone"] * replicas[0].cadence.n_push
+        self._entry = ReplicaEntry.from_message(task.weights)
+        self._alone = self._entry.alone * replicas[0].cadence.n_push
         self._begun = task.round * max(batches // len(replicas), 1)
-        self.fault: dict[str, Any] | None = None
+        self.fault: Fault | None = None
         self.refused = 0
         self._saved: dict[int, _SavedState] = {}
         self._base: dict[int, Row] = {}  # index of the replica -> untrained values at the last push or take
@@ -224,7 +225,7 @@ class Turns:
         stepper = self._stepper
         gradient, rest = stepper.unpushed(), stepper.rest()
         stepper.take_up(None)
-        change = np.float32(1 / self._task.weights["all"]) * (self._base[index] - rest)
+        change = np.float32(1 / self._entry.all) * (self._base[index] - rest)
         if not (is_finite(gradient) and is_finite(change)):
             self._leave_out(replica, index)
             return
@@ -236,7 +237,7 @@ class Turns:
         number = replica.first + (replica.done - 1) // replica.cadence.n_push
         if self._stops:
             reason = f"push {number + 1} of replica {replica.id + 1} has NaN or infinite values"
-            self.fault = {"reason": reason, "hint": "lower the learning rate of the model, or that of push_rule"}
+            self.fault = Fault(reason, hint="lower the learning rate of the model, or that of push_rule")
             return
         self.refused += 1
         before = sum(other.steps for other in self._replicas[:index])
@@ -322,7 +323,8 @@ def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[lis
     chance = np.random.Generator(np.random.PCG64([task.seed, task.round, task.slot, len(replicas)]))
     n_push = replicas[0].cadence.n_push
     length = math.gcd(replicas[0].cadence.n_fetch, n_push)
-    order = turns([replica.left for replica in replicas], length, chance, alone=task.weights["alone"] * n_push)
+    alone = ReplicaEntry.from_message(task.weights).alone * n_push
+    order = turns([replica.left for replica in replicas], length, chance, alone=alone)
     ends = np.cumsum([replica.steps for replica in replicas])
     following = [int(end) - replica.left for end, replica in zip(ends, replicas, strict=True)]
     chosen = []
@@ -434,7 +436,7 @@ class DownpourReplica(HoldingReplica):
         round = self._begin_round(task)
         self.app.indices, self._turns = task.indices, None
         metrics: dict[str, float] = {}
-        pushed: dict[str, Any] = {}
+        unreached: Unreached | None = None
         replicas: list[ModelReplica] = []
         try:
             replicas += self._replicas_of(task)
@@ -444,7 +446,7 @@ class DownpourReplica(HoldingReplica):
         except Stopped:
             self.stopping = True
         except Unreached as error:
-            pushed = {"peer": error.worker, "why": error.reason}
+            unreached = error
         finally:
             for replica in replicas:
                 self._loop.call_soon_threadsafe(replica.end)
@@ -453,7 +455,7 @@ class DownpourReplica(HoldingReplica):
         wait_data_s, files = self._samples.take_stats()
         return Reply(
             task=task,
-            update=fault,
+            update=None if fault is None else asdict(fault),
             codec_error=0.0,
             samples=len(task.indices),
             fed=None if self._turns is None else self._turns.fed(),
@@ -464,11 +466,11 @@ class DownpourReplica(HoldingReplica):
             files=files[:MOST_FILES],
             stopped=self.stopping and fault is None,
             state={name: states[name] for name in task.back},
-            pushed={**pushed, **record(replicas), "refused": 0 if self._turns is None else self._turns.refused},
+            pushed=record(replicas, refused=0 if self._turns is None else self._turns.refused, unreached=unreached),
         )
 
     def _replicas_of(self, task: Task) -> list[ModelReplica]:
-        steps = shares(batches_of(task), len(task.weights["replicas"]))
+        steps = shares(batches_of(task), len(ReplicaEntry.from_message(task.weights).replicas))
         replicas: list[ModelReplica] = self._wait(replicas_of(self._servers.owners, task, steps, self._cadence))
         return replicas
 

@@ -16,35 +16,31 @@ pushes, and sends them again to a new owner. This costs a fraction of sending ea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.codec import CODEC, Codec, Float32
 from ddlf.algorithms.encoding import encode_update
-from ddlf.algorithms.flat_weights import Row, Rows, Slice, overlapped
+from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import KNOWN, PUSHED, Last, Pushed, Softsync, is_finite
 from ddlf.algorithms.staleness import STALENESS, Staleness
-from ddlf.algorithms.weights import Tensor, Weights
+from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, BadUpdate, DDLFError
-from ddlf.training.checkpoints.durable import damaged
 from ddlf.training.checkpoints.slice_reader import Restored
-from ddlf.training.checkpoints.slices import PUSHED as PUSHED_STATE
-from ddlf.training.checkpoints.slices import WEIGHTS, part_name, write_if_seen
+from ddlf.training.checkpoints.slices import write_if_seen
 from ddlf.training.roles import SERVERS
-from ddlf.training.strategies.downpour.client import RETRY_S, Owners, name_of
+from ddlf.training.strategies.downpour.client import RETRY_S, FetchedRange, Owners, Resumed, name_of
+from ddlf.training.strategies.downpour.state import Counters, Ranges, ServerSettings, ServerState, StoredState
 from ddlf.worker.activity import Shard
 from ddlf.worker.calls import Hosting, concurrent, offered
 from ddlf.worker.peers import Ask, Unreached
 
 INLINE = 1 << 16
 """A server with at most this many values steps on the event loop, a larger one in a thread."""
-HOW = ("part", "rule", "staleness", "codec", "collects", "every")
-"""Facts that a server receives once and that never change."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +48,7 @@ class Server:
     """One Downpour server: a range of the weights on a worker, which replicas on other workers fetch and push to.
 
     Args:
+        settings: Its settings, which never change.
         weights: The trained values of its range.
         rest: The untrained values of its range that change during training, such as moving statistics.
         rule: Push rule.
@@ -62,10 +59,9 @@ class Server:
         version: Number of steps so far.
         received: Number of pushes so far.
         last: Last push of each replica.
-        how: Facts in a snapshot that never change, such as the codec.
         epoch: Term: the number of times that the server was given to a worker.
-        falls: Rollbacks (losses of pushes). For each takeover by a backup that may have missed pushes: the term from
-            then on, and the number of pushes in the backup.
+        rollbacks: Losses of pushes. For each takeover by a backup that may have missed pushes: the term from then on,
+            and the number of pushes in the backup.
         copied: Number of pushes in all backups.
         holders: Workers that are to have backups, and how often each received the app. A changed count means that its
             backups are lost.
@@ -75,6 +71,7 @@ class Server:
         marked: Values to evaluate: the number that the master gave to this state, the trained values, and the others.
     """
 
+    settings: ServerSettings
     weights: Row
     rest: Row
     rule: Pushed
@@ -85,9 +82,8 @@ class Server:
     version: int = 0
     received: int = 0
     last: dict[int, Last] = field(default_factory=dict)
-    how: dict[str, Any] = field(default_factory=dict)
     epoch: int = 1
-    falls: list[tuple[int, int]] = field(default_factory=list)
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)
     copied: int = 0
     holders: tuple[tuple[int, int], ...] = ()
     closed: bool = False
@@ -102,59 +98,63 @@ class Server:
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @classmethod
-    def from_facts(cls, facts: dict[str, Any], epoch: int = 1, falls: Sequence[Sequence[int]] = ()) -> Server:
-        """Return a server with the state that ``snapshot`` returned on another worker or earlier.
+    def from_state(cls, state: ServerState, epoch: int = 1, rollbacks: Sequence[Sequence[int]] = ()) -> Server:
+        """Return a server with a state, such as that of a server on another worker or of an earlier one.
 
         Args:
-            facts: ``weights`` and ``rest``; ``rule``, ``staleness`` and ``codec`` as text; ``collects``, the number of
-                pushes in a step; and if known ``state``, ``version``, ``received``, ``last``, and ``count`` and
-                ``factors`` of collected pushes.
+            state: Its state. Without arrays of the push rule, the rule begins anew.
             epoch: The server's term.
-            falls: Its rollbacks.
+            rollbacks: Its rollbacks.
         """
-        weights, rest = (np.array(facts[name], np.float32) for name in ("weights", "rest"))
-        rule, state = PUSHED.read(facts["rule"]), [np.array(row, np.float32) for row in facts.get("state", ())]
+        settings, counters = state.settings, state.counters
+        weights, rest = (np.array(row, np.float32) for row in (state.weights, state.rest))
+        rule, rule_rows = PUSHED.read(settings.rule), [np.array(row, np.float32) for row in state.rule_rows]
         softsync = None
-        if facts["collects"] > 1:
-            total = state.pop() if state else np.zeros(weights.size, np.float32)
-            softsync = Softsync(facts["collects"], total, facts.get("count", 0), facts.get("factors", 0.0))
+        if settings.collects > 1:
+            total = rule_rows.pop() if rule_rows else np.zeros(weights.size, np.float32)
+            softsync = Softsync(settings.collects, total, counters.count, counters.factors)
         return cls(
+            settings=settings,
             weights=weights,
             rest=rest,
             rule=rule,
-            staleness=STALENESS.read(facts["staleness"]),
-            state=state or rule.start(weights.size),
+            staleness=STALENESS.read(settings.staleness),
+            state=rule_rows or rule.start(weights.size),
             softsync=softsync,
-            codec=CODEC.read(facts.get("codec", "float32")),
-            version=facts.get("version", 0),
-            received=facts.get("received", 0),
-            last={int(replica): Last(*map(int, values)) for replica, *values in facts.get("last", ())},
-            how={name: facts[name] for name in HOW if name in facts},
+            codec=CODEC.read(settings.codec),
+            version=counters.version,
+            received=counters.received,
+            last=dict(counters.last),
             epoch=epoch,
-            falls=[(since, received) for since, received in falls],
+            rollbacks=[(since, received) for since, received in rollbacks],
         )
 
     @concurrent
     async def snapshot(self) -> dict[str, Any]:
+        """Return the message of the server's whole state at one moment, a ``ServerState``."""
+        return (await self.whole_state()).to_message()
+
+    async def whole_state(self) -> ServerState:
         """Return the server's whole state at one moment, for backups, new owners and checkpoints."""
         async with self._news:
-            return self._snapshot()
+            return self._whole_state()
 
-    def _snapshot(self) -> dict[str, Any]:
+    def _whole_state(self) -> ServerState:
         self._lent = self._lent_state = True
         softsync = self.softsync
-        waiting = [] if softsync is None else [softsync.total.copy()]
-        return {
-            **self.how,
-            "weights": self.weights,
-            "rest": self.rest,
-            "state": [*self.state, *waiting],
-            "version": self.version,
-            "received": self.received,
-            "last": [[replica, *last] for replica, last in sorted(self.last.items())],
-            "count": 0 if softsync is None else softsync.count,
-            "factors": 0.0 if softsync is None else softsync.factors,
-        }
+        return ServerState(
+            settings=self.settings,
+            counters=Counters(
+                version=self.version,
+                received=self.received,
+                count=0 if softsync is None else softsync.count,
+                factors=0.0 if softsync is None else softsync.factors,
+                last=dict(self.last),
+            ),
+            weights=self.weights,
+            rest=self.rest,
+            rule_rows=[*self.state, *([] if softsync is None else [softsync.total.copy()])],
+        )
 
     @concurrent
     async def mark(self, moment: int) -> None:
@@ -200,8 +200,7 @@ class Server:
         """Note that a replica continues with this server after pushes to an earlier owner.
 
         Returns:
-            ``last``: number, count of earlier pushes and staleness of the replica's last push of this round that this
-            server has; None for none. ``falls``: the rollbacks.
+            The message of a ``Resumed``.
 
         Raises:
             AppMissing: A later incarnation of the replica has begun.
@@ -209,8 +208,8 @@ class Server:
         async with self._news:
             last = self._alive(replica, life)
             self.last[replica] = last._replace(life=life)
-            last_push = list(last[2:]) if last.round == round else None
-            return {"last": last_push, "falls": [list(fall) for fall in self.falls]}
+            last_push = last[2:] if last.round == round else None
+            return Resumed(last=last_push, rollbacks=list(self.rollbacks)).to_message()
 
     @offered
     async def fetch(self, replica: int, life: int) -> dict[str, Any]:
@@ -221,23 +220,22 @@ class Server:
             life: Its incarnation: how often the replica has begun a round, or begun it again after a loss.
 
         Returns:
-            ``weights``, encoded, and ``rest``: both arrays never change afterwards; ``version`` and ``received``;
-            ``round`` and ``number`` of the replica's last push in them; ``epoch``; and the number of ``safe`` pushes.
+            The message of a ``FetchedRange``. Its arrays never change afterwards.
         """
         async with self._news:
             last = self._alive(replica, life)
             self._lent = True
             last = self.last.get(replica, last)
-            return {
-                "weights": await self._travelling(),
-                "rest": self.rest,
-                "version": self.version,
-                "received": self.received,
-                "round": last.round,
-                "number": last.number,
-                "epoch": self.epoch,
-                "safe": self.now_safe,
-            }
+            return FetchedRange(
+                weights=await self._travelling(),
+                rest=self.rest,
+                version=self.version,
+                received=self.received,
+                round=last.round,
+                number=last.number,
+                epoch=self.epoch,
+                safe=self.now_safe,
+            ).to_message()
 
     @offered
     async def push(
@@ -272,7 +270,7 @@ class Server:
         """
         async with self._news:
             last = self._alive(replica, life)
-            if self.falls and type(read) is int:  # its weights may have contained pushes that a rollback has undone
+            if self.rollbacks and type(read) is int:  # its weights may have contained pushes that a rollback has undone
                 read = min(read, self.version)
             if (round, number) <= last[1:3]:
                 if again:
@@ -289,7 +287,7 @@ class Server:
             return before, tau
 
     @concurrent
-    async def write(self, part: Any, names: Sequence[str], destination: dict[str, Any]) -> dict[str, Any]:
+    async def write(self, part: Ranges, names: Sequence[str], destination: dict[str, Any]) -> dict[str, Any]:
         """Write the server's whole state into a checkpoint.
 
         Args:
@@ -298,11 +296,12 @@ class Server:
             destination: Destination.
 
         Returns:
-            The result of ``write_if_seen``; ``by``, this worker's number; and the numbers of ``shard_parts``.
+            The result of ``write_if_seen``; ``by``, this worker's number; and the facts of ``facts_in_checkpoint``.
         """
         assert self.rows is not None
-        parts, numbers = shard_parts(self.rows(), part, names, await self.snapshot())
-        return {**await asyncio.to_thread(write_if_seen, destination, parts), "by": self.worker, **numbers}
+        state = await self.whole_state()
+        written = await asyncio.to_thread(write_if_seen, destination, state.to_arrays(self.rows(), part, names))
+        return {**written, "by": self.worker, **state.facts_in_checkpoint()}
 
     # -- its backups --------------------------------------------------------------------------------------------------
 
@@ -362,12 +361,12 @@ class Server:
         """Refuse further calls, like any closed ``Role`` (an object that other workers can call)."""
         await self.shut()
 
-    async def shut(self) -> dict[str, Any]:
+    async def shut(self) -> ServerState:
         """Refuse further calls, and return the server's whole state, which is about to move to another worker."""
         async with self._news:
             self.closed = True
             self._news.notify_all()
-            return self._snapshot()
+            return self._whole_state()
 
     async def open(self, epoch: int) -> None:
         """Accept calls again after the server could not be moved to another worker.
@@ -451,9 +450,10 @@ async def keep_copied(shard: Server, number: int, ask: Ask) -> None:
         ask: Calls other workers.
     """
     pause = RETRY_S
-    while await shard.copies_due(shard.how["every"]):
-        holders, facts = shard.holders, await shard.snapshot()
-        sending = [ask(worker, SERVERS, "copy", shard.epoch, number, facts) for worker, _ in holders]
+    while await shard.copies_due(shard.settings.every):
+        holders, state = shard.holders, await shard.whole_state()
+        message = state.to_message()
+        sending = [ask(worker, SERVERS, "copy", shard.epoch, number, message) for worker, _ in holders]
         outcomes = await asyncio.gather(*sending, return_exceptions=True)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if unexpected := [error for error in errors if not isinstance(error, DDLFError | Unreached)]:
@@ -462,7 +462,7 @@ async def keep_copied(shard: Server, number: int, ask: Ask) -> None:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_S)
         else:
-            await shard.were_copied(holders, facts["received"])
+            await shard.were_copied(holders, state.counters.received)
             pause = RETRY_S
 
 
@@ -470,25 +470,26 @@ class ServerCopies:
     """This worker's backups of servers that other workers have."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[int, dict[str, Any]]] = {}
+        self._copies: dict[int, tuple[int, ServerState]] = {}
         self._epochs: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._copies)
 
-    def keep(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
+    def keep(self, epoch: int, shard: int, state: ServerState) -> None:
         """Keep a backup of a server, and drop the older one.
 
         Raises:
             AppMissing: The server has another owner now.
         """
-        kept_epoch, before = self._copies.get(shard, (0, {"received": 0}))
+        kept_epoch, before = self._copies.get(shard, (0, None))
         if epoch < max(kept_epoch, self._epochs.get(shard, 0)):
             raise AppMissing(f"shard {shard + 1} now belongs to another worker")
-        if (kept_epoch, before["received"]) <= (epoch, facts["received"]):
-            self._copies[shard] = epoch, facts
+        received = 0 if before is None else before.counters.received
+        if (kept_epoch, received) <= (epoch, state.counters.received):
+            self._copies[shard] = epoch, state
 
-    def take(self, epoch: int, shard: int) -> dict[str, Any]:
+    def take(self, epoch: int, shard: int) -> ServerState:
         """Remove and return a backup, because this worker takes the server over for a new term.
 
         From then on the previous owner cannot replace the backup any more.
@@ -560,17 +561,26 @@ class Servers(Restored):
         self._copying: dict[int, asyncio.Task[None]] = {}
 
     @concurrent
-    async def own(self, epoch: int, shard: int, facts: dict[str, Any], falls: Sequence[Sequence[int]] = ()) -> None:
-        """Start a server on this worker, as the owner, from the facts that ``Server.from_facts`` needs.
+    async def own(
+        self, epoch: int, shard: int, message: dict[str, Any], rollbacks: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Start a server on this worker, as the owner, from the message of a ``ServerState``."""
+        await self._start(epoch, shard, ServerState.from_message(message), rollbacks)
 
-        With ``restored``, its values are in a slice of a checkpoint that this worker has received.
+    @concurrent
+    async def own_stored(
+        self, epoch: int, shard: int, message: dict[str, Any], rollbacks: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Start a server on this worker, as the owner, from the message of a ``StoredState``.
+
+        This worker has received the slice of the checkpoint with the values.
         """
-        if "restored" in facts:
-            how = facts["part"], facts["names"], self.restored.pop(shard), facts["restored"]
-            facts = {**facts, **await asyncio.to_thread(shard_of_parts, self.rows(), *how)}
-            facts["part"] = facts["part"][0]
+        stored, arrays = StoredState.from_message(message), self.restored.pop(shard)
+        await self._start(epoch, shard, await asyncio.to_thread(stored.loaded, self.rows(), arrays), rollbacks)
+
+    async def _start(self, epoch: int, shard: int, state: ServerState, rollbacks: Sequence[Sequence[int]]) -> None:
         await self._let_go(shard)
-        server = self.shards[shard] = Server.from_facts(facts, epoch, falls)
+        server = self.shards[shard] = Server.from_state(state, epoch, rollbacks)
         server.worker, server.rows = self._me, self.rows
         self._play(shard, server)
         self._keep_copied(shard, server)
@@ -635,13 +645,13 @@ class Servers(Restored):
         ]
 
     @concurrent
-    async def take_over(self, epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
+    async def take_over(self, epoch: int, shard: int, rollbacks: list[list[int]], whole: bool) -> list[list[int]]:
         """Own a server from a backup on this worker, or own it again after it could not be moved.
 
         Args:
             epoch: The new term.
             shard: Number of the server, from 0.
-            falls: Earlier rollbacks, as in ``Server``.
+            rollbacks: Earlier rollbacks, as in ``Server``.
             whole: Whether the last owner has handed over its whole state.
 
         Returns:
@@ -656,11 +666,11 @@ class Servers(Restored):
             await server.open(epoch)
             self._play(shard, server)
             self._keep_copied(shard, server)
-            return falls
-        facts = self.copies.take(epoch, shard)
-        falls = falls if whole else [*falls, [epoch, facts["received"]]]
-        await self.own(epoch, shard, facts, falls)
-        return falls
+            return rollbacks
+        state = self.copies.take(epoch, shard)
+        rollbacks = rollbacks if whole else [*rollbacks, [epoch, state.counters.received]]
+        await self._start(epoch, shard, state, rollbacks)
+        return rollbacks
 
     @concurrent
     async def release(self, epoch: int, shard: int, following: int, to: list[int]) -> str:
@@ -676,8 +686,10 @@ class Servers(Restored):
             The reason why the next owner did not receive it, in which case the server stays; empty on success.
         """
         server = shard_of(self.shards, epoch, shard)
-        facts, is_over = await server.shut(), False
-        sending = [asyncio.ensure_future(self._ask(worker, SERVERS, "copy", following, shard, facts)) for worker in to]
+        message, is_over = (await server.shut()).to_message(), False
+        sending = [
+            asyncio.ensure_future(self._ask(worker, SERVERS, "copy", following, shard, message)) for worker in to
+        ]
         try:
             await asyncio.wait(sending)
             error = sending[0].exception()
@@ -692,9 +704,9 @@ class Servers(Restored):
             await asyncio.gather(*sending, return_exceptions=True)
 
     @offered
-    async def copy(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
-        """Keep a backup of another worker's server, like ``ServerCopies.keep``."""
-        self.copies.keep(epoch, shard, facts)
+    async def copy(self, epoch: int, shard: int, message: dict[str, Any]) -> None:
+        """Keep a backup of another worker's server, from the message of a ``ServerState``, like ``ServerCopies.keep``."""
+        self.copies.keep(epoch, shard, ServerState.from_message(message))
 
     async def close(self) -> None:
         """Close all servers on this worker."""
@@ -717,7 +729,7 @@ class Servers(Restored):
             self._show_line(None)
             return
         first = next(iter(self.shards.values()), None)
-        begin, end, version = (0, 0, 0) if first is None else (*first.how["part"], first.version)
+        begin, end, version = (0, 0, 0) if first is None else (*first.settings.part, first.version)
         of = self.rows().sizes[0]
         self._show_line(Shard(begin, end, of, version, self._run, len(self.shards), len(self.copies)))
 
@@ -729,66 +741,3 @@ class Servers(Restored):
         if copying is not None:
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
-
-
-def shard_parts(
-    rows: Rows, part: tuple[Slice, Slice], names: Sequence[str], facts: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a server's whole state as named arrays, to be written as one slice (file) of a checkpoint.
-
-    Args:
-        rows: Layout of the model's weights.
-        part: The server's ranges of the rows of trained and untrained values.
-        names: Paths of the weights.
-        facts: The server's ``snapshot``.
-
-    Returns:
-        Arrays by name; and the numbers of the state, with the number of the rule's rows as ``kept``.
-    """
-    arrays = {}
-    for span, row, indices in zip(part, (facts["weights"], facts["rest"]), (rows.trained, rows.rest), strict=True):
-        for i, low, values in rows.slices(span, row, indices):
-            arrays[part_name(WEIGHTS, low, f"{i:04d} {names[i]}")] = values
-    for number, row in enumerate(facts["state"]):
-        arrays[part_name(PUSHED_STATE, part[0][0], f"{number:04d}")] = row
-    numbers = {name: facts[name] for name in ("version", "received", "count", "factors", "last")}
-    return arrays, {**numbers, "kept": len(facts["state"])}
-
-
-def shard_of_parts(
-    rows: Rows, part: tuple[Slice, Slice], names: Sequence[str], arrays: Mapping[str, Tensor], rule_rows: int
-) -> dict[str, Any]:
-    """Return the values of a Downpour server and the state of its push rule, from a slice that ``shard_parts`` made.
-
-    Args:
-        rows: Layout of the model's weights.
-        part: The server's ranges of the rows of trained and untrained values.
-        names: Paths of the weights.
-        arrays: Arrays of the server's slice of the checkpoint.
-        rule_rows: Number of rows that the push rule keeps.
-
-    Returns:
-        ``weights``, ``rest`` and ``state``, as in ``Server.snapshot``.
-
-    Raises:
-        CheckpointCorrupt: A part is missing, or has the wrong size.
-    """
-
-    def of(name: str, length: int) -> Tensor:
-        array = arrays.get(name)
-        if array is None or array.shape != (length,):
-            got = "nothing" if array is None else f"{array.dtype} {array.shape}"
-            raise damaged(Path("a slice of the checkpoint"), f"{length:,} values of {name!r}", got)
-        return np.asarray(array, np.float32)
-
-    state: dict[str, Any] = {}
-    for name, indices, span in zip(("weights", "rest"), (rows.trained, rows.rest), part, strict=True):
-        like = [rows.like[i] for i in indices]
-        values = [
-            of(part_name(WEIGHTS, low, f"{indices[at]:04d} {names[indices[at]]}"), high - low)
-            for at, low, high in overlapped(like, span)
-        ]
-        state[name] = np.concatenate(values) if values else np.zeros(0, np.float32)
-    (begin, end), _ = part
-    state["state"] = [of(part_name(PUSHED_STATE, begin, f"{number:04d}"), end - begin) for number in range(rule_rows)]
-    return state
