@@ -41,7 +41,7 @@ from ddlf.training.strategies.arrivals import arrivals
 from ddlf.training.strategies.downpour.client import ReplicaEntry
 from ddlf.training.strategies.downpour.placement import Placement, ServerStart
 from ddlf.training.strategies.downpour.replica import shares
-from ddlf.training.strategies.downpour.state import Counters, Ranges, ServerSettings, ServerState, StoredState
+from ddlf.training.strategies.downpour.state import Counters, Ranges, ServerSettings, ServerState, StoredState, Summary
 
 if TYPE_CHECKING:
     from ddlf.algorithms.codec import Outward
@@ -436,7 +436,7 @@ class Serving:
         """Have the workers that own servers write them into a checkpoint."""
         names, rows = self._run.facts.names, self._rows
 
-        async def write_shard(shard: int) -> dict[str, Any]:
+        async def write_shard(shard: int) -> Summary:
             async def write_on_worker(destination: dict[str, Any]) -> dict[str, Any]:
                 return dict(
                     await self._placement.call(shard, "write", self._placement.parts[shard], names, destination)
@@ -444,18 +444,18 @@ class Serving:
 
             async def bring_to_master() -> tuple[dict[str, Any], dict[str, Any]]:
                 state = await self._snapshot(shard)
-                return state.to_arrays(rows, self._placement.parts[shard], names), state.facts_in_checkpoint()
+                return state.to_arrays(rows, self._placement.parts[shard], names), {"summary": state.summary()}
 
-            return await slices.write_one(shard, write_on_worker, bring_to_master)
+            summary: Summary = (await slices.write_one(shard, write_on_worker, bring_to_master))["summary"]
+            return summary
 
-        written = await asyncio.gather(*(write_shard(shard) for shard in range(len(self._placement.owners))))
-        counters = [Counters.from_message(facts["counters"]) for facts in written]
-        self.version = min(of.version for of in counters)
+        summaries = await asyncio.gather(*(write_shard(shard) for shard in range(len(self._placement.owners))))
+        self.version = min(summary.counters.version for summary in summaries)
         called = [f"{i:04d} {name}" for i, name in enumerate(names)]
         slices.sliced[WEIGHTS] = [(called[i], w.dtype.name, list(w.shape)) for i, w in enumerate(rows.like)]
-        slices.sliced[PUSHED] = [(f"{i:04d}", "float32", [rows.sizes[0]]) for i in range(written[0]["kept"])]
+        slices.sliced[PUSHED] = [(f"{i:04d}", "float32", [rows.sizes[0]]) for i in range(summaries[0].rule_rows)]
         slices.arrays[WEIGHTS] = {called[i]: weight for i, weight in enumerate(self._unserved) if weight is not None}
-        self._run.state[META] = Counters.to_arrays(counters)
+        self._run.state[META] = Counters.to_arrays([summary.counters for summary in summaries])
 
     async def _raise_unreached(self, worker: int, unreached: int, reason: str) -> None:
         """Raise the error that explains why a replica could not reach a server.

@@ -296,12 +296,12 @@ class Server:
             destination: Destination.
 
         Returns:
-            The result of ``write_if_seen``; ``by``, this worker's number; and the facts of ``facts_in_checkpoint``.
+            The result of ``write_if_seen``; ``by``, this worker's number; and the ``summary`` of the state.
         """
         assert self.rows is not None
         state = await self.whole_state()
         written = await asyncio.to_thread(write_if_seen, destination, state.to_arrays(self.rows(), part, names))
-        return {**written, "by": self.worker, **state.facts_in_checkpoint()}
+        return {**written, "by": self.worker, "summary": state.summary()}
 
     # -- its backups --------------------------------------------------------------------------------------------------
 

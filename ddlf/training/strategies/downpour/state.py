@@ -119,6 +119,19 @@ class _State(Message):
         return cls(**{**message, **parts})
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the master needs of a state that is written into a checkpoint.
+
+    Args:
+        counters: The counters of the server.
+        rule_rows: Number of rows of the push rule's state.
+    """
+
+    counters: Counters
+    rule_rows: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState(_State):
     """The whole state of a server at one moment. Its arrays never change.
@@ -150,9 +163,9 @@ class ServerState(_State):
             arrays[part_name(PUSHED, part[0][0], f"{number:04d}")] = row
         return arrays
 
-    def facts_in_checkpoint(self) -> dict[str, Any]:
-        """Return what a checkpoint has beside ``to_arrays``: the counters, and the number of the rule's rows as ``kept``."""
-        return {"counters": self.counters.to_message(), "kept": len(self.rule_rows)}
+    def summary(self) -> Summary:
+        """Return what the master needs of the state that is written into a checkpoint."""
+        return Summary(self.counters, len(self.rule_rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
