@@ -28,6 +28,7 @@ import numpy as np
 
 from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.lbfgs import (
+    Array,
     FixedPoint,
     Point,
     WolfeSearch,
@@ -62,7 +63,8 @@ from ddlf.training.run import Round, Run, arrived
 from ddlf.training.slot.gradients import ONE_FOR_EACH, is_apart, not_a_mean_message
 from ddlf.training.slot.task import Reply
 from ddlf.training.strategies.lbfgs.portions import Computed, Pool, Portion, Tally, portions_of
-from ddlf.training.strategies.lbfgs.shards import VECTORS, shard_parts
+from ddlf.training.strategies.lbfgs.shards import NotReached
+from ddlf.training.strategies.lbfgs.state import VECTORS, ShardState, StoredShard
 
 AHEAD = 2
 """Portions that a worker has at once, so that it receives the next one while it computes."""
@@ -471,7 +473,7 @@ class Coordinator:
         calls = (self._call(shard, "stage", self._number, self._backup(shard)) for shard in range(len(self._homes)))
         answers = await asyncio.gather(*calls)
         for shard, answer in enumerate(answers):
-            if isinstance(answer, dict):
+            if isinstance(answer, NotReached):
                 raise await self._diagnose(self._homes[shard].owner[0], answer)
         ss, sy, yy = (float(sum(unpacked(answer[index]) for answer in answers)) for index in range(3))
         peak, loss = max(answer[3] for answer in answers), self._state.loss
@@ -515,7 +517,7 @@ class Coordinator:
                 the mean of the losses of the halves.
         """
         self._begin(0.0, FixedPoint(0, 1))
-        answers: list[list[Any] | dict[str, Any]] = []
+        answers: list[list[Any] | NotReached] = []
         first = self._portions[0]
         half = first.begin + first.samples // 2
         parts = [(first.begin, first.end)] * 2
@@ -528,7 +530,7 @@ class Coordinator:
 
         await self._run.crew.carry(0, self._run.progress.round, work, is_round=False)
         (answer,) = answers
-        if isinstance(answer, dict):
+        if isinstance(answer, NotReached):
             raise await self._diagnose(0, answer)
         computed, *repeated = map(Computed.of_message, answer)
         losses = [result.metrics.get("loss", math.nan) for result in (computed, *repeated)]
@@ -647,7 +649,7 @@ class Coordinator:
                 await _first(*calls, pool.news.wait(), timeout_s=wait_s)
                 for task in [task for task in calls if task.done()]:
                     portions, answer = calls.pop(task), task.result()
-                    if isinstance(answer, dict):
+                    if isinstance(answer, NotReached):
                         pool.fail(await self._diagnose(worker.id, answer))
                     elif not portions:
                         pushing = None
@@ -685,17 +687,17 @@ class Coordinator:
             self._prepared.add(member)
         await worker.call(self._members.role, "enter", self._number, *self._entering)
 
-    async def _diagnose(self, worker: int, answer: dict[str, Any]) -> Again:
+    async def _diagnose(self, worker: int, answer: NotReached) -> Again:
         """Find out why a worker does not reach another one. If only their link has failed, leave one of them out.
 
         Args:
             worker: Number of the worker.
-            answer: Its answer, from ``not_reached``.
+            answer: Its answer.
 
         Returns:
             The error for the iteration.
         """
-        peer = self._members.member(answer["peer"])
+        peer = self._members.member(answer.worker)
         if peer is not None:
             other = self._members.members()[peer]
             try:
@@ -703,9 +705,9 @@ class Coordinator:
             except LOSS as error:
                 self._run.crew.lose_if_free(other, error)
             else:
-                if answer["link"] and worker:
-                    await self._members.cut(worker, answer["peer"], answer["why"])
-        return Again(f"worker {answer['peer']} did not answer another worker ({answer['why']})")
+                if answer.link and worker:
+                    await self._members.cut(worker, answer.worker, answer.reason)
+        return Again(f"worker {answer.worker} did not answer another worker ({answer.reason})")
 
     def _reply(self, portion: Portion, worker: int, computed: Computed) -> Reply:
         task = replace(self._round.tasks[0], slot=portion.slot, indices=np.arange(portion.begin, portion.end))
@@ -815,41 +817,52 @@ class Coordinator:
         parts = cut(self._rows.sizes[0], saved.shards if slices is not None else settings.shards or len(owners))
         if slices is not None and len(parts) != saved.shards:
             slices = None
-        facts: list[dict[str, Any]] = [
-            {"first": begin, "version": saved.state.version, "history": settings.history} for begin, _ in parts
-        ]
         homes = [Home(owners[shard % len(owners)]) for shard in range(len(parts))]
+        states: list[ShardState] | list[StoredShard]
         if slices is None:
-            for shard_facts, part in zip(facts, parts, strict=True):
-                shard_facts |= self._vectors(*part)
+            states, verb = [self._saved_shard(*part) for part in parts], "own"
         else:
-            restored = {"names": self._run.facts.names, "pairs": saved.pairs, "dtype": str(self._type)}
-            for shard, (shard_facts, (_, end)) in enumerate(zip(facts, parts, strict=True)):
-                shard_facts |= {"restored": {**restored, "end": end}}
+            states, verb = [self._stored_shard(*part) for part in parts], "own_stored"
+            for shard, home in enumerate(homes):
                 try:
-                    await self._members.checkpoints.give(members[homes[shard].owner], slices, [shard])
+                    await self._members.checkpoints.give(members[home.owner], slices, [shard])
                 except LOSS as error:
-                    self._run.crew.lose_if_free(members[homes[shard].owner], error)
+                    self._run.crew.lose_if_free(members[home.owner], error)
                     raise Again(first_line(error)) from error
         self._homes, self._parts = homes, parts
         try:
-            await asyncio.gather(*(self._call(shard, "own", facts[shard]) for shard in range(len(parts))))
+            await asyncio.gather(*(self._call(shard, verb, state.to_message()) for shard, state in enumerate(states)))
         except BaseException:
             self._homes = []
             raise
 
-    def _vectors(self, begin: int, end: int) -> dict[str, Any]:
-        """Return a part of the vectors of the saved state, which are on the master."""
+    def _saved_shard(self, begin: int, end: int) -> ShardState:
+        """Return a shard of the saved state, whose vectors are on the master."""
         saved, pairs = self._saved, self._saved.pairs
         weights, vectors = local(saved.weights), local(saved.vectors or [])
         row = np.concatenate([np.asarray(weights[index], self._type).reshape(-1) for index in self._rows.trained])
         cut_out = [np.asarray(vector[begin:end], self._type) for vector in vectors]
-        return {
-            "weights": row[begin:end],
-            "gradient": cut_out[-1] if vectors else None,
-            "s": cut_out[:pairs],
-            "y": cut_out[pairs : 2 * pairs],
-        }
+        return ShardState(
+            first=begin,
+            version=saved.state.version,
+            weights=row[begin:end],
+            gradient=cut_out[-1] if vectors else None,
+            s=cut_out[:pairs],
+            y=cut_out[pairs : 2 * pairs],
+            history=self._settings.history,
+        )
+
+    def _stored_shard(self, begin: int, end: int) -> StoredShard:
+        """Return a shard of the saved state, whose vectors are in a slice of a checkpoint."""
+        return StoredShard(
+            first=begin,
+            end=end,
+            version=self._saved.state.version,
+            history=self._settings.history,
+            names=self._run.facts.names,
+            pairs=self._saved.pairs,
+            dtype=str(self._type),
+        )
 
     async def _until_done(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Do some work on the shards between two iterations. If a worker is lost, do it again with the backups.
@@ -869,13 +882,21 @@ class Coordinator:
 
     async def _brought(self, *, vectors: bool = False) -> Weights:
         """Return the current weights. With ``vectors``, put the vectors into the run's state, for a checkpoint."""
-        facts = await self._call_shards("whole")
-        row = np.concatenate([shard_facts["weights"] for shard_facts in facts])
-        weights = self._rows.weights(row, row[:0], list(self._untrained))
+        states = await self._whole_shards()
+        weights = self._weights_in(states)
         if vectors:
-            self._run.progress.keep(VECTORS, _joined(facts))
-            self._keep_numbers(self._state, 0, len(facts[0]["s"]), digest(weights))
+            self._run.progress.keep(VECTORS, _joined(states))
+            self._keep_numbers(self._state, 0, len(states[0].s), digest(weights))
         return weights
+
+    async def _whole_shards(self) -> list[ShardState]:
+        """Return the states of all shards."""
+        return list(map(ShardState.from_message, await self._call_shards("whole")))
+
+    def _weights_in(self, states: Sequence[ShardState]) -> Weights:
+        """Return the model's weights from the states of all shards."""
+        row = np.concatenate([state.weights for state in states])
+        return self._rows.weights(row, row[:0], list(self._untrained))
 
     async def _hand_back(self, number: int) -> None:
         """Take all vectors to the master, if otherwise only workers that leave would have a shard.
@@ -893,14 +914,13 @@ class Coordinator:
             ):
                 return
             try:
-                facts = await self._call_shards("whole")
+                shards = await self._whole_shards()
             except Again:
                 return  # the worker has ended before
-            if {shard_facts["version"] for shard_facts in facts} != {state.version}:
+            if {shard.version for shard in shards} != {state.version}:
                 return
-            row, pairs = np.concatenate([shard_facts["weights"] for shard_facts in facts]), len(facts[0]["s"])
-            weights = self._rows.weights(row, row[:0], list(self._untrained))
-            self._saved = Saved(replace(state, dots=None), weights, _joined(facts), 0, pairs)
+            weights, pairs = self._weights_in(shards), len(shards[0].s)
+            self._saved = Saved(replace(state, dots=None), weights, _joined(shards), 0, pairs)
 
     def _keep_numbers(self, state: State, shards: int, pairs: int, weights_digest: str) -> None:
         numbers = [state.version, state.loss, state.peak, shards, pairs]
@@ -918,8 +938,9 @@ class Coordinator:
             async def write_on_worker(destination: dict[str, Any]) -> dict[str, Any]:
                 return dict(await self._call(shard, "write", names, destination))
 
-            async def bring_to_master() -> tuple[dict[str, Any], dict[str, Any]]:
-                return shard_parts(rows, names, await self._call(shard, "whole")), {}
+            async def bring_to_master() -> tuple[dict[str, Array], dict[str, Any]]:
+                state = ShardState.from_message(await self._call(shard, "whole"))
+                return state.to_arrays(rows, names), {}
 
             return await slices.write_one(shard, write_on_worker, bring_to_master)
 
@@ -1057,10 +1078,9 @@ def _dropped(run: Run) -> str:
     )
 
 
-def _joined(facts: Sequence[dict[str, Any]]) -> Weights:
-    """Return ``s_1..s_k, y_1..y_k, g`` as whole vectors, from the facts of all shards."""
-    lists = [[*shard_facts["s"], *shard_facts["y"], shard_facts["gradient"]] for shard_facts in facts]
-    return [np.concatenate(parts) for parts in zip(*lists, strict=True)]
+def _joined(states: Sequence[ShardState]) -> Weights:
+    """Return ``s_1..s_k, y_1..y_k, g`` as whole vectors, from the states of all shards."""
+    return [np.concatenate(parts) for parts in zip(*(state.vectors for state in states), strict=True)]
 
 
 def _filled(

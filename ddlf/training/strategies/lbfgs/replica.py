@@ -31,7 +31,7 @@ from ddlf.training.slot.optimizers import chain, keeps_averages
 from ddlf.training.slot.parts import SlotPart
 from ddlf.training.slot.task import Task
 from ddlf.training.strategies.lbfgs.portions import Computed
-from ddlf.training.strategies.lbfgs.shards import SHARDS, Shards, call_shards, not_reached
+from ddlf.training.strategies.lbfgs.shards import SHARDS, NotReached, Shards, call_shards
 from ddlf.worker.calls import concurrent
 from ddlf.worker.peers import Unreached, calls_of
 
@@ -140,7 +140,7 @@ class LbfgsReplica(HoldingReplica):
     @concurrent
     async def portions(
         self, pass_number: int, counts: list[int], dropped: list[int], requests: list[list[int]]
-    ) -> list[Any] | dict[str, Any]:
+    ) -> list[Any] | NotReached:
         """Compute the loss and the gradient of some portions, one after another.
 
         Args:
@@ -150,15 +150,14 @@ class LbfgsReplica(HoldingReplica):
             requests: For each portion its number, its first sample, and the index after its last sample.
 
         Returns:
-            The message of ``Computed`` for each portion; or what ``not_reached`` returns, if the worker of a shard
-            cannot be reached.
+            The message of ``Computed`` for each portion, unless the worker of a shard cannot be reached.
         """
         now, cancelled = self._in(pass_number), list[bool]()
         now.note(counts, dropped)
         try:
             weights = await asyncio.shield(now.weights)
         except Unreached as error:
-            return not_reached(error)
+            return NotReached.of(error)
 
         def compute(number: int, begin: int, end: int) -> Computed | None:
             return None if cancelled else self._computed_portion(now, weights, number, begin, end)
@@ -170,11 +169,11 @@ class LbfgsReplica(HoldingReplica):
         return [result.to_message() for result in results]
 
     @concurrent
-    async def push(self, pass_number: int, counts: list[int], dropped: list[int]) -> list[int] | dict[str, Any]:
+    async def push(self, pass_number: int, counts: list[int], dropped: list[int]) -> list[int] | NotReached:
         """Push the sum of the portions that count to all shards. The arguments are as for ``portions``.
 
         Returns:
-            The numbers of the pushed portions; or what ``not_reached`` returns.
+            The numbers of the pushed portions, unless the worker of a shard cannot be reached.
         """
         now = self._in(pass_number)
         now.note(counts, dropped)
@@ -188,7 +187,7 @@ class LbfgsReplica(HoldingReplica):
             try:
                 await asyncio.gather(*adding)
             except Unreached as error:
-                return not_reached(error)
+                return NotReached.of(error)
         return portions
 
     async def close(self) -> None:

@@ -19,28 +19,24 @@ a worker is lost, the backups become the owners, and the iteration begins again 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.flat_weights import Rows, overlapped
+from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.lbfgs import Array, FixedPoint, dot, packed, packed_row
 from ddlf.errors import AppMissing, BadUpdate, LeaseError
-from ddlf.training.checkpoints.durable import damaged
-from ddlf.training.checkpoints.progress_layout import KEPT
 from ddlf.training.checkpoints.slice_reader import Restored
-from ddlf.training.checkpoints.slices import WEIGHTS, part_name, write_if_seen
+from ddlf.training.checkpoints.slices import write_if_seen
+from ddlf.training.strategies.lbfgs.state import ShardState, StoredShard
 from ddlf.worker.activity import Shard as Shown
 from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.peers import Ask, Unreached
 
 SHARDS = "shards"
 """Name of the role that has a worker's shards."""
-VECTORS = "lbfgs"
-"""Group of the run's state in checkpoints: ``s_1..s_k, y_1..y_k, g`` as whole vectors."""
 INLINE = 1 << 15
 """A shard with at most this many values computes on the event loop, a larger one in a thread."""
 
@@ -57,12 +53,26 @@ async def call_shards(ask: Ask, worker: int, verb: str, *arguments: Any) -> Any:
         raise Unreached(worker, error.message.partition("\n")[0]) from error
 
 
-def not_reached(error: Unreached) -> dict[str, Any]:
-    """Return the answer of a verb that could not reach another worker.
+@dataclass(frozen=True, slots=True)
+class NotReached:
+    """The answer of a verb that could not reach another worker.
 
     An error would reach the master as one of this worker, which would then count as lost.
+
+    Args:
+        worker: Number of the other worker.
+        reason: Why it could not be reached.
+        link: Whether the link to it has failed.
     """
-    return {"peer": error.worker, "why": error.reason, "link": error.link}
+
+    worker: int
+    reason: str
+    link: bool
+
+    @classmethod
+    def of(cls, error: Unreached) -> NotReached:
+        """Return the answer after an error."""
+        return cls(error.worker, error.reason, error.link)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,22 +104,30 @@ class Shard:
     added: set[int] = field(default_factory=set)
     staged: tuple[Array, Array] | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def state(self) -> ShardState:
         """Return all that another worker needs to have this shard."""
-        return {
-            "first": self.first,
-            "version": self.version,
-            "weights": self.weights,
-            "gradient": self.gradient,
-            "s": list(self.s),
-            "y": list(self.y),
-            "history": self.history,
-        }
+        return ShardState(
+            first=self.first,
+            version=self.version,
+            weights=self.weights,
+            gradient=self.gradient,
+            s=list(self.s),
+            y=list(self.y),
+            history=self.history,
+        )
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Shard:
-        """Return the shard that ``facts`` describes."""
-        return cls(**{**facts, "s": list(facts["s"]), "y": list(facts["y"])})
+    def from_state(cls, state: ShardState) -> Shard:
+        """Return a shard with a state."""
+        return cls(
+            first=state.first,
+            version=state.version,
+            weights=state.weights,
+            gradient=state.gradient,
+            s=list(state.s),
+            y=list(state.y),
+            history=state.history,
+        )
 
     @property
     def part(self) -> tuple[int, int]:
@@ -247,13 +265,18 @@ class Shards(Restored):
         return sorted(self._shards)
 
     @concurrent
-    async def own(self, number: int, facts: dict[str, Any]) -> None:
-        """Receive a whole shard. With ``restored``, its values are in a slice of a checkpoint that this worker has."""
-        if "restored" in facts:
-            how = facts.pop("restored")
-            arrays = self.restored.pop(number)
-            facts |= await asyncio.to_thread(shard_of_parts, self._rows(), how, facts["first"], arrays)
-        self._shards[number] = Shard.from_facts(facts)
+    async def own(self, number: int, message: dict[str, Any]) -> None:
+        """Receive a whole shard, from the message of a ``ShardState``."""
+        self._own(number, ShardState.from_message(message))
+
+    @concurrent
+    async def own_stored(self, number: int, message: dict[str, Any]) -> None:
+        """Receive a shard, from the message of a ``StoredShard``. This worker has the slice with its vectors."""
+        stored, arrays = StoredShard.from_message(message), self.restored.pop(number)
+        self._own(number, await asyncio.to_thread(stored.loaded, self._rows(), arrays))
+
+    def _own(self, number: int, state: ShardState) -> None:
+        self._shards[number] = Shard.from_state(state)
         self._owned.add(number)
         self._show()
 
@@ -265,13 +288,13 @@ class Shards(Restored):
         self._show()
 
     @concurrent
-    async def send(self, number: int, to: int) -> dict[str, Any]:
-        """Send a whole shard to another worker, which then has a backup. Return {}, or what ``not_reached`` does."""
+    async def send(self, number: int, to: int) -> NotReached | None:
+        """Send a whole shard to another worker, which then has a backup. Return None on success."""
         try:
-            await call_shards(self._ask, to, "copy", number, self._shard(number).facts())
+            await call_shards(self._ask, to, "copy", number, self._shard(number).state().to_message())
         except Unreached as error:
-            return not_reached(error)
-        return {}
+            return NotReached.of(error)
+        return None
 
     @concurrent
     async def aim(self, number: int, coefficients: Array) -> list[Any]:
@@ -285,10 +308,10 @@ class Shards(Restored):
         return list(await self._computed(number, Shard.sums))
 
     @concurrent
-    async def stage(self, number: int, pass_number: int, backup: int) -> list[Any] | dict[str, Any]:
+    async def stage(self, number: int, pass_number: int, backup: int) -> list[Any] | NotReached:
         """Call ``Shard.stage``, and send the staged values to the worker with the backup; 0 for none.
 
-        Return the numbers of ``Shard.stage``, or what ``not_reached`` does.
+        Return the numbers of ``Shard.stage``.
         """
         shard = self._in_pass(number, pass_number)
         numbers = list(await self._computed(number, Shard.stage))
@@ -296,7 +319,7 @@ class Shards(Restored):
             try:
                 await call_shards(self._ask, backup, "staged", number, shard.version, *shard.staged)
             except Unreached as error:
-                return not_reached(error)
+                return NotReached.of(error)
         return numbers
 
     @concurrent
@@ -319,8 +342,8 @@ class Shards(Restored):
 
     @concurrent
     async def whole(self, number: int) -> dict[str, Any]:
-        """Return a shard's whole state."""
-        return self._shard(number).facts()
+        """Return the message of a shard's whole state, a ``ShardState``."""
+        return self._shard(number).state().to_message()
 
     @concurrent
     async def write(self, number: int, names: Sequence[str], destination: dict[str, Any]) -> dict[str, Any]:
@@ -334,7 +357,7 @@ class Shards(Restored):
         Returns:
             The result of ``write_if_seen``, and ``by``, this worker's number.
         """
-        parts = shard_parts(self._rows(), names, self._shard(number).facts())
+        parts = self._shard(number).state().to_arrays(self._rows(), names)
         return {**await asyncio.to_thread(write_if_seen, destination, parts), "by": self._me}
 
     async def close(self) -> None:
@@ -346,9 +369,9 @@ class Shards(Restored):
     # -- verbs for other workers --------------------------------------------------------------------------------------
 
     @offered
-    async def copy(self, number: int, facts: dict[str, Any]) -> None:
-        """Receive a backup of another worker's shard."""
-        self._shards[number] = Shard.from_facts(facts)
+    async def copy(self, number: int, message: dict[str, Any]) -> None:
+        """Receive a backup of another worker's shard, from the message of a ``ShardState``."""
+        self._shards[number] = Shard.from_state(ShardState.from_message(message))
         self._owned.discard(number)
         self._show()
 
@@ -427,61 +450,3 @@ class Shards(Restored):
         begin, end, version = (0, 0, 0) if first is None else (*first.part, first.version)
         backups = len(self._shards) - len(self._owned)
         self._show_line(Shown(begin, end, self._rows().sizes[0], version, self._run, len(self._owned), backups))
-
-
-def shard_parts(rows: Rows, names: Sequence[str], facts: Mapping[str, Any]) -> dict[str, Array]:
-    """Return a shard's whole state as named arrays, to be written as one slice (file) of a checkpoint.
-
-    Args:
-        rows: Layout of the model's trained weights.
-        names: Paths of the weights.
-        facts: The facts of the shard.
-    """
-    first, weights = facts["first"], facts["weights"]
-    arrays = {
-        part_name(WEIGHTS, low, f"{i:04d} {names[i]}"): values
-        for i, low, values in rows.slices((first, first + weights.size), weights, rows.trained)
-    }
-    for number, vector in enumerate([*facts["s"], *facts["y"], facts["gradient"]]):
-        if vector is not None:
-            arrays[part_name(KEPT + VECTORS, first, f"{number:04d}")] = vector
-    return arrays
-
-
-def shard_of_parts(rows: Rows, how: Mapping[str, Any], first: int, arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the vectors of a shard, from a slice that ``shard_parts`` made.
-
-    Args:
-        rows: Layout of the model's trained weights.
-        how: ``end`` of the shard, ``names`` of the weights, ``pairs`` (their number), and ``dtype`` of the vectors.
-        first: Index of the first value.
-        arrays: Arrays of the shard's slice of the checkpoint.
-
-    Returns:
-        ``weights``, ``gradient``, ``s`` and ``y``.
-
-    Raises:
-        CheckpointCorrupt: A part is missing, or has the wrong size.
-    """
-
-    def of(name: str, length: int) -> Array:
-        array = arrays.get(name)
-        if array is None or array.shape != (length,):
-            got = "nothing" if array is None else f"{array.dtype} {array.shape}"
-            raise damaged(Path("a slice of the checkpoint"), f"{length:,} values of {name!r}", got)
-        return np.asarray(array, how["dtype"])
-
-    part, pairs, names = (first, how["end"]), how["pairs"], how["names"]
-    like = [rows.like[i] for i in rows.trained]
-    weights = [
-        of(part_name(WEIGHTS, low, f"{rows.trained[at]:04d} {names[rows.trained[at]]}"), high - low)
-        for at, low, high in overlapped(like, part)
-    ]
-    size = part[1] - part[0]
-    vectors = [of(part_name(KEPT + VECTORS, first, f"{number:04d}"), size) for number in range(2 * pairs + 1)]
-    return {
-        "weights": np.concatenate(weights),
-        "gradient": vectors[-1],
-        "s": vectors[:pairs],
-        "y": vectors[pairs : 2 * pairs],
-    }
