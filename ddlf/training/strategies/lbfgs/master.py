@@ -22,6 +22,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import starmap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,7 +64,7 @@ from ddlf.training.run import Round, Run, arrived
 from ddlf.training.slot.gradients import ONE_FOR_EACH, is_apart, not_a_mean_message
 from ddlf.training.slot.task import Reply
 from ddlf.training.strategies.lbfgs.portions import Computed, Pool, Portion, Tally, portions_of
-from ddlf.training.strategies.lbfgs.shards import NotReached
+from ddlf.training.strategies.lbfgs.shards import Aimed, NotReached, PassSums, Staged
 from ddlf.training.strategies.lbfgs.state import VECTORS, ShardState, StoredShard
 
 AHEAD = 2
@@ -264,7 +265,8 @@ class Coordinator:
         self._first = self._iterations = max(0, self._state.version - 1)  # iterations so far
         self._last: Iteration | None = None
         self._number = 0  # of the last pass
-        self._entering: tuple[Any, ...] = ()  # what workers receive when they enter it
+        # what workers receive when they enter it: the arguments of ``LbfgsReplica.enter`` after its number
+        self._entering: tuple[list[int], list[list[int]], int, float, list[int]]
         self._passes = 0  # of the current iteration
         self._carried: dict[int, int] = {}  # slot -> the worker that has computed portions for it in this iteration
         self._peak = 0.0
@@ -471,12 +473,15 @@ class Coordinator:
         Return False, and do nothing, if it has changed neither the loss nor the gradient for the better.
         """
         calls = (self._call(shard, "stage", self._number, self._backup(shard)) for shard in range(len(self._homes)))
-        answers = await asyncio.gather(*calls)
-        for shard, answer in enumerate(answers):
+        staged = []
+        for shard, answer in enumerate(await asyncio.gather(*calls)):
             if isinstance(answer, NotReached):
                 raise await self._diagnose(self._homes[shard].owner[0], answer)
-        ss, sy, yy = (float(sum(unpacked(answer[index]) for answer in answers)) for index in range(3))
-        peak, loss = max(answer[3] for answer in answers), self._state.loss
+            staged.append(Staged(*answer))
+        ss = float(sum(unpacked(of_shard.ss) for of_shard in staged))
+        sy = float(sum(unpacked(of_shard.sy) for of_shard in staged))
+        yy = float(sum(unpacked(of_shard.yy) for of_shard in staged))
+        peak, loss = max(of_shard.peak for of_shard in staged), self._state.loss
         if loss is not None and tried.at.loss >= loss and peak >= tried.before:
             return False
         # From here on the version counts: if a worker is lost, another one has the values.
@@ -576,25 +581,27 @@ class Coordinator:
             loss = exact_mean((reply.metrics.get("loss", math.nan), reply.samples) for reply in replies)
             peak = max((result.peak for result in computed), key=lambda value: (math.isnan(value), value))
             is_finite = math.isfinite(loss) and math.isfinite(peak)
-            self._tell_pass(step, loss if is_finite else math.inf, time.perf_counter() - begin, pool.tallies)
+            self._report_pass(step, loss if is_finite else math.inf, time.perf_counter() - begin, pool.tallies)
             if not is_finite:
                 return Tried(Point(step, loss if loss == -math.inf else math.inf, math.nan), replies)
             self._peak = peak
             if peak <= format.limit:
                 break
         slopes = []
-        for slope, added in await self._call_shards("sums", self._number):
-            if added != len(self._portions):
-                raise Again(f"a shard has the gradient of {added} of {len(self._portions)} portions")
-            if slope is not None:
-                slopes.append(unpacked(slope))
+        for sums in starmap(PassSums, await self._call_shards("sums", self._number)):
+            if sums.added != len(self._portions):
+                raise Again(f"a shard has the gradient of {sums.added} of {len(self._portions)} portions")
+            if sums.slope is not None:
+                slopes.append(unpacked(sums.slope))
         return Tried(Point(step, loss, float(sum(slopes)) if slopes else 0.0), replies)
 
-    def _tell_pass(self, step: float, loss: float, seconds: float, tallies: Mapping[int, Tally]) -> None:
-        """Tell displays about a pass that has ended."""
+    def _report_pass(self, step: float, loss: float, seconds: float, tallies: Mapping[int, Tally]) -> None:
+        """Emit an event about a pass that has ended."""
         portions = tuple(PortionCounts(worker=worker, **asdict(tally)) for worker, tally in sorted(tallies.items()))
-        facts = dict(round=self._now, number=self._passes)
-        self._run.crew.emit(PassEnded(**facts, step=step, loss=loss, seconds=seconds, portions=portions))
+        event = PassEnded(
+            round=self._now, number=self._passes, step=step, loss=loss, seconds=seconds, portions=portions
+        )
+        self._run.crew.emit(event)
 
     def _begin(self, step: float, format: FixedPoint) -> None:
         """Begin a pass, which workers then enter."""
@@ -966,8 +973,10 @@ class Coordinator:
         Args:
             coefficients: Coefficients of the direction in the vectors.
         """
-        slopes, sizes, peaks = zip(*await self._call_shards("aim", np.array(coefficients, np.float64)), strict=True)
-        return float(sum(map(unpacked, slopes))), float(sum(map(unpacked, sizes))), max(peaks)
+        answers = await self._call_shards("aim", np.array(coefficients, np.float64))
+        aimed = list(starmap(Aimed, answers))
+        slope, size = sum(unpacked(of.slope) for of in aimed), sum(unpacked(of.size) for of in aimed)
+        return float(slope), float(size), max(of.peak for of in aimed)
 
     async def _dots(self) -> np.ndarray[Any, Any]:
         """Return the dot products of ``s_1..s_k, y_1..y_k, g`` with each other."""

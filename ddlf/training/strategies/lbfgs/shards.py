@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,6 +73,46 @@ class NotReached:
     def of(cls, error: Unreached) -> NotReached:
         """Return the answer after an error."""
         return cls(error.worker, error.reason, error.link)
+
+
+class Aimed(NamedTuple):
+    """The slope of a new direction, and the size of the gradient, in one shard. Sums are packed.
+
+    Args:
+        slope: Dot product of the gradient and the direction.
+        size: Sum of the gradient's absolute values.
+        peak: The largest of these values.
+    """
+
+    slope: bytes
+    size: bytes
+    peak: float
+
+
+class PassSums(NamedTuple):
+    """The result of a pass in one shard.
+
+    Args:
+        slope: Dot product of the trial's gradient and the direction, packed; None without a direction.
+        added: Number of portions whose gradients were added.
+    """
+
+    slope: bytes | None
+    added: int
+
+
+class Staged(NamedTuple):
+    """The numbers of one shard that decide whether a step and its pair are kept. The dot products are packed.
+
+    Args:
+        ss, sy, yy: Dot products of the changes of the weights, ``s``, and of the gradient, ``y``.
+        peak: Largest absolute value of the gradient after the step.
+    """
+
+    ss: bytes
+    sy: bytes
+    yy: bytes
+    peak: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,8 +184,8 @@ class Shard:
         vectors = self.vectors() if indices else []
         return [packed_row(dot(vectors[i], vector) for vector in vectors) for i in indices]
 
-    def aim(self, coefficients: Array) -> tuple[bytes, bytes, float]:
-        """Set the direction. Return its slope, and the sum and the maximum of the gradient's absolute values."""
+    def aim(self, coefficients: Array) -> Aimed:
+        """Set the direction."""
         assert self.gradient is not None
         total = np.zeros(self.weights.size, np.float64)
         for coefficient, vector in zip(coefficients, self.vectors(), strict=True):
@@ -153,7 +193,7 @@ class Shard:
         self.direction = total.astype(self.weights.dtype)
         sizes = np.abs(self.gradient)
         slope, total_size = dot(self.gradient, self.direction), dot(sizes, np.ones(sizes.size))
-        return packed(slope), packed(total_size), float(sizes.max(initial=0.0))
+        return Aimed(packed(slope), packed(total_size), float(sizes.max(initial=0.0)))
 
     def begin(self, number: int, step: float, format: FixedPoint) -> None:
         """Begin a pass over all samples with other weights: ``step`` along the direction."""
@@ -184,10 +224,10 @@ class Shard:
         """Return the gradient at the trial, rounded to the type of the weights."""
         return self.format.value(self.total).astype(self.weights.dtype)
 
-    def sums(self) -> tuple[bytes | None, int]:
-        """Return the slope at the trial, None without a direction; and how many portions were added."""
+    def sums(self) -> PassSums:
+        """Return the result of the pass so far."""
         slope = None if self.direction is None else packed(dot(self.trial_gradient(), self.direction))
-        return slope, len(self.added)
+        return PassSums(slope, len(self.added))
 
     def changes(self) -> tuple[Array, Array]:
         """Return the staged change of the weights and of the gradient. The first pass has none."""
@@ -197,17 +237,13 @@ class Shard:
             return np.zeros(0, weights.dtype), np.zeros(0, weights.dtype)
         return weights - self.weights, gradient - self.gradient
 
-    def stage(self) -> tuple[bytes, bytes, bytes, float]:
-        """Note that the trial may become the weights.
-
-        Return the dot products ``s.s``, ``s.y`` and ``y.y``, which decide whether the pair is kept, and the largest
-        absolute value of the gradient.
-        """
+    def stage(self) -> Staged:
+        """Note that the trial may become the weights."""
         assert self.trial is not None
         self.staged = self.trial, self.trial_gradient()
         s, y = self.changes()
         peak = float(np.abs(self.staged[1]).max(initial=0.0))
-        return packed(dot(s, s)), packed(dot(s, y)), packed(dot(y, y)), peak
+        return Staged(packed(dot(s, s)), packed(dot(s, y)), packed(dot(y, y)), peak)
 
     def settle(self, version: int, pair_kept: bool, afresh: bool) -> bool:
         """Make the staged weights and gradient the current ones, unless this was done before.
@@ -298,12 +334,12 @@ class Shards(Restored):
 
     @concurrent
     async def aim(self, number: int, coefficients: Array) -> list[Any]:
-        """Set the direction, and return the numbers of ``Shard.aim``."""
+        """Set the direction, and return the fields of an ``Aimed``."""
         return list(await self._computed(number, lambda shard: shard.aim(coefficients)))
 
     @concurrent
     async def sums(self, number: int, pass_number: int) -> list[Any]:
-        """Return the numbers of ``Shard.sums`` after the pass ``pass_number``."""
+        """Return the fields of a ``PassSums`` after the pass ``pass_number``."""
         self._in_pass(number, pass_number)
         return list(await self._computed(number, Shard.sums))
 
@@ -311,7 +347,7 @@ class Shards(Restored):
     async def stage(self, number: int, pass_number: int, backup: int) -> list[Any] | NotReached:
         """Call ``Shard.stage``, and send the staged values to the worker with the backup; 0 for none.
 
-        Return the numbers of ``Shard.stage``.
+        Return the fields of a ``Staged``.
         """
         shard = self._in_pass(number, pass_number)
         numbers = list(await self._computed(number, Shard.stage))
