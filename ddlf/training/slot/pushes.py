@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPushes:
-    """What the replicas of a slot have exchanged with the servers in one round.
+    """The pushes and fetches of the replicas of a slot in one round.
 
     Args:
         pushes: For each push that all servers have: its replica and its number; then for each server its staleness;

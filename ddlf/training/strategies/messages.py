@@ -18,8 +18,10 @@ class Message:
 
     def to_message(self) -> dict[str, Any]:
         """Return the value as plain data for the network."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: item.to_message() if isinstance(item, Message) else item for name, item in values.items()}
+        return {
+            name: value.to_message() if isinstance(value := getattr(self, name), Message) else value
+            for name in self.__dataclass_fields__
+        }
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Self:

@@ -225,7 +225,7 @@ class ReplicaEntry(Message):
         replicas: Numbers of these replicas, from 0.
         all: Number of replicas of the run.
         life: Their incarnation.
-        alone: Number of pushes after which the other replicas of the slot begin.
+        alone: Number of pushes that the first replica makes before the others begin.
     """
 
     replicas: Sequence[int]

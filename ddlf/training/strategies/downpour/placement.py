@@ -23,12 +23,12 @@ from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.refusals import check
 from ddlf.training.run import Run
 from ddlf.training.strategies.downpour.client import name_of
-from ddlf.training.strategies.downpour.state import Ranges, ServerState, StoredState
+from ddlf.training.strategies.downpour.state import Ranges, ServerProgress, ServerState, StoredState
 
 if TYPE_CHECKING:
     from ddlf.training.strategies.downpour.settings import DownpourSettings
 
-TELL_S = 1.0
+ANNOUNCE_S = 1.0
 """Seconds to wait until all workers have received new locations. A worker that hangs receives them when it
 continues."""
 HAND_ON_S = 30.0
@@ -48,6 +48,8 @@ class ServerStart:
     slices: Slices | None = None
 
 
+Announcement = tuple[int, list[int], list[Ranges], list[int], list[list[Member]]]
+"""The arguments of ``Servers.arrange``."""
 Restore = Callable[[int], tuple[ServerStart, str]]
 """Returns the state of a server when the master had it last, and a sentence about the pushes lost since."""
 
@@ -82,7 +84,7 @@ class Placement:
         self._role = members.holder
         self.owners: list[Member] = []
         self.parts: list[Ranges] = []
-        self.reached: dict[int, list[int]] = {}
+        self.reached: dict[int, tuple[int, int]] = {}
         self._epochs: list[int] = []
         self._highest_epochs: list[int] = []  # the highest term that a worker may have seen, by server
         self._holders: list[list[Member]] = []
@@ -92,7 +94,7 @@ class Placement:
         self._met = {number for number, _ in members.members()}
         self._lost_members: set[Member] = set()
         self._one_at_a_time = asyncio.Lock()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._announcing: set[asyncio.Task[None]] = set()
 
     @property
     def epochs(self) -> Sequence[int]:
@@ -224,14 +226,14 @@ class Placement:
 
         async def of(owner: Member, worker: ProxyWorker) -> list[int]:
             try:
-                servers = await worker.call(self._role, "versions")
+                servers: list[ServerProgress] = await worker.call(self._role, "progress")
             except LOSS as error:
                 await self.lost(owner, error)
                 return []
-            for _, _, pushed in servers:
-                for replica, *reached in pushed:
-                    self.reached[replica] = max(self.reached.get(replica, [-1, -1]), reached)
-            return [version for shard, version, _ in servers if self.owners[shard] == owner]
+            for server in servers:
+                for replica, reached in server.reached.items():
+                    self.reached[replica] = max(self.reached.get(replica, reached), reached)
+            return [server.version for server in servers if self.owners[server.shard] == owner]
 
         await self.replace_lost()
         members = self._members.members()
@@ -266,7 +268,7 @@ class Placement:
 
     async def close(self) -> None:
         """Cancel announcements that have not reached their workers yet."""
-        await end_all([*self._telling])
+        await end_all([*self._announcing])
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -429,30 +431,30 @@ class Placement:
             load.update(more)
             self._holders[shard] = [*holders, *more]
         self._number += 1
-        announcement = (
+        announcement: Announcement = (
             self._number,
             [number for number, _ in self.owners],
             self.parts,
             self._epochs,
             self._holders,
         )
-        telling = {asyncio.ensure_future(self._tell(member, alive[member], announcement)) for member in arranged}
-        self._telling |= telling
-        for task in telling:
-            task.add_done_callback(self._finish_telling)
-        if telling:
-            await asyncio.wait(telling, timeout=TELL_S)
+        announcing = {asyncio.ensure_future(self._announce(member, alive[member], announcement)) for member in arranged}
+        self._announcing |= announcing
+        for task in announcing:
+            task.add_done_callback(self._finish_announcing)
+        if announcing:
+            await asyncio.wait(announcing, timeout=ANNOUNCE_S)
 
-    async def _tell(self, member: Member, worker: ProxyWorker, announcement: tuple[Any, ...]) -> None:
+    async def _announce(self, member: Member, worker: ProxyWorker, announcement: Announcement) -> None:
         try:
             await worker.call(self._role, "arrange", *announcement)
         except LOSS as error:
             self._arranged.discard(member)
             self._run.crew.lose_if_free(worker, error)
 
-    def _finish_telling(self, telling: asyncio.Task[None]) -> None:
-        self._telling.discard(telling)
-        if not telling.cancelled() and isinstance(error := telling.exception(), Exception):
+    def _finish_announcing(self, announcing: asyncio.Task[None]) -> None:
+        self._announcing.discard(announcing)
+        if not announcing.cancelled() and isinstance(error := announcing.exception(), Exception):
             self._run.crew.end(error)
 
     def _called(self, shards: Sequence[int]) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.codec import CODEC, Codec, Float32
-from ddlf.algorithms.encoding import encode_update
+from ddlf.algorithms.encoding import EncodedUpdate, encode_update
 from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import KNOWN, PUSHED, Last, Pushed, Softsync, is_finite
 from ddlf.algorithms.staleness import STALENESS, Staleness
@@ -34,7 +34,14 @@ from ddlf.training.checkpoints.slice_reader import Restored
 from ddlf.training.checkpoints.slices import write_if_seen
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.client import RETRY_S, FetchedRange, Owners, Resumed, name_of
-from ddlf.training.strategies.downpour.state import Counters, Ranges, ServerSettings, ServerState, StoredState
+from ddlf.training.strategies.downpour.state import (
+    Counters,
+    Ranges,
+    ServerProgress,
+    ServerSettings,
+    ServerState,
+    StoredState,
+)
 from ddlf.worker.activity import Shard
 from ddlf.worker.calls import Hosting, concurrent, offered
 from ddlf.worker.peers import Ask, Unreached
@@ -93,7 +100,7 @@ class Server:
     _with: frozenset[tuple[int, int]] = frozenset()  # the holders that have a backup
     _required: int = 0  # number of pushes that a caller waits for to be safe
     _lent: bool = False  # whether a message may still contain the values, so that the next step has to copy them
-    _encoded: tuple[int, Any] | None = None  # version, and its encoded weights
+    _encoded: tuple[int, EncodedUpdate] | None = None  # version, and its encoded weights
     _lent_state: bool = False  # the same for the rule's state
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -102,7 +109,7 @@ class Server:
         """Return a server with a state, such as that of a server on another worker or of an earlier one.
 
         Args:
-            state: Its state. Without arrays of the push rule, the rule begins anew.
+            state: Its state. Without arrays of the push rule, the rule starts with its initial state.
             epoch: The server's term.
             rollbacks: Its rollbacks.
         """
@@ -378,7 +385,7 @@ class Server:
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    async def _travelling(self) -> Any:
+    async def _travelling(self) -> Row | EncodedUpdate:
         """Return the current weights, encoded for the network. All replicas that fetch them share one encoding."""
         if isinstance(self.codec, Float32):
             return self.weights
@@ -388,11 +395,11 @@ class Server:
             self._encoded = self.version, encoded
         return self._encoded[1]
 
-    async def _stepped(self, *push: Any) -> None:
+    async def _stepped(self, gradient: Row, rest: Row, tau: int) -> None:
         if self.weights.size <= INLINE:
-            self._step(*push)
+            self._step(gradient, rest, tau)
             return
-        stepping = asyncio.ensure_future(asyncio.to_thread(self._step, *push))
+        stepping = asyncio.ensure_future(asyncio.to_thread(self._step, gradient, rest, tau))
         try:
             await asyncio.shield(stepping)
         except asyncio.CancelledError:  # the sender has gone, but the push still counts for the whole server
@@ -587,7 +594,12 @@ class Servers(Restored):
 
     @concurrent
     async def arrange(
-        self, number: int, owners: list[int], parts: list[Any], epochs: list[int], copies: list[list[Any]]
+        self,
+        number: int,
+        owners: list[int],
+        parts: list[Ranges],
+        epochs: list[int],
+        copies: list[list[tuple[int, int]]],
     ) -> None:
         """Receive the master's announcement of the workers that have the servers and their backups.
 
@@ -599,8 +611,8 @@ class Servers(Restored):
         known_owners = self.owners
         if number < known_owners.arranged:
             return
-        known_owners.arranged, known_owners.parts = number, [((a, b), (c, d)) for (a, b), (c, d) in parts]
-        holders = [tuple((worker, opened) for worker, opened in of_shard) for of_shard in copies]
+        known_owners.arranged, known_owners.parts = number, parts
+        holders = [tuple(of_shard) for of_shard in copies]
         known_owners.arrange(owners, epochs)
         copied = {shard for shard, of_shard in enumerate(holders) if self._me in dict(of_shard)}
         self.copies.only(copied, epochs)
@@ -633,15 +645,16 @@ class Servers(Restored):
         return self.rows().weights(trained, rest, unserved)
 
     @concurrent
-    async def versions(self) -> list[Any]:
-        """Return the progress of the servers on this worker.
-
-        For each: its number, its steps, and the last push (replica, round, number) of each replica.
-        """
+    async def progress(self) -> list[ServerProgress]:
+        """Return the progress of each server on this worker."""
         self._show()
         return [
-            [number, shard.version, [[replica, last.round, last.number] for replica, last in shard.last.items()]]
-            for number, shard in self.shards.items()
+            ServerProgress(
+                shard=number,
+                version=server.version,
+                reached={replica: (last.round, last.number) for replica, last in server.last.items()},
+            )
+            for number, server in self.shards.items()
         ]
 
     @concurrent

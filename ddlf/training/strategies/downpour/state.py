@@ -27,7 +27,7 @@ Ranges = tuple[Slice, Slice]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings(Message):
-    """What never changes while a server exists.
+    """The settings of a server, which never change.
 
     Args:
         part: Its range of the row of trained values.
@@ -35,7 +35,7 @@ class ServerSettings(Message):
         staleness: Rule for the weight of a push that was computed from old weights, as text.
         codec: Codec of trained values to replicas, as text.
         collects: Number of pushes in a step.
-        every: Number of pushes after which the backups are updated.
+        every: Number of pushes between two updates of the backups.
     """
 
     part: Slice
@@ -98,7 +98,7 @@ class Counters(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State(Message):
-    """What all states of a server have.
+    """The common part of all states of a server.
 
     Args:
         settings: The settings of the server.
@@ -119,9 +119,24 @@ class _State(Message):
         return cls(**{**message, **parts})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProgress:
+    """How far a server is, which the master asks for again and again.
+
+    Args:
+        shard: Number of the server, from 0.
+        version: Number of its steps so far.
+        reached: For each replica, round and number of the last push that the server has.
+    """
+
+    shard: int
+    version: int
+    reached: Mapping[int, tuple[int, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the master needs of a state that is written into a checkpoint.
+    """The part of a state that the master needs if the values are written into a checkpoint.
 
     Args:
         counters: The counters of the server.
@@ -164,7 +179,7 @@ class ServerState(_State):
         return arrays
 
     def summary(self) -> Summary:
-        """Return what the master needs of the state that is written into a checkpoint."""
+        """Return the part that the master needs if the values are written into a checkpoint."""
         return Summary(self.counters, len(self.rule_rows))
 
 
