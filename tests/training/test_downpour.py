@@ -19,6 +19,7 @@ from ddlf.testing.fake_run import MadeUp, gradient
 from ddlf.training.callbacks.checks import warnings_of_master
 from ddlf.training.checkpoints import resume
 from ddlf.training.slot.task import OPTIMIZER
+from ddlf.training.strategies.downpour.client import FetchedRange
 from ddlf.training.strategies.downpour.server import Server, Servers
 from ddlf.training.strategies.downpour.state import ServerState
 from ddlf.worker.calls import Hosting
@@ -304,19 +305,19 @@ NONE = np.zeros(0, "f4")
 
 async def test_fetched_weights_do_not_change_and_stale_pushes_step_less():
     server, g = shard(), np.ones(4, "f4")
-    before = await server.fetch(0, 1)
+    before = FetchedRange(*await server.fetch(0, 1))
     assert [await server.push(0, 1, 0, number, 0, g, NONE) for number in range(3)] == [(0, 0), (1, 1), (2, 2)]
-    assert (before["weights"] == 0).all()
-    after = await server.fetch(0, 1)
-    assert np.allclose(after["weights"], -0.5 - 0.5 - 0.25)
-    assert (after["version"], after["received"], after["round"], after["number"]) == (3, 3, 0, 2)
+    assert (before.weights == 0).all()
+    after = FetchedRange(*await server.fetch(0, 1))
+    assert np.allclose(after.weights, -0.5 - 0.5 - 0.25)
+    assert (after.version, after.received, after.round, after.number) == (3, 3, 0, 2)
 
 
 async def test_replicas_fetch_encoded_values_and_shards_keep_exact_ones():
     values = CHANCE.normal(size=400).astype("f4")
     server = shard(values, codec="float16")
     for _ in range(2):
-        fetched = (await server.fetch(0, 1))["weights"]
+        fetched = FetchedRange(*await server.fetch(0, 1)).weights
         assert sum(part.nbytes for part in fetched["payloads"][0].values()) < 0.6 * values.nbytes
         assert decode_update(fetched, [values])[0].tobytes() == values.astype("f2").astype("f4").tobytes()
         await server.push(0, 1, 0, server.received, server.version, values, NONE)
@@ -436,7 +437,7 @@ async def test_a_shard_refuses_verbs_that_it_does_not_offer_to_other_workers():
     roles = Hosting(None)
     servers = Servers(1, "run", roles, None, lambda: Rows.of([np.zeros(4, "f4")], [True]))
     await servers.own(1, 0, state().to_message())
-    assert (await roles.call("run", "server:1:1", "fetch", 0, 1))["version"] == 0
+    assert FetchedRange(*await roles.call("run", "server:1:1", "fetch", 0, 1)).version == 0
     with pytest.raises(ProtocolError, match="a server:1:1 does not offer 'snapshot' to other workers"):
         await roles.call("run", "server:1:1", "snapshot")
     with pytest.raises(AppMissing, match="it hosts no server:1:0 of this run"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.push_rules import Cadence
-from ddlf.training.strategies.downpour.client import LARGE, ModelReplica, Owners
+from ddlf.training.strategies.downpour.client import LARGE, FetchedRange, ModelReplica, Owners
 
 LONG = 1e9
 """Seconds, longer than any wait of a test."""
@@ -28,8 +28,9 @@ class Shard:
         if verb == "push":
             return 0, 0
         await self.open.wait()
-        facts = {"version": 0, "received": 0, "round": 0, "number": -1, "epoch": 1, "safe": 0}
-        return {"weights": np.zeros(self.size, np.float32), "rest": np.zeros(0, np.float32), **facts}
+        weights, rest = np.zeros(self.size, np.float32), np.zeros(0, np.float32)
+        counters = {"version": 0, "received": 0, "round": 0, "number": -1, "epoch": 1, "safe": 0}
+        return list(FetchedRange(weights, rest, **counters))
 
     async def hears(self, count: int) -> list[str]:
         while len(self.verbs) < count:

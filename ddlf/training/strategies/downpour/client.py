@@ -17,7 +17,7 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -255,9 +255,8 @@ class PartEntry(Message):
     shards: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedRange(Message):
-    """A server's answer to a fetch of a replica.
+class FetchedRange(NamedTuple):
+    """A server's answer to a fetch of a replica. It travels as a list, because a replica may fetch at each step.
 
     Args:
         weights: Trained values of the server's range, or these values encoded by a codec.
@@ -503,8 +502,8 @@ class ModelReplica:
         return asyncio.ensure_future(self._fetched())
 
     async def _fetched(self) -> Fetched:
-        messages = await self.owners.for_all(lambda shard: self.owners.call(shard, "fetch", self.id, self.life))
-        answers = list(map(FetchedRange.from_message, messages))
+        fetched = await self.owners.for_all(lambda shard: self.owners.call(shard, "fetch", self.id, self.life))
+        answers = [FetchedRange(*answer) for answer in fetched]
         weights, rest = [], []
         for owner, answer, (part, rest_part) in zip(self.owners.owners, answers, self.owners.parts, strict=True):
             weights.append(_read(owner, answer.weights, part))

@@ -219,7 +219,7 @@ class Server:
             return Resumed(last=last_push, rollbacks=list(self.rollbacks)).to_message()
 
     @offered
-    async def fetch(self, replica: int, life: int) -> dict[str, Any]:
+    async def fetch(self, replica: int, life: int) -> list[Any]:
         """Return the current values of the server's range to a replica.
 
         Args:
@@ -227,13 +227,13 @@ class Server:
             life: Its incarnation: how often the replica has begun a round, or begun it again after a loss.
 
         Returns:
-            The message of a ``FetchedRange``. Its arrays never change afterwards.
+            The fields of a ``FetchedRange``. Its arrays never change afterwards.
         """
         async with self._news:
             last = self._alive(replica, life)
             self._lent = True
             last = self.last.get(replica, last)
-            return FetchedRange(
+            fetched = FetchedRange(
                 weights=await self._travelling(),
                 rest=self.rest,
                 version=self.version,
@@ -242,7 +242,8 @@ class Server:
                 number=last.number,
                 epoch=self.epoch,
                 safe=self.now_safe,
-            ).to_message()
+            )
+            return list(fetched)
 
     @offered
     async def push(
