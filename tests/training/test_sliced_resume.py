@@ -1,6 +1,5 @@
 """Tests of a run that continues from slices: each worker reads its slice, and the master reads none. No Keras."""
 
-import json
 import os
 import shutil
 
@@ -14,7 +13,7 @@ from ddlf.testing import FakeWorker
 from ddlf.training.checkpoints import contents, slice_reader
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.durable import seal, unseal
-from ddlf.training.checkpoints.slice_reader import location_of, read_location
+from ddlf.training.checkpoints.slice_reader import SliceLocation, SliceReport, read_location
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.strategies.downpour.server import Server
 from tests.training.runs import FROZEN, START, bits, events_of, run_of, trained
@@ -49,7 +48,7 @@ def hide_folder(run, *workers):
 
         async def rpc(request, timeout_s=None, worker=worker):
             if request.args[2] in ("look_at", "read_slice"):
-                return {"seen": False}
+                return SliceReport(visible=False)
             return await FakeWorker.rpc(worker, request, timeout_s)
 
         worker.rpc = rpc
@@ -268,8 +267,7 @@ async def test_another_manifest_at_that_path_is_another_checkpoint(tmp_path):
     manifest = tmp_path / "round-000002" / "manifest.json"
     content = unseal(manifest.read_bytes(), manifest)
     manifest.write_bytes(seal({**content, "epoch": content["epoch"] + 1}))
-    assert read_location(location_of(slices, 0), load=True) == ({"seen": False}, {})
-    json.dumps(location_of(slices, 0))
+    assert read_location(SliceLocation.of(slices, 0), load=True) == (SliceReport(visible=False), {})
 
 
 async def test_checkpoint_completed_in_the_meantime_is_read(tmp_path, monkeypatch):
@@ -278,14 +276,14 @@ async def test_checkpoint_completed_in_the_meantime_is_read(tmp_path, monkeypatc
     writing = tmp_path / ".writing-round-000002"
     os.rename(slices.final, writing)
     slices.folder, slices.manifest = writing, ""
-    target, read = location_of(slices, 0), slice_reader.read
+    location, read = SliceLocation.of(slices, 0), slice_reader.read
 
     def late(path, *facts):
         if writing.exists():
             os.rename(writing, slices.final)
         return read(path, *facts)
 
-    monkeypatch.setattr(slice_reader, "is_seen", lambda target: True)  # every worker sees the folder of checkpoints
+    monkeypatch.setattr(slice_reader, "is_seen", lambda *folder: True)  # every worker sees the folder of checkpoints
     monkeypatch.setattr(slice_reader, "read", late)
-    answer, arrays = read_location(target, load=True)
-    assert (answer, arrays != {}) == ({"seen": True}, True)
+    answer, arrays = read_location(location, load=True)
+    assert (answer, arrays != {}) == (SliceReport(visible=True), True)

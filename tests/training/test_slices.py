@@ -9,6 +9,7 @@ from ddlf.errors import CheckpointError, WorkerLost
 from ddlf.events import CheckpointFailed, CheckpointWritten, Warned
 from ddlf.testing import FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.checkpoints.slices import NotWritten
 from ddlf.training.exchanges.sharded.master import Sharded
 from tests.training.runs import START, bits, events_of, run_of, trained
 
@@ -57,7 +58,8 @@ async def test_any_number_of_workers_resumes_slices_with_the_same_bits(workers, 
 @pytest.mark.parametrize("sees_folder", [False, True], ids=["sees no folder", "cannot write"])
 async def test_slices_of_a_worker_that_cannot_write_pass_the_master(settings, sees_folder, tmp_path):
     run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
-    replace_answer(run.cluster.workers[1], "write", lambda: {"by": 2, "why": "no such folder", "seen": sees_folder})
+    refusal = NotWritten(by=2, reason="no such folder", visible=sees_folder)
+    replace_answer(run.cluster.workers[1], "write", lambda: (refusal, None))
     await run.train_model()
     assert [event.through for event in events_of(run, CheckpointWritten)] == [(2,)] * (len(run.history) - 1) + [()]
     (warned,) = [event for event in events_of(run, Warned) if event.about == "checkpoint"]

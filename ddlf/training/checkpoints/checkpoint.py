@@ -145,8 +145,8 @@ class CheckpointFolder:
             self._ownership.check()
             temporary.mkdir(mode=0o700)
         assert self._ownership.own_entry is not None
-        session, of = self._ownership.own_entry.session, {"run": training, "round": number}
-        return slices.Slices(self.path, session, temporary, self.path / name, of)
+        session, identity = self._ownership.own_entry.session, slices.Identity(training, number)
+        return slices.Slices(self.path, session, temporary, self.path / name, identity)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint to the disk. It replaces one of the same round. After the return, it survives a power cut.

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.durable import MANIFEST, MAX_SEALED_BYTES, damaged, explained, unseal
 from ddlf.training.checkpoints.journal import Extent
-from ddlf.training.checkpoints.slices import Slices, foreign_slice_error
+from ddlf.training.checkpoints.slices import Identity, SliceFile, Slices, foreign_slice_error
 from ddlf.version import __version__
 
 FORMAT = 3  # 1 had all records among the facts, and other names for slot states and algorithm states; 3 has slices
@@ -88,8 +88,11 @@ class File(BaseModel):
     arrays: list[str]  # in their order, which the file itself does not preserve
 
 
-class SliceFile(File):
+class ManifestSlice(File):
     by: int  # number of the worker that wrote it; 0 for the master
+
+    def file(self) -> SliceFile:
+        return SliceFile(**self.model_dump())
 
 
 class Whole(BaseModel):
@@ -108,15 +111,15 @@ class Manifest(BaseModel):
     round: int
     epoch: int  # term of the writer
     files: list[File]
-    slices: list[SliceFile] = []
+    slices: list[ManifestSlice] = []
     sliced: dict[str, list[Whole]] = {}  # arrays that are cut into slices, by group, in their order
     records: Extent = Extent()
     facts: dict[str, Any]
 
     @property
-    def of(self) -> dict[str, Any]:
-        """The run and the round that every slice of the checkpoint must name, as proof that it belongs to it."""
-        return {"run": self.facts.get("training", ""), "round": self.round}
+    def identity(self) -> Identity:
+        """The training and the round that every slice of the checkpoint must name."""
+        return Identity(str(self.facts.get("training", "")), self.round)
 
     @property
     def listed(self) -> dict[str, list[tuple[str, str, list[int]]]]:
@@ -135,7 +138,7 @@ def manifest_of(checkpoint: Checkpoint, files: list[File], extent: Extent, epoch
             group: [Whole(name=name, type=kind, shape=list(shape)) for name, kind, shape in listed]
             for group, listed in begun.sliced.items()
         }
-        more = {"slices": [SliceFile(**file) for file in begun.files], "sliced": rows}
+        more = {"slices": [ManifestSlice(**asdict(file)) for file in begun.files], "sliced": rows}
     manifest = Manifest(
         format=WHOLE if begun is None else FORMAT,
         ddlf=__version__,
@@ -202,9 +205,8 @@ def read_files(folder: Path, *, skip_slices: bool = False) -> tuple[Manifest, di
             try:
                 contents[file.name] = _checked(path, file)
             except CheckpointCorrupt as error:
-                other = (
-                    foreign_slice_error(path, file.model_dump(), manifest.of) if isinstance(file, SliceFile) else None
-                )
+                is_slice = isinstance(file, ManifestSlice)
+                other = foreign_slice_error(path, file.arrays, manifest.identity) if is_slice else None
                 raise other or error from error
         return manifest, contents
 
@@ -217,8 +219,8 @@ def stored(folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, t
         manifest: The checkpoint's manifest.
         arrays: The checkpoint's arrays that are not in slices.
     """
-    slices = Slices(folder.parent, "", folder, folder, manifest.of)
-    slices.files = [file.model_dump() for file in manifest.slices]
+    slices = Slices(folder.parent, "", folder, folder, manifest.identity)
+    slices.files = [listed.file() for listed in manifest.slices]
     slices.sliced = manifest.listed
     slices.arrays = {group: dict(arrays[group]) for group in slices.sliced if group in arrays}
     slices.manifest = hashlib.sha256(_read_file(folder / MANIFEST, limit=MAX_SEALED_BYTES)).hexdigest()

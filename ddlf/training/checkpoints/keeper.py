@@ -128,7 +128,7 @@ class Keeper:
         """
         if not self.is_due(progress.version):
             return None
-        if self._begun is not None and self._begun.of["round"] == progress.version:
+        if self._begun is not None and self._begun.identity.round == progress.version:
             slices, self._begun = self._begun, None
             return asyncio.ensure_future(self._keep(progress, slices=slices))
         return asyncio.ensure_future(self._keep(progress, states.fetch_all()))
@@ -216,10 +216,15 @@ class Keeper:
                     slices.drop()
                 raise
         took = time.perf_counter() - begin
-        by: dict[str, Any] = {}
-        if slices is not None:
-            by = {"slices": len(slices.files), "through": tuple(sorted(slices.through))}
-        self._emit(CheckpointWritten(version=checkpoint.round, path=str(self._folder.path), seconds=took, **by))
+        self._emit(
+            CheckpointWritten(
+                version=checkpoint.round,
+                path=str(self._folder.path),
+                seconds=took,
+                slices=0 if slices is None else len(slices.files),
+                through=() if slices is None else tuple(sorted(slices.through)),
+            )
+        )
 
     def _changed(self, records: list[RoundRecord]) -> dict[int, RoundRecord]:
         return {index: records[index] for index, before in self._recent.items() if records[index] is not before}

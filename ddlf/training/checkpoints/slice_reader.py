@@ -8,76 +8,117 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ddlf.errors import CheckpointCorrupt
 from ddlf.training.checkpoints.durable import MANIFEST, damaged
-from ddlf.training.checkpoints.slices import Slices, is_seen, look_at, read, slice_name
+from ddlf.training.checkpoints.slices import Identity, SliceFile, Slices, is_seen, look_at, read, slice_name
 from ddlf.training.checkpoints.tensors import Array
 from ddlf.worker.calls import concurrent
 
 
-def location_of(slices: Slices, number: int) -> dict[str, Any]:
-    """Return a message that tells workers where to find a slice of a checkpoint. Slices are numbered from 0."""
-    file = next(file for file in slices.files if file["name"] == slice_name(number))
-    return {
-        "folder": str(slices.root),
-        "session": slices.session,
-        "manifest": slices.manifest,
-        "in": [str(slices.folder), str(slices.final)],  # it may be completed meanwhile
-        "file": {name: file[name] for name in ("name", "bytes", "sha256", "arrays")},
-        "of": slices.of,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceLocation:
+    """Where workers find a slice of a checkpoint.
+
+    Args:
+        root: Folder of the checkpoints.
+        session: Session of the writer, which ``root`` must name if the checkpoint has no manifest yet.
+        manifest: SHA-256 of the checkpoint's manifest; empty if it has none yet.
+        folders: Folders of the checkpoint. It may move from the first to the second meanwhile.
+        file: The slice.
+        identity: The training and the round that it must belong to.
+    """
+
+    root: Path
+    session: str
+    manifest: str
+    folders: tuple[Path, Path]
+    file: SliceFile
+    identity: Identity
+
+    @classmethod
+    def of(cls, slices: Slices, number: int) -> SliceLocation:
+        """Return the location of a slice, numbered from 0."""
+        return cls(
+            root=slices.root,
+            session=slices.session,
+            manifest=slices.manifest,
+            folders=(slices.folder, slices.final),
+            file=next(file for file in slices.files if file.name == slice_name(number)),
+            identity=slices.identity,
+        )
+
+    def visible_folder(self) -> Path | None:
+        """Return the folder of the checkpoint on this machine; None if this machine does not see the right folder."""
+        for folder in self.folders:
+            if not self.manifest:
+                if is_seen(self.root, self.session) and folder.is_dir():
+                    return folder
+                continue
+            try:
+                if hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() == self.manifest:
+                    return folder
+            except OSError:
+                continue
+        return None
 
 
-def read_location(location: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], dict[str, Array]]:
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """The damage of a slice, as a worker reports it. The fields are those of ``CheckpointCorrupt``, with its message."""
+
+    file: str
+    expected: str
+    got: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReport:
+    """The answer of a worker that has looked for a slice.
+
+    Args:
+        visible: Whether it sees the checkpoint.
+        damage: The damage of the slice, if any.
+    """
+
+    visible: bool
+    damage: Damage | None = None
+
+    def check(self) -> None:
+        """Raise an error if the slice is damaged.
+
+        Raises:
+            CheckpointCorrupt: The slice is missing, damaged, or belongs to another run.
+        """
+        if (damage := self.damage) is not None:
+            raise damaged(Path(damage.file), damage.expected, damage.got, text=damage.message)
+
+
+def read_location(location: SliceLocation, *, load: bool) -> tuple[SliceReport, dict[str, Array]]:
     """Look for a slice of a checkpoint on this machine, and read it.
 
     Args:
-        location: Location of the slice, from ``location_of``.
+        location: Location of the slice.
         load: Whether to return the slice's arrays. Otherwise only its hash is checked, without keeping it in memory.
 
     Returns:
-        A dict and the slice's arrays. ``seen`` in the dict says whether the checkpoint is visible here, and ``wrong``
-        describes any damage for ``raised``.
+        The report for the master, and the slice's arrays; none if they are not loaded.
     """
-    while (folder := _visible_folder(location)) is not None:
-        path = folder / location["file"]["name"]
+    while (folder := location.visible_folder()) is not None:
+        path = folder / location.file.name
         try:
             if load:
-                return {"seen": True}, read(path, location["file"], location["of"])
-            look_at(path, location["file"], location["of"])
+                return SliceReport(visible=True), read(path, location.file, location.identity)
+            look_at(path, location.file, location.identity)
         except CheckpointCorrupt as error:
             if not folder.is_dir():  # it was completed and renamed meanwhile
                 continue
-            return {"seen": True, "wrong": [error.file, error.expected, error.got, error.message]}, {}
-        return {"seen": True}, {}
-    return {"seen": False}, {}
-
-
-def raised(answer: Mapping[str, Any]) -> CheckpointCorrupt | None:
-    """Return the error that a worker reports after it looked for a slice with ``read_location``; None if it reports none."""
-    if "wrong" not in answer:
-        return None
-    file, expected, got, text = map(str, answer["wrong"])
-    return damaged(Path(file), expected, got, text=text)
-
-
-def _visible_folder(location: Mapping[str, Any]) -> Path | None:
-    """Return the folder of a checkpoint on this machine; None if this machine does not see the right folder."""
-    for folder in map(Path, location["in"]):
-        if not location["manifest"]:
-            if is_seen(location) and folder.is_dir():
-                return folder
-            continue
-        try:
-            if hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest() == location["manifest"]:
-                return folder
-        except OSError:
-            continue
-    return None
+            return SliceReport(True, Damage(error.file, error.expected, error.got, error.message)), {}
+        return SliceReport(visible=True), {}
+    return SliceReport(visible=False), {}
 
 
 class Restored:
@@ -93,23 +134,17 @@ class Restored:
         self.restored: dict[int, dict[str, Array]] = {}
 
     @concurrent
-    async def look_at(self, location: dict[str, Any]) -> dict[str, Any]:
-        """Check a slice in this worker's file system against its hash.
-
-        Return the answer of ``read_location`` for the master.
-        """
+    async def look_at(self, location: SliceLocation) -> SliceReport:
+        """Check a slice in this worker's file system against its hash."""
         return (await asyncio.to_thread(read_location, location, load=False))[0]
 
     @concurrent
-    async def read_slice(self, number: int, location: dict[str, Any]) -> dict[str, Any]:
-        """Read a slice from this worker's file system and keep it, if it is visible here.
-
-        Return the answer of ``read_location``.
-        """
-        answer, arrays = await asyncio.to_thread(read_location, location, load=True)
+    async def read_slice(self, number: int, location: SliceLocation) -> SliceReport:
+        """Read a slice from this worker's file system and keep it, if it is visible here."""
+        report, arrays = await asyncio.to_thread(read_location, location, load=True)
         if arrays:
             self.restored[number] = arrays
-        return answer
+        return report
 
     @concurrent
     async def take_slice(self, number: int, arrays: dict[str, Array]) -> None:

@@ -20,7 +20,7 @@ from ddlf.events import Warned
 from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.progress_layout import KEPT, SLOTS
-from ddlf.training.checkpoints.slice_reader import location_of, raised
+from ddlf.training.checkpoints.slice_reader import SliceLocation, SliceReport
 from ddlf.training.checkpoints.slices import WEIGHTS, Slices
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS
@@ -64,12 +64,11 @@ class Restoring:
             while waiting:
                 number = waiting.popleft()
                 try:
-                    answer = await worker.call(self._role, "look_at", location_of(slices, number))
+                    report: SliceReport = await worker.call(self._role, "look_at", SliceLocation.of(slices, number))
                 except LOSS:  # the crew notices the loss, too
-                    answer = {"seen": False}
-                if error := raised(answer):
-                    raise error
-                if not answer["seen"]:
+                    report = SliceReport(visible=False)
+                report.check()
+                if not report.visible:
                     waiting.append(number)
                     return
 
@@ -87,10 +86,10 @@ class Restoring:
             WorkerLost: The worker is lost.
         """
         for number in numbers:
-            answer = await worker.call(self._role, "read_slice", number, location_of(slices, number))
-            if error := raised(answer):
-                raise error
-            if answer["seen"]:
+            location = SliceLocation.of(slices, number)
+            report: SliceReport = await worker.call(self._role, "read_slice", number, location)
+            report.check()
+            if report.visible:
                 continue
             if worker.id not in self._warned_workers:
                 self._warned_workers.add(worker.id)
@@ -121,7 +120,7 @@ class Restoring:
         for group, ref in refs.items():
             progress.keep(group.removeprefix(KEPT), ref)
         for number, file in enumerate(slices.files):
-            self._leave(progress, number, file["arrays"])
+            self._leave(progress, number, file.arrays)
         return progress
 
     def _leave(self, progress: Progress, number: int, names: Sequence[str]) -> None:

@@ -18,8 +18,9 @@ import json
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,10 +30,6 @@ from ddlf.training.checkpoints.durable import EARLIER, OWNER, damaged, in_words,
 
 Arrays = dict[str, dict[str, tensors.Array]]
 """Group -> name -> array."""
-WriteOnWorker = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-"""Has a worker write its slice at a place. Returns the answer of ``write_if_seen``, ``by`` (the worker), and more."""
-BringToMaster = Callable[[], Awaitable[tuple[dict[str, tensors.Array], dict[str, Any]]]]
-"""Brings the arrays of a slice to the master, by ``part_name``, and the same additional facts."""
 WEIGHTS, OUTER, PUSHED = "weights", "state_outer", "state_push"
 """Groups of a checkpoint: the weights; the outer optimizer's state; and the rows of the push rules."""
 
@@ -47,59 +44,142 @@ def part_name(group: str, begin: int, name: str) -> str:
     return f"{group} {begin} {name}"
 
 
-def is_seen(destination: Mapping[str, Any]) -> bool:
-    """Return whether this machine sees the same checkpoint folder as the master.
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The training and the round of a checkpoint. Each of its slices names them, as proof that it belongs to it.
 
-    It must name the same writer, and belong to the same user.
+    Args:
+        run: Name of the training.
+        round: Number of completed rounds.
     """
-    folder = Path(destination["folder"])
+
+    run: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a worker or the master writes a slice.
+
+    Args:
+        folder: Folder of the checkpoints.
+        session: Session of the writer, which the folder must name.
+        file: Temporary file of the slice.
+        name: Final name of the file, beside it.
+        identity: The training and the round that the slice belongs to.
+    """
+
+    folder: Path
+    session: str
+    file: Path
+    name: str
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceFile:
+    """The file of a slice, as the manifest lists it.
+
+    Args:
+        name: Final name of the file.
+        bytes: Its size.
+        sha256: Its hash.
+        arrays: Names of its arrays, in their order.
+        by: Number of the worker that wrote it; 0 for the master.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+    arrays: Sequence[str]
+    by: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotWritten:
+    """The answer of a worker that has not written its slice.
+
+    Args:
+        by: Number of the worker.
+        reason: Why it has not.
+        visible: Whether it sees the folder of the checkpoints.
+    """
+
+    by: int
+    reason: str
+    visible: bool
+
+
+Result = TypeVar("Result")
+Facts = TypeVar("Facts")
+"""Facts about the content of a slice that the manifest does not list."""
+Written = tuple[SliceFile | NotWritten, Facts]
+"""The answer of ``write_if_seen``, and the facts."""
+WriteOnWorker = Callable[[Destination], Awaitable[Written[Facts] | None]]
+"""Has a worker write its slice; returns None if no worker answers."""
+BringToMaster = Callable[[], Awaitable[tuple[dict[str, tensors.Array], Facts]]]
+"""Brings the arrays of a slice to the master, by ``part_name``, and the same facts."""
+
+
+def is_seen(folder: Path, session: str) -> bool:
+    """Return whether this machine sees the same folder of checkpoints as the master.
+
+    It must name the same session of the writer, and belong to the same user.
+    """
     try:
         owner = unseal((folder / OWNER).read_bytes(), folder / OWNER)
-        return owner.get("session") == destination["session"] and folder.stat().st_uid == os.geteuid()
+        return owner.get("session") == session and folder.stat().st_uid == os.geteuid()
     except (CheckpointError, OSError):
         return False
 
 
-def write(destination: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
+def write(destination: Destination, arrays: Mapping[str, tensors.Array], by: int = 0) -> SliceFile:
     """Write a slice to the disk. After the return, it survives a power cut. This blocks until the disk has finished.
 
     Args:
         destination: Destination, from ``Slices.destination``.
         arrays: Arrays by ``part_name``. They must not change meanwhile.
-
-    Returns:
-        ``bytes`` and ``sha256`` of the file, and its ``arrays``.
+        by: Number of this worker; 0 for the master.
 
     Raises:
         CheckpointError: It cannot be written.
     """
-    path, plain = Path(destination["file"]), tensors.plain(arrays)
+    path, plain, identity = destination.file, tensors.plain(arrays), destination.identity
     try:
-        tensors.write(plain, path, {name: str(value) for name, value in destination["of"].items()})
+        tensors.write(plain, path, {"run": identity.run, "round": str(identity.round)})
         sync(path)
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"bytes": path.stat().st_size, "sha256": digest, "arrays": list(plain)}
+        size = path.stat().st_size
+        return SliceFile(name=destination.name, bytes=size, sha256=digest, arrays=list(plain), by=by)
     except OSError as error:
         need = sum(array.nbytes for array in plain.values())
         raise in_words(error, path.parent, "write a slice of a checkpoint in", need=need, unharmed=EARLIER) from error
 
 
-def write_if_seen(destination: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
-    """Write a slice on a worker, like ``write``, if the worker sees the checkpoint's folder.
-
-    On failure return the reason as ``why``, and whether the folder is ``seen`` here.
-    """
-    if not is_seen(destination):
-        return {"why": f"there is no {destination['folder']} of this run here", "seen": False}
+def write_if_seen(destination: Destination, arrays: Mapping[str, tensors.Array], by: int) -> SliceFile | NotWritten:
+    """Write a slice on a worker with number ``by``, like ``write``, if it sees the folder of the checkpoints."""
+    if not is_seen(destination.folder, destination.session):
+        return not_seen(destination, by)
     try:
-        return write(destination, arrays)
+        return write(destination, arrays, by)
     except CheckpointError as error:
-        return {"why": error.message, "seen": True}
+        return NotWritten(by=by, reason=error.message, visible=True)
 
 
-def foreign_slice_error(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any]) -> CheckpointCorrupt | None:
-    """Return the error for a slice that belongs to another run, round or cut; None if it belongs to this one."""
+def not_seen(destination: Destination, by: int) -> NotWritten:
+    """Return the answer of a worker with number ``by`` that does not see the folder of the checkpoints."""
+    return NotWritten(by=by, reason=f"there is no {destination.folder} of this run here", visible=False)
+
+
+def foreign_slice_error(path: Path, arrays: Sequence[str], identity: Identity) -> CheckpointCorrupt | None:
+    """Return the error for a slice of another run, round or cut; None if it belongs to this one.
+
+    Args:
+        path: The file.
+        arrays: The names of its arrays in the manifest.
+        identity: The training and the round that it should belong to.
+    """
     try:
         with open(path, "rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
@@ -108,20 +188,18 @@ def foreign_slice_error(path: Path, file: Mapping[str, Any], identity: Mapping[s
         run, number = facts["run"], facts["round"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if (run, number) == (str(identity["run"]), str(identity["round"])):
-        if sorted(header) == sorted(file.get("arrays", header)):
+    if (run, number) == (identity.run, str(identity.round)):
+        if sorted(header) == sorted(arrays):
             return None
-        listed, present = f"{len(file['arrays'])} arrays that the manifest names", f"{len(header)} arrays"
+        listed, present = f"{len(arrays)} arrays that the manifest names", f"{len(header)} arrays"
         text = f"{path} has other arrays than the manifest names: it is a slice of another worker or of another cut"
         return damaged(path, listed, present, text=text)
-    actual = (
-        f"round {number} of this run" if run == str(identity["run"]) else f"round {number} of another run, {run!s:.32}"
-    )
+    actual = f"round {number} of this run" if run == identity.run else f"round {number} of another run, {run!s:.32}"
     return damaged(
         path,
-        f"a slice of run {identity['run']} after round {identity['round']}",
+        f"a slice of run {identity.run} after round {identity.round}",
         f"one of {actual}",
-        text=f"{path} is a slice of {actual}, and not of round {identity['round']} of run {identity['run']}",
+        text=f"{path} is a slice of {actual}, and not of round {identity.round} of run {identity.run}",
     )
 
 
@@ -184,11 +262,10 @@ class Slices:
         session: Session of its writer.
         folder: Folder in which the checkpoint is being written.
         final: Its name when it is complete.
-        of: Name of the training as ``run``, and ``round``.
+        identity: The training and the round of the checkpoint.
 
     Attributes:
-        files: For each slice: name, ``bytes``, ``sha256``, names of its ``arrays``, and the worker that wrote it; 0 for
-            the master.
+        files: The files of the written slices, by name.
         sliced: Arrays that were cut, as in ``assembled``.
         arrays: Small arrays by group and name, which are written with the other files.
         left: For each slot with state in slices, the length of each group.
@@ -197,9 +274,9 @@ class Slices:
         manifest: SHA-256 of the manifest of a stored checkpoint.
     """
 
-    def __init__(self, root: Path, session: str, folder: Path, final: Path, of: dict[str, Any]) -> None:
-        self.root, self.session, self.folder, self.final, self.of = root, session, folder, final, of
-        self.files: list[dict[str, Any]] = []
+    def __init__(self, root: Path, session: str, folder: Path, final: Path, identity: Identity) -> None:
+        self.root, self.session, self.folder, self.final, self.identity = root, session, folder, final, identity
+        self.files: list[SliceFile] = []
         self.sliced: dict[str, list[tuple[str, str, list[int]]]] = {}
         self.arrays: Arrays = {}
         self.left: list[dict[str, int]] = []
@@ -208,15 +285,20 @@ class Slices:
         self.manifest = ""
         self._tried = 0
 
-    def destination(self) -> dict[str, Any]:
-        """Return a new temporary place for a slice, as a message that tells a worker where to write."""
+    def destination(self, number: int) -> Destination:
+        """Return a new destination for a slice, numbered from 0."""
         self._tried += 1
-        path = self.folder / f".slice-{self._tried:04d}"
-        return {"folder": str(self.root), "session": self.session, "file": str(path), "of": self.of}
+        return Destination(
+            folder=self.root,
+            session=self.session,
+            file=self.folder / f".slice-{self._tried:04d}",
+            name=slice_name(number),
+            identity=self.identity,
+        )
 
     async def write_one(
-        self, number: int, write_on_worker: WriteOnWorker, bring_to_master: BringToMaster
-    ) -> dict[str, Any]:
+        self, number: int, write_on_worker: WriteOnWorker[Facts], bring_to_master: BringToMaster[Facts]
+    ) -> Facts:
         """Write one slice, on a worker or on the master. The file is the same in both cases.
 
         Args:
@@ -225,52 +307,50 @@ class Slices:
             bring_to_master: Brings the slice's arrays to the master, if the worker cannot see or write the folder.
 
         Returns:
-            The additional facts.
+            The facts about the content of the slice.
 
         Raises:
             CheckpointError: The slice cannot be written.
         """
-        destination = self.destination()
-        written = await write_on_worker(destination)
-        writer = written.get("by", 0)
-        if "sha256" not in written:
-            if written.get("why"):
-                self.through[writer] = written["why"] if written.get("seen") else ""
-            arrays, more = await bring_to_master()
-            if not arrays:
-                return more
-            destination, writer = self.destination(), 0
-            written = {**more, **await asyncio.to_thread(write, destination, arrays)}
-        await asyncio.to_thread(self.add, number, destination, written, writer)
-        return written
+        destination = self.destination(number)
+        match await write_on_worker(destination):
+            case SliceFile() as file, facts:
+                pass
+            case answer:
+                if answer is not None and isinstance(failure := answer[0], NotWritten):
+                    self.through[failure.by] = failure.reason if failure.visible else ""
+                arrays, facts = await bring_to_master()
+                if not arrays:
+                    return facts
+                destination = self.destination(number)
+                file = await asyncio.to_thread(write, destination, arrays)
+        await asyncio.to_thread(self.add, destination, file)
+        return facts
 
-    def add(self, number: int, destination: Mapping[str, Any], written: Mapping[str, Any], writer: int) -> None:
+    def add(self, destination: Destination, file: SliceFile) -> None:
         """Add a written slice to the checkpoint, and give it its final name.
 
         Args:
-            number: Number of the slice, from 0.
             destination: Where it was written.
-            written: Result of ``write``.
-            writer: Number of the worker that wrote it; 0 for the master.
+            file: Result of ``write``.
 
         Raises:
             CheckpointError: The file is missing or has another size.
         """
-        name, begun = slice_name(number), Path(destination["file"])
+        begun = destination.file
         try:
             size = begun.stat().st_size
-            if size != written["bytes"]:
-                raise CheckpointError(f"{begun} has {size:,} bytes here, and {written['bytes']:,} where it was written")
-            os.rename(begun, self.folder / name)
+            if size != file.bytes:
+                raise CheckpointError(f"{begun} has {size:,} bytes here, and {file.bytes:,} where it was written")
+            os.rename(begun, self.folder / destination.name)
         except OSError as error:
             raise in_words(error, self.folder, "write a slice of a checkpoint in", unharmed=EARLIER) from error
-        facts = {key: written[key] for key in ("bytes", "sha256", "arrays")}
-        self.files = sorted([*self.files, {"name": name, **facts, "by": writer}], key=lambda file: file["name"])
+        self.files = sorted([*self.files, replace(file, name=destination.name)], key=lambda file: file.name)
 
     def clear(self) -> None:
         """Remove all slices that were written and start again, because workers have other ranges now."""
         for file in self.files:
-            (self.folder / file["name"]).unlink(missing_ok=True)
+            (self.folder / file.name).unlink(missing_ok=True)
         self.files = []
 
     def drop(self) -> None:
@@ -295,33 +375,34 @@ class Slices:
         Raises:
             CheckpointCorrupt: The slice is missing or damaged.
         """
-        arrays: dict[str, tensors.Array] = self._with_slice(number, read)
-        return arrays
+        return self._with_slice(number, read)
 
     def look_at(self, number: int) -> None:
         """Check every byte of a slice, numbered from 0, like ``read_one``, without keeping it in memory."""
         self._with_slice(number, look_at)
 
-    def _with_slice(self, number: int, do: Callable[..., Any]) -> Any:
+    def _with_slice(self, number: int, do: Callable[[Path, SliceFile, Identity], Result]) -> Result:
         name = slice_name(number)
-        file = next((file for file in self.files if file["name"] == name), {"sha256": ""})
+        file = next((file for file in self.files if file.name == name), None)
+        if file is None:
+            raise damaged(self.final / name, "a slice", "nothing", text=f"{self.final} has no {name}")
         try:
-            return do(self.folder / name, file, self.of)
+            return do(self.folder / name, file, self.identity)
         except CheckpointCorrupt:
-            return do(self.final / name, file, self.of)  # it was completed meanwhile
+            return do(self.final / name, file, self.identity)  # it was completed meanwhile
 
     def _read(self, folder: Path) -> Arrays:
-        contents = ((folder / file["name"], read(folder / file["name"], file, self.of)) for file in self.files)
+        contents = ((folder / file.name, read(folder / file.name, file, self.identity)) for file in self.files)
         return assembled(contents, self.sliced, self.arrays, folder)
 
 
-def read(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, tensors.Array]:
+def read(path: Path, file: SliceFile, identity: Identity) -> dict[str, tensors.Array]:
     """Return the arrays in a slice's file, after checking every byte.
 
     Args:
         path: The file.
-        file: Its ``bytes`` and ``sha256``.
-        identity: Run and round, as in ``Slices``.
+        file: Its entry in the manifest.
+        identity: The training and the round that it must belong to.
 
     Raises:
         CheckpointCorrupt: The slice is missing, damaged, or belongs to another run.
@@ -334,7 +415,7 @@ def read(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any]) -> di
     return tensors.read(data, path)
 
 
-def look_at(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+def look_at(path: Path, file: SliceFile, identity: Identity) -> None:
     """Check every byte of a slice's file, like ``read``, without keeping it in memory."""
     try:
         with open(path, "rb") as opened:
@@ -345,9 +426,11 @@ def look_at(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any]) ->
     _compare(path, file, identity, size, digest)
 
 
-def _compare(path: Path, file: Mapping[str, Any], identity: Mapping[str, Any], size: int, digest: str) -> None:
-    if digest == file["sha256"]:
+def _compare(path: Path, file: SliceFile, identity: Identity, size: int, digest: str) -> None:
+    if digest == file.sha256:
         return
-    if size != file.get("bytes", size):
-        raise foreign_slice_error(path, file, identity) or damaged(path, f"{file['bytes']:,} bytes", f"{size:,} bytes")
-    raise foreign_slice_error(path, file, identity) or damaged(path, f"SHA-256 {file['sha256']}", f"SHA-256 {digest}")
+    if error := foreign_slice_error(path, file.arrays, identity):
+        raise error
+    if size != file.bytes:
+        raise damaged(path, f"{file.bytes:,} bytes", f"{size:,} bytes")
+    raise damaged(path, f"SHA-256 {file.sha256}", f"SHA-256 {digest}")

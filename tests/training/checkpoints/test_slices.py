@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +13,7 @@ from ddlf.algorithms.flat_weights import cut
 from ddlf.errors import CheckpointCorrupt, CheckpointError, LeaseError
 from ddlf.training.checkpoints import slices
 from ddlf.training.checkpoints.checkpoint import Checkpoint, CheckpointFolder
-from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, is_seen, part_name, write, write_if_seen
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, NotWritten, is_seen, part_name, write, write_if_seen
 from ddlf.training.exchanges.sharded.plan import slice_arrays
 from ddlf.training.exchanges.sharded.ranges import cut_range
 
@@ -32,17 +33,15 @@ def folder(tmp_path):
     checkpoints.close()
 
 
-def saved(folder, number=1, *, count=3, run="abc", write=write_if_seen, harm=lambda begun: None):
+def saved(folder, number=1, *, count=3, run="abc", harm=lambda begun: None):
     """Save a checkpoint of weights and of the state beside them, in ``count`` slices."""
     begun, state = folder.begin(number, run), [[np.asarray(w * 2, w.dtype) for w in LIKE]]
     begun.sliced[WEIGHTS] = [(f"{i:04d} {NAMES[i]}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
     begun.sliced[OUTER] = [(f"{i:04d}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
     for shard, part in enumerate(cut(SIZE, count)):
-        target = begun.destination()
-        written = write(
-            target, slice_arrays(LIKE, part, NAMES, cut_range(LIKE, part), [cut_range(group, part) for group in state])
-        )
-        begun.add(shard, target, written, shard + 1)
+        target, states = begun.destination(shard), [cut_range(group, part) for group in state]
+        arrays = slice_arrays(LIKE, part, NAMES, cut_range(LIKE, part), states)
+        begun.add(target, write_if_seen(target, arrays, by=shard + 1))
     harm(begun)
     arrays = {"ledger": {"counts": np.arange(5)}}
     return folder.save(Checkpoint(round=number, arrays=arrays, facts={"training": run}, slices=begun))
@@ -134,28 +133,27 @@ def test_slices_that_contradict_the_manifest_are_refused(folder, harm, sentence)
 
 
 def test_a_worker_that_sees_no_folder_or_that_of_another_run_writes_nothing(folder, tmp_path):
-    target = folder.begin(1, "abc").destination()
-    assert is_seen(target)
-    for change in ({"folder": str(tmp_path / "none")}, {"session": "another"}):
-        assert not is_seen({**target, **change})
-        assert write_if_seen({**target, **change}, {}) == {
-            "why": f"there is no {({**target, **change})['folder']} of this run here",
-            "seen": False,
-        }
-    assert not os.path.exists(target["file"])
+    target = folder.begin(1, "abc").destination(0)
+    assert is_seen(target.folder, target.session)
+    for change in ({"folder": tmp_path / "none"}, {"session": "another"}):
+        wrong = replace(target, **change)
+        assert not is_seen(wrong.folder, wrong.session)
+        reason = f"there is no {wrong.folder} of this run here"
+        assert write_if_seen(wrong, {}, by=2) == NotWritten(by=2, reason=reason, visible=False)
+    assert not target.file.exists()
 
 
 def test_a_worker_that_sees_the_folder_and_cannot_write_gives_the_reason(folder):
-    target = folder.begin(1, "abc").destination()
-    written = write_if_seen({**target, "file": target["file"] + "/none/x"}, {"weights 0 a": np.zeros(3)})
-    assert written["seen"]
-    assert "cannot write a slice of a checkpoint in" in written["why"]
+    target = folder.begin(1, "abc").destination(0)
+    answer = write_if_seen(replace(target, file=target.file / "none" / "x"), {"weights 0 a": np.zeros(3)}, by=2)
+    assert answer.visible
+    assert "cannot write a slice of a checkpoint in" in answer.reason
 
 
 def test_a_master_that_lost_the_folder_has_nothing_written_there(folder):
     begun = folder.begin(1, "abc")
     CheckpointFolder(folder.path).open("another", takeover=True)
-    assert not is_seen(begun.destination())
+    assert not is_seen(begun.root, begun.session)
     with pytest.raises(LeaseError, match="taken over"):
         folder.begin(2, "abc")
 
@@ -165,7 +163,7 @@ def test_slices_are_removed_with_their_checkpoint_or_killed_writer(folder):
     for number in range(1, 5):
         saved(folder, number)
     begun = folder.begin(5, "abc")
-    write(begun.destination(), {"weights 0 a": np.zeros(3)})
+    write(begun.destination(0), {"weights 0 a": np.zeros(3)})
     assert sorted(path.name for path in folder.path.glob("round-*")) == ["round-000003", "round-000004"]
     folder.close()
     reopened = CheckpointFolder(folder.path)
@@ -184,24 +182,24 @@ def test_slices_can_be_read_before_and_after_they_are_complete(folder):
 
 def test_the_attempt_that_the_master_accepted_counts(folder):
     begun = folder.begin(1, "abc")
-    late, accepted = begun.destination(), begun.destination()
+    late, accepted = begun.destination(0), begun.destination(0)
     for target, value in ((late, 1.0), (accepted, 2.0)):
         written = write(target, {part_name(WEIGHTS, 0, "0000 a"): np.full(3, value)})
     begun.sliced[WEIGHTS] = [("0000 a", "float64", [3])]
-    begun.add(0, accepted, written, 1)
+    begun.add(accepted, written)
     folder.save(Checkpoint(round=1, arrays={}, facts={"training": "abc"}, slices=begun))
     assert folder.newest().arrays[WEIGHTS]["0000 a"].tolist() == [2.0] * 3
 
 
 def test_slice_that_differs_from_the_written_bytes_does_not_count(folder):
     begun = folder.begin(1, "abc")
-    target = begun.destination()
+    target = begun.destination(0)
     written = write(target, {part_name(WEIGHTS, 0, "0000 a"): np.zeros(3)})
     with pytest.raises(CheckpointError, match="bytes here, and 5 where it was written"):
-        begun.add(0, target, {**written, "bytes": 5}, 1)
-    os.remove(target["file"])
+        begun.add(target, replace(written, bytes=5))
+    os.remove(target.file)
     with pytest.raises(CheckpointError, match="cannot write a slice"):
-        begun.add(0, target, written, 1)
+        begun.add(target, written)
 
 
 def test_an_unknown_type_is_refused():

@@ -249,9 +249,9 @@ async def test_nan_names_the_layer(two_workers):
 async def test_a_checkpoint_has_the_whole_model_however_it_is_cut(two_workers, tmp_path, monkeypatch, first, changes):
     writers, add = [], Slices.add
 
-    def added(slices, number, target, written, by):
-        writers.append(by)
-        add(slices, number, target, written, by)
+    def added(slices, destination, file):
+        writers.append(file.by)
+        add(slices, destination, file)
 
     monkeypatch.setattr(Slices, "add", added)
     options = dict(master_epochs=3, micro_batches=1, batch_size=64) | first

@@ -12,7 +12,7 @@ import numpy as np
 from ddlf.algorithms.flat_weights import Slice
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing
-from ddlf.training.checkpoints.slices import write_if_seen
+from ddlf.training.checkpoints.slices import Destination, Written, write_if_seen
 from ddlf.training.exchanges.sharded.pairs import limited
 from ddlf.training.exchanges.sharded.plan import left_of, left_parts, write
 from ddlf.training.exchanges.sharded.ranges import PIECE, cut_range, pieces, size_of
@@ -102,18 +102,20 @@ class SlotCopies:
         """
         self._slot_states.receive(slot, number, state | left_of(slot, lengths, arrays))
 
-    async def write(self, slot: int, number: int, groups: Sequence[str], target: dict[str, Any]) -> dict[str, Any]:
-        """Write groups (named parts) of a slot's state into a checkpoint.
+    async def write(
+        self, slot: int, number: int, groups: Sequence[str], destination: Destination, by: int
+    ) -> Written[dict[str, int]]:
+        """Write groups (named parts) of a slot's state into a checkpoint, as the worker with number ``by``.
 
         Returns:
-            The result of ``write_if_seen``, and ``lengths``: number of arrays in each group.
+            The result of ``write_if_seen``, and the number of arrays in each group.
 
         Raises:
             AppMissing: This worker does not have the state.
         """
         left = self.state(slot, number)
-        arrays, more = left_parts(slot, {name: left[name] for name in groups if name in left})
-        return {**await asyncio.to_thread(write_if_seen, target, arrays), **more}
+        arrays, lengths = left_parts(slot, {name: left[name] for name in groups if name in left})
+        return await asyncio.to_thread(write_if_seen, destination, arrays, by), lengths
 
     @offered
     async def shapes(self, slot: int, number: int, groups: Sequence[str]) -> Shapes:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.flat_weights import Slice, cut
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import ClusterTooSmall, ConfigError
-from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Destination, Slices, Written
 from ddlf.training.crew.recovery import LOSS
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.copies import arrays_of, empty_of
@@ -121,13 +121,16 @@ class RemoteWeights:
             The length of the group.
         """
 
-        async def write_remotely(target: dict[str, Any]) -> dict[str, Any]:
-            return dict(await self._call_any(layout, "write_mean", layout.generation, group, target))
+        async def write_remotely(destination: Destination) -> Written[dict[str, int]]:
+            answer: Written[dict[str, int]] = await self._call_any(
+                layout, "write_mean", layout.generation, group, destination
+            )
+            return answer
 
-        async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
+        async def fetch_arrays() -> tuple[dict[str, Tensor], dict[str, int]]:
             return left_parts(0, {group: await self.fetch_mean(layout, group)})
 
-        return dict((await slices.write_one(number, write_remotely, fetch_arrays))["lengths"])
+        return await slices.write_one(number, write_remotely, fetch_arrays)
 
     async def write(self, layout: Layout, names: Sequence[str], slices: Slices) -> int:
         """Have workers write weights and state into a checkpoint.
@@ -157,16 +160,17 @@ class RemoteWeights:
             async def ask(verb: str, part: Slice, *more: Any) -> Any:
                 return await alive[member].call(self._members.holder, verb, layout.generation, *part, *more)
 
-            async def write_remotely(target: dict[str, Any]) -> dict[str, Any]:
-                return dict(await ask("write", part, names, target))
+            async def write_remotely(destination: Destination) -> Written[None]:
+                answer: Written[None] = await ask("write", part, names, destination)
+                return answer
 
-            async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
-                arrays: dict[str, Any] = {}
+            async def fetch_arrays() -> tuple[dict[str, Tensor], None]:
+                arrays: dict[str, Tensor] = {}
                 for piece in pieces(part, AT_ONCE):
                     state = list(await ask("kept", piece)) if self.arrays_per_weight else []
                     values = state.pop() if self.coded else await ask("values", piece)
                     arrays |= slice_arrays(self.like, piece, names, values, state)
-                return arrays, {}
+                return arrays, None
 
             try:
                 await slices.write_one(number, write_remotely, fetch_arrays)

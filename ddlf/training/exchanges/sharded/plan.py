@@ -298,15 +298,15 @@ def slice_arrays(
     return arrays
 
 
-def left_parts(slot: int, state: SlotState) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a slot's state as arrays of a checkpoint slice, and the ``lengths`` of its groups."""
+def left_parts(slot: int, state: SlotState) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return a slot's state as arrays of a checkpoint slice, and the lengths of its groups."""
     arrays = {
         part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}"): np.asarray(array)
         for name, group in state.items()
         for i, array in enumerate(group)
         if array is not None
     }
-    return arrays, {"lengths": {name: len(group) for name, group in state.items()}}
+    return arrays, {name: len(group) for name, group in state.items()}
 
 
 def left_of(slot: int, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]) -> SlotState:
@@ -322,5 +322,5 @@ def numbers_of(slices: Slices, groups: Collection[str]) -> list[int]:
     return [
         number
         for number, file in enumerate(slices.files)
-        if any(name.partition(" ")[0] in groups for name in file["arrays"])
+        if any(name.partition(" ")[0] in groups for name in file.arrays)
     ]

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import CheckpointError
 from ddlf.training.checkpoints.sliced_resume import Restoring
-from ddlf.training.checkpoints.slices import Slices
+from ddlf.training.checkpoints.slices import Destination, Slices, Written
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS
 from ddlf.training.exchanges.sharded.plan import EXCHANGE, left_of, left_parts
@@ -197,28 +197,30 @@ class ShardedStates(SlotStates):
         left = self._locations | now if self._fetched else {}
 
         async def write_slot(slot: int) -> None:
-            async def write_remotely(target: dict[str, Any]) -> dict[str, Any]:
+            async def write_remotely(
+                destination: Destination,
+            ) -> Written[dict[str, int]] | None:
                 for holder in self._holders(slot, left[slot]):
                     with contextlib.suppress(*LOSS):
-                        arguments = slot, left[slot].round, self._fetched, target
-                        result: dict[str, Any] = await holder.call(self._exchange, "write_left", *arguments)
-                        return result
-                return {"why": ""}  # the code that fetches the state reports the loss
+                        arguments = slot, left[slot].round, self._fetched, destination
+                        answer: Written[dict[str, int]] = await holder.call(self._exchange, "write_left", *arguments)
+                        return answer
+                return None  # the code that fetches the state reports the loss
 
-            async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
+            async def fetch_arrays() -> tuple[dict[str, Tensor], dict[str, int]]:
                 return left_parts(slot, await self._fetch(slot, left[slot]))
 
-            lengths[slot] = (await slices.write_one(first + slot, write_remotely, fetch_arrays))["lengths"]
+            lengths[slot] = await slices.write_one(first + slot, write_remotely, fetch_arrays)
             self._stored[slot] = left[slot].round, lengths[slot], slices, first + slot
 
         async def write_unread(slot: int) -> None:
-            async def write_remotely(target: dict[str, Any]) -> dict[str, Any]:
-                return {}
+            async def write_remotely(destination: Destination) -> None:
+                return None
 
-            async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
+            async def fetch_arrays() -> tuple[dict[str, Tensor], dict[str, int]]:
                 return left_parts(slot, await self._read(slot))
 
-            lengths[slot] = (await slices.write_one(first + slot, write_remotely, fetch_arrays))["lengths"]
+            lengths[slot] = await slices.write_one(first + slot, write_remotely, fetch_arrays)
 
         await asyncio.gather(*map(write_slot, left), *map(write_unread, self._in_checkpoint.keys() - left.keys()))
         return lengths

@@ -30,7 +30,7 @@ from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Weights, fault
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.training.checkpoints.slice_reader import Restored
-from ddlf.training.checkpoints.slices import write_if_seen
+from ddlf.training.checkpoints.slices import Destination, Written, write_if_seen
 from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies
 from ddlf.training.exchanges.sharded.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
 from ddlf.training.exchanges.sharded.merging import Merging, fetch, update_of
@@ -218,11 +218,10 @@ class ShardedWorker(Restored):
         return failure
 
     @concurrent
-    async def write(self, generation: int, begin: int, end: int, names: Sequence[str], target: dict[str, Any]) -> Any:
+    async def write(
+        self, generation: int, begin: int, end: int, names: Sequence[str], destination: Destination
+    ) -> Written[None]:
         """Write a range of the weights and the outer optimizer's state for it into a checkpoint.
-
-        Returns:
-            The result of ``write_if_seen``, and ``by``, this worker's number.
 
         Raises:
             AppMissing: This worker does not have the range.
@@ -231,18 +230,20 @@ class ShardedWorker(Restored):
         state = stored.state_of((begin, end)) if stored.state else []
         values = cut_range(stored.weights, (begin, end)) if stored.codec is None else state.pop()
         parts = slice_arrays(stored.weights, (begin, end), names, values, state)
-        return {**await asyncio.to_thread(write_if_seen, target, parts), "by": self._me}
+        return await asyncio.to_thread(write_if_seen, destination, parts, self._me), None
 
     @concurrent
-    async def write_left(self, slot: int, number: int, groups: Sequence[str], target: dict[str, Any]) -> Any:
+    async def write_left(
+        self, slot: int, number: int, groups: Sequence[str], destination: Destination
+    ) -> Written[dict[str, int]]:
         """Write a slot's state that is on this worker into a checkpoint, like ``SlotCopies.write``."""
-        return {**await self.copies.write(slot, number, groups, target), "by": self._me}
+        return await self.copies.write(slot, number, groups, destination, self._me)
 
     @concurrent
-    async def write_mean(self, generation: int, group: str, target: dict[str, Any]) -> Any:
+    async def write_mean(self, generation: int, group: str, destination: Destination) -> Written[dict[str, int]]:
         """Write a mean of slot states into a checkpoint, in the format of the first slot's state."""
-        arrays, more = left_parts(0, {group: mean_in(self._store.generation(generation), group).group()})
-        return {**await asyncio.to_thread(write_if_seen, target, arrays), **more, "by": self._me}
+        arrays, lengths = left_parts(0, {group: mean_in(self._store.generation(generation), group).group()})
+        return await asyncio.to_thread(write_if_seen, destination, arrays, self._me), lengths
 
     @concurrent
     async def compare(self, message: dict[str, Any]) -> dict[str, Any]:

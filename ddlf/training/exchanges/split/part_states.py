@@ -14,7 +14,8 @@ from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall
 from ddlf.training.checkpoints.progress_layout import SLOTS
-from ddlf.training.checkpoints.slices import WEIGHTS, Slices, part_name
+from ddlf.training.checkpoints.slices import WEIGHTS, Destination, Slices, Written, part_name
+from ddlf.training.checkpoints.tensors import Array
 from ddlf.training.crew.recovery import LOSS, first_line
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.split.plan import Part, Plan
@@ -105,7 +106,7 @@ class PartStates:
         model_part = self._plan.parts[part]
         if isinstance(weights, WeightsRef) and (slices := weights.slices) is not None:
             slice_names = self._in_slices(self._arrays_of(model_part))
-            names_in_files = [{*file["arrays"]} for file in slices.files]
+            names_in_files = [{*file.arrays} for file in slices.files]
             listed = set[str]().union(*names_in_files)
             if all(name in listed for array, name in slice_names.items() if array.startswith("weight")):
                 slice_names = {array: name for array, name in slice_names.items() if name in listed}
@@ -218,20 +219,18 @@ class PartStates:
             shares = needs(self._plan, names)
             share_holders = [[number, [proxy.id for proxy in holders[number]]] for number in shares]
 
-            async def on_worker(target: dict[str, Any]) -> dict[str, Any]:
+            async def on_worker(destination: Destination) -> Written[None] | None:
                 for proxy in holders[part.number] if all(workers for _, workers in share_holders) else ():
+                    arguments = part.number, version, destination, stored, share_holders
                     try:
-                        answer = await proxy.call(
-                            self._members.role, "write", part.number, version, target, stored, share_holders
-                        )
-                        return {**answer, "by": proxy.id}
+                        return await proxy.call(self._members.role, "write", *arguments), None
                     except LOSS:
                         continue
-                return {"why": ""}
+                return None
 
-            async def fetch_arrays() -> tuple[dict[str, Any], dict[str, Any]]:
+            async def fetch_arrays() -> tuple[dict[str, Array], None]:
                 part_states = {number: await state(number) for number in {part.number, *shares}}
-                return in_slice(united(self._plan, part.number, part_states, names).views(), stored), {}
+                return in_slice(united(self._plan, part.number, part_states, names).views(), stored), None
 
             await slices.write_one(part.number, on_worker, fetch_arrays)
 

@@ -23,7 +23,7 @@ from ddlf.data.stream import StreamClosed
 from ddlf.errors import AppMissing, BadUpdate, ConfigError, LeaseError
 from ddlf.events import Warned
 from ddlf.training.checkpoints.slice_reader import Restored
-from ddlf.training.checkpoints.slices import is_seen, write_if_seen
+from ddlf.training.checkpoints.slices import Destination, NotWritten, SliceFile, is_seen, not_seen, write_if_seen
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.evaluation.model import batches_of, end_reading
@@ -188,21 +188,23 @@ class SplitReplica(Replica, Restored):
 
     @concurrent
     async def write(
-        self, part: int, version: int, target: dict[str, Any], names: dict[str, str], share_holders: Sequence[Any]
-    ) -> dict[str, Any]:
+        self,
+        part: int,
+        version: int,
+        destination: Destination,
+        names: dict[str, str],
+        share_holders: Sequence[tuple[int, Sequence[int]]],
+    ) -> SliceFile | NotWritten:
         """Write arrays of a part into a checkpoint. Arrays that are cut are written whole.
 
         Args:
             part, version: The state.
-            target: Where to write, as in ``write_if_seen``.
+            destination: Where to write.
             names: The name in the slice of each array to write.
             share_holders: The parts whose shares make these arrays whole, each with the workers that have its state.
-
-        Returns:
-            The answer of ``write_if_seen``.
         """
-        if not is_seen(target):
-            return write_if_seen(target, {})
+        if not is_seen(destination.folder, destination.session):
+            return not_seen(destination, self._me)
         states, fetching = {part: self._state_files.of(part, version)}, StateFiles()
         try:
             for number, workers in share_holders:
@@ -212,13 +214,17 @@ class SplitReplica(Replica, Restored):
                 ask, shares = partial(self._ask, workers[0], REPLICA), needs(self._plan, [*names])
                 states[number] = await fetched(ask, number, version, shares[number])
                 fetching.put(number, version, states[number])
-            return await asyncio.to_thread(
-                lambda: write_if_seen(target, in_slice(united(self._plan, part, states, [*names]).views(), names))
-            )
+
+            def write_united() -> SliceFile | NotWritten:
+                arrays = in_slice(united(self._plan, part, states, [*names]).views(), names)
+                return write_if_seen(destination, arrays, self._me)
+
+            return await asyncio.to_thread(write_united)
         except (AppMissing, LeaseError) as error:
-            return {"why": error.message, "seen": True}
+            return NotWritten(by=self._me, reason=error.message, visible=True)
         except Unreached as error:
-            return {"why": f"worker {error.worker} was not reached: {error.reason}", "seen": True}
+            reason = f"worker {error.worker} was not reached: {error.reason}"
+            return NotWritten(by=self._me, reason=reason, visible=True)
         finally:
             fetching.close()
 

@@ -75,7 +75,7 @@ class SplitStates(SlotStates):
         names = {part_name(SLOTS + OPTIMIZER, 0, f"slot {slot:04d} {i:04d}"): i for i in range(lengths[OPTIMIZER])}
         variables: dict[int, Any] = {}
         for number, file in enumerate(slices.files):
-            if names.keys() & {*file["arrays"]}:
+            if names.keys() & {*file.arrays}:
                 arrays = slices.read_one(number)
                 variables.update((names[name], arrays[name]) for name in names.keys() & arrays.keys())
         return {OPTIMIZER: [variables[i] for i in range(lengths[OPTIMIZER])]}

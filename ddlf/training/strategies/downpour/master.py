@@ -27,7 +27,7 @@ from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
-from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS, Slices
+from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS, Destination, Slices, Written
 from ddlf.training.context import App
 from ddlf.training.crew.recovery import end_all, first_line
 from ddlf.training.evaluation.master import to_its_end
@@ -437,17 +437,17 @@ class Serving:
         names, rows = self._run.facts.names, self._rows
 
         async def write_shard(shard: int) -> Summary:
-            async def write_on_worker(destination: dict[str, Any]) -> dict[str, Any]:
-                return dict(
-                    await self._placement.call(shard, "write", self._placement.parts[shard], names, destination)
+            async def write_on_worker(destination: Destination) -> Written[Summary]:
+                answer: Written[Summary] = await self._placement.call(
+                    shard, "write", self._placement.parts[shard], names, destination
                 )
+                return answer
 
-            async def bring_to_master() -> tuple[dict[str, Any], dict[str, Any]]:
+            async def bring_to_master() -> tuple[dict[str, Any], Summary]:
                 state = await self._snapshot(shard)
-                return state.to_arrays(rows, self._placement.parts[shard], names), {"summary": state.summary()}
+                return state.to_arrays(rows, self._placement.parts[shard], names), state.summary()
 
-            summary: Summary = (await slices.write_one(shard, write_on_worker, bring_to_master))["summary"]
-            return summary
+            return await slices.write_one(shard, write_on_worker, bring_to_master)
 
         summaries = await asyncio.gather(*(write_shard(shard) for shard in range(len(self._placement.owners))))
         self.version = min(summary.counters.version for summary in summaries)

@@ -31,7 +31,7 @@ from ddlf.algorithms.staleness import STALENESS, Staleness
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, BadUpdate, DDLFError
 from ddlf.training.checkpoints.slice_reader import Restored
-from ddlf.training.checkpoints.slices import write_if_seen
+from ddlf.training.checkpoints.slices import Destination, Written, write_if_seen
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.client import RETRY_S, FetchedRange, Owners, Resumed, name_of
 from ddlf.training.strategies.downpour.state import (
@@ -41,6 +41,7 @@ from ddlf.training.strategies.downpour.state import (
     ServerSettings,
     ServerState,
     StoredState,
+    Summary,
 )
 from ddlf.worker.activity import Shard
 from ddlf.worker.calls import Hosting, concurrent, offered
@@ -295,7 +296,7 @@ class Server:
             return before, tau
 
     @concurrent
-    async def write(self, part: Ranges, names: Sequence[str], destination: dict[str, Any]) -> dict[str, Any]:
+    async def write(self, part: Ranges, names: Sequence[str], destination: Destination) -> Written[Summary]:
         """Write the server's whole state into a checkpoint.
 
         Args:
@@ -304,12 +305,12 @@ class Server:
             destination: Destination.
 
         Returns:
-            The result of ``write_if_seen``; ``by``, this worker's number; and the ``summary`` of the state.
+            The result of ``write_if_seen``, and the summary of the state.
         """
         assert self.rows is not None
         state = await self.whole_state()
-        written = await asyncio.to_thread(write_if_seen, destination, state.to_arrays(self.rows(), part, names))
-        return {**written, "by": self.worker, "summary": state.summary()}
+        arrays = state.to_arrays(self.rows(), part, names)
+        return await asyncio.to_thread(write_if_seen, destination, arrays, self.worker), state.summary()
 
     # -- its backups --------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ from ddlf.errors import (
 )
 from ddlf.events import PassEnded, PortionCounts, SlotFinished, SlotStarted, Warned
 from ddlf.training.checkpoints.progress_layout import KEPT
-from ddlf.training.checkpoints.slices import WEIGHTS, Slices
+from ddlf.training.checkpoints.slices import WEIGHTS, Destination, Slices, Written
 from ddlf.training.context import App
 from ddlf.training.crew.recovery import LOSS, end_all, first_line
 from ddlf.training.evaluation.master import to_its_end
@@ -941,15 +941,16 @@ class Coordinator:
         names, rows = self._run.facts.names, self._rows
         slices.clear()
 
-        async def write_shard(shard: int) -> dict[str, Any]:
-            async def write_on_worker(destination: dict[str, Any]) -> dict[str, Any]:
-                return dict(await self._call(shard, "write", names, destination))
+        async def write_shard(shard: int) -> None:
+            async def write_on_worker(destination: Destination) -> Written[None]:
+                answer: Written[None] = await self._call(shard, "write", names, destination)
+                return answer
 
-            async def bring_to_master() -> tuple[dict[str, Array], dict[str, Any]]:
+            async def bring_to_master() -> tuple[dict[str, Array], None]:
                 state = ShardState.from_message(await self._call(shard, "whole"))
-                return state.to_arrays(rows, names), {}
+                return state.to_arrays(rows, names), None
 
-            return await slices.write_one(shard, write_on_worker, bring_to_master)
+            await slices.write_one(shard, write_on_worker, bring_to_master)
 
         dots = await self._dots()
         await asyncio.gather(*(write_shard(shard) for shard in range(len(self._homes))))

@@ -29,7 +29,7 @@ from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.lbfgs import Array, FixedPoint, dot, packed, packed_row
 from ddlf.errors import AppMissing, BadUpdate, LeaseError
 from ddlf.training.checkpoints.slice_reader import Restored
-from ddlf.training.checkpoints.slices import write_if_seen
+from ddlf.training.checkpoints.slices import Destination, Written, write_if_seen
 from ddlf.training.strategies.lbfgs.state import ShardState, StoredShard
 from ddlf.worker.activity import Shard as Shown
 from ddlf.worker.calls import concurrent, offered
@@ -382,19 +382,16 @@ class Shards(Restored):
         return self._shard(number).state().to_message()
 
     @concurrent
-    async def write(self, number: int, names: Sequence[str], destination: dict[str, Any]) -> dict[str, Any]:
+    async def write(self, number: int, names: Sequence[str], destination: Destination) -> Written[None]:
         """Write a shard's whole state into a checkpoint.
 
         Args:
             number: Number of the shard.
             names: Paths of the weights.
             destination: Destination.
-
-        Returns:
-            The result of ``write_if_seen``, and ``by``, this worker's number.
         """
         parts = self._shard(number).state().to_arrays(self._rows(), names)
-        return {**await asyncio.to_thread(write_if_seen, destination, parts), "by": self._me}
+        return await asyncio.to_thread(write_if_seen, destination, parts, self._me), None
 
     async def close(self) -> None:
         """Free the memory of all shards."""
