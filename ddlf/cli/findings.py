@@ -242,7 +242,7 @@ def version_problems(this_machine: dict[str, Any], worker_machine: dict[str, Any
 
 def has_other_source(this_machine: dict[str, Any], worker_machine: dict[str, Any]) -> bool:
     """Return whether a worker's DDLF has other source files. A worker of an earlier release does not say it."""
-    return worker_machine.get("source", this_machine["source"]) != this_machine["source"]
+    return bool(worker_machine.get("source", this_machine["source"]) != this_machine["source"])
 
 
 def clock_problems(offset_s: float, where: str) -> Iterator[Problem]:

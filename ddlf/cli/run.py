@@ -35,7 +35,15 @@ from ddlf.cli.stopping import (
     run_until_signal,
     swallowed_quietly,
 )
-from ddlf.cli.target import check_file, check_needs, find_target, function_arguments, overrides, prepare_app, takes_a_cluster
+from ddlf.cli.target import (
+    check_file,
+    check_needs,
+    find_target,
+    function_arguments,
+    overrides,
+    prepare_app,
+    takes_a_cluster,
+)
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
 from ddlf.events.sinks import Sink

@@ -12,6 +12,7 @@ from ddlf.testing import FakeRun
 from ddlf.training.crew.opening import _check_models
 from ddlf.training.exchanges.members import Members
 from ddlf.training.progress import WeightsRef
+from ddlf.training.slot.build import ModelReport
 
 DATA = {"x_test": np.arange(6.0), "y_test": np.arange(6), "x_val": np.ones(3)}
 
@@ -63,15 +64,18 @@ async def test_workers_that_compute_with_fewer_bits_do_not_evaluate(precision):
 
 
 async def test_model_of_a_returning_worker_is_compared_without_the_weights():
+    def report(weights):
+        return ModelReport(weights=weights, optimizer={}, keras="", backend="")
+
     run = FakeRun()
     facts = [(name, list(array.shape), str(array.dtype)) for name, array in run.start.items()]
     run.run_context.weights = WeightsRef(like=[], group="weights")
-    _check_models(run, {1: {"weights": facts}})
+    _check_models(run, {1: report(facts)})
     with pytest.raises(AppError, match=r"makes another model on worker 1 \(1 weights\) than on the master \(2\)"):
-        _check_models(run, {1: {"weights": facts[:1]}})
+        _check_models(run, {1: report(facts[:1])})
     other_facts = [(name, shape, "float64") for name, shape, _ in facts]
     with pytest.raises(AppError, match=r"a weight of shape .*, float64\) than on the master \(a weight .*, float32\)"):
-        _check_models(run, {1: {"weights": other_facts}})
+        _check_models(run, {1: report(other_facts)})
     assert isinstance(run.run_context.weights, WeightsRef)
 
 

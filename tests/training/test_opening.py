@@ -17,7 +17,8 @@ from ddlf.training.crew.opening import Opening, _check_models
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.progress import WeightsRef
 from ddlf.training.run import Run
-from ddlf.training.slot.build import describe_weights
+from ddlf.training.slot.arithmetic import Arithmetic
+from ddlf.training.slot.build import ModelReport
 from ddlf.worker.source import Source
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, blobs, equal
@@ -313,5 +314,5 @@ async def test_returning_worker_gets_the_app_as_it_was_at_the_start():
 async def test_returning_worker_is_compared_while_weights_are_on_workers():
     app = FakeRun()
     app.run_context.weights = WeightsRef(like=[], group="weights")
-    _check_models(app, {1: {"weights": describe_weights(vars(app)["model"])}})
+    _check_models(app, {1: ModelReport.of(vars(app)["model"], {}, Arithmetic())})
     assert isinstance(app.run_context.weights, WeightsRef)

@@ -18,7 +18,7 @@ from ddlf.errors import AppError, CheckpointMismatch, ConfigError, DatasetError,
 from ddlf.extras.planner.planning import plan
 from ddlf.monitor.terminal.lines import line
 from ddlf.testing import in_process_cluster, network
-from ddlf.training.samples.policy import PrivateData
+from ddlf.training.samples.policy import DataDescription, PrivateData
 from ddlf.training.samples.shares import ShareLedger
 from ddlf.training.slot.task import Reply, Task
 from tests.training.models import Quick, blobs, small_model
@@ -312,25 +312,27 @@ async def test_resumed_run_gives_each_slot_to_the_worker_that_has_its_data(tmp_p
             await app.train_sync()
 
 
-def facts(samples=9, shape=(8,), labels=4, name="a"):
-    """Return facts that a worker reports about its data."""
+def description(samples=9, shape=(8,), labels=4, name="a"):
+    """Return the description that a worker reports of its data."""
     rows = [np.zeros((0, *shape), "float32"), np.zeros((0, labels), "float32")]
-    return {
-        "samples": samples,
-        "shape": [samples, *shape],
-        "dtype": "float32",
-        "fingerprint": name,
-        "rows": rows,
-        "others": {},
-    }
+    return DataDescription(samples=samples, shape=[samples, *shape], dtype="float32", fingerprint=name, rows=rows)
 
 
 @pytest.mark.parametrize(
     ("opened", "sentence"),
     [
-        ({1: facts()}, "private=True with 1 worker: the new weights would show what that worker alone has learned"),
-        ({1: facts(), 2: facts(shape=(7,))}, r"worker 1: x \(8,\) float32, .*\n  worker 2: x \(7,\) float32"),
-        ({1: facts(), 2: facts(labels=5)}, r"y \(4,\) float32\n  worker 2: x \(8,\) float32, y \(5,\) float32"),
+        (
+            {1: description()},
+            "private=True with 1 worker: the new weights would show what that worker alone has learned",
+        ),
+        (
+            {1: description(), 2: description(shape=(7,))},
+            r"worker 1: x \(8,\) float32, .*\n  worker 2: x \(7,\) float32",
+        ),
+        (
+            {1: description(), 2: description(labels=5)},
+            r"y \(4,\) float32\n  worker 2: x \(8,\) float32, y \(5,\) float32",
+        ),
     ],
 )
 def test_data_of_workers_that_does_not_fit_together_is_refused(opened, sentence):
@@ -340,12 +342,12 @@ def test_data_of_workers_that_does_not_fit_together_is_refused(opened, sentence)
 
 def test_workers_with_equal_data_keep_their_slots():
     data = PrivateData()
-    data.compare("", {1: facts(), 2: facts(), 3: facts(name="c")})
-    data.accept(2, facts())
+    data.compare("", {1: description(), 2: description(), 3: description(name="c")})
+    data.accept(2, description())
     assert data.homes == {0: 1, 1: 2, 2: 3}
     data.continue_with(ShareLedger(data.ledger(None).shares[::-1]))
     assert data.homes == {0: 3, 1: 1, 2: 2}
-    data.accept(7, facts(name="c"))  # the machine returns as another worker
+    data.accept(7, description(name="c"))  # the machine returns as another worker
     assert data.homes[0] == 7
 
 
@@ -362,7 +364,7 @@ def test_worker_refuses_private_data_with_nan():
     app.x_train, app.y_train = private_samples(1)
     app.x_train[3, 1] = np.nan
     with pytest.raises(DatasetError, match="1 of 320 values of x_train are NaN or infinite, which would ruin"):
-        PrivateData().described(app, {})
+        PrivateData().describe(app, {})
 
 
 class Beyond(Private):

@@ -18,6 +18,7 @@ from ddlf.data.app_data import has_own_train
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.evaluation.model import EVALUATION_BATCH, evaluate, reading
+from ddlf.training.slot.build import ModelReport
 from ddlf.training.slot.distribution import scope_of
 from ddlf.training.slot.feed import Feed, make_feed
 from ddlf.training.slot.keras_model import use_fast_steps
@@ -117,14 +118,14 @@ class TrialReplica(Replica):
     _factor: RateFactor
     _held_out: Feed | None = None
 
-    def build(self) -> dict[str, Any]:
-        facts = super().build()
+    def build(self) -> ModelReport:
+        report = super().build()
         model = self.app.model
         self.app.worker_callbacks = []  # create_model may have set some
         self._factor = RateFactor(model)
         if not has_own_train(self.app):  # it will fit so, and would then compile the evaluation a second time
             use_fast_steps(model, (), model.steps_per_execution)
-        return facts
+        return report
 
     async def trial(self, task: dict[str, Any], factor: float, warm: int, held_out: Any) -> dict[str, Any]:
         """Train a trial, and return its validation loss.

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cor
 from ddlf.training.reporter import hooked
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.samples.files import check_all_present, files_of, unpacked_files
-from ddlf.training.samples.policy import CommonData, data_of
+from ddlf.training.samples.policy import CommonData, DataDescription, data_of
 from ddlf.training.slot.arithmetic import (
     Arithmetic,
     arithmetic_warnings,
@@ -42,8 +42,8 @@ from ddlf.training.slot.arithmetic import (
     set_arithmetic,
     unused,
 )
-from ddlf.training.slot.build import NumberFormat, describe_weights, number_format, ready_model
-from ddlf.training.slot.replica import Replica, no_exit
+from ddlf.training.slot.build import ModelReport, NumberFormat, describe_weights, number_format, ready_model
+from ddlf.training.slot.replica import LoadReport, Replica, no_exit
 from ddlf.worker.source import Source, other_source, source
 
 ASKED_S = 10.0
@@ -70,7 +70,7 @@ class Opening:
         watches: Context managers of optional parts of DDLF, open during the run.
         fingerprints: The fingerprint of each array, if ``load_dataset`` sets only arrays. A worker that holds these arrays
             need not load them.
-        opened: Facts about each opened worker, by its number.
+        opened: The report of each opened worker, by its number.
         threads: Number of threads of each worker; None leaves each its own number.
         arithmetic: How the master computes.
         checked: Whether the workers have been compared with the master. Later workers are compared when they open.
@@ -91,7 +91,7 @@ class Opening:
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.fingerprints: dict[str, str] = {}
         self.watches: list[AbstractContextManager[None]] = []
-        self.opened: dict[int, dict[str, Any]] = {}
+        self.opened: dict[int, LoadReport] = {}
         self.threads: int | None = None
         self.arithmetic = Arithmetic()
         self._backends: dict[int, str] = {}  # of the workers so far, by number
@@ -139,25 +139,27 @@ class Opening:
             self._requested.add(worker.id)
             self._news.set()
         try:
-            facts = await asking
+            report = await asking
         except BaseException:
             asking.cancel()
             raise
-        if facts is None:
+        if report is None:
             await self.content
-            facts = await self._load(worker, self.fingerprints, phases)
+            report = await self._load(worker, self.fingerprints, phases)
+            assert report is not None
         if self.checked:
-            self._check_backend(worker.id, facts)
-            _check_models(self.app, {worker.id: facts})
-            self.data.accept(worker.id, facts)
-            self._say_kind(worker, Arithmetic.of(facts))
-        self.opened[worker.id] = facts
+            self._check_backend(worker.id, report.model.backend)
+            _check_models(self.app, {worker.id: report.model})
+            self.data.accept(worker.id, report.data.description)
+            self._warn_of_kind(worker, report.model.arithmetic)
+        self.opened[worker.id] = report
         if self.checked:  # before this point, the master may not have its data
-            self.app.run_context.local_files[worker.id] = unpacked_files(facts["here"], files_of(self.app))
+            self.app.run_context.local_files[worker.id] = unpacked_files(report.data.files, files_of(self.app))
 
     async def compare_sources(self, workers: list[ProxyWorker]) -> None:
         """Say which of these workers have other source of DDLF than this machine. Leave out workers that are lost."""
-        source_here, *answers = await asyncio.gather(asyncio.to_thread(source), *map(_source_of, workers))
+        source_here = await asyncio.to_thread(source)
+        answers = await asyncio.gather(*map(_source_of, workers))
         names: dict[Source, list[str]] = {}
         for worker, source_there in zip(workers, answers, strict=True):
             if source_there is not None and source_there not in (source_here, self._sources.get(worker.id)):
@@ -166,15 +168,15 @@ class Opening:
         for source_there in names:
             self._tell(Warned(about="source", why=other_source(names[source_there], source_there, source_here)))
 
-    def _check_backend(self, number: int, facts: dict[str, Any]) -> None:
-        """Say once that workers compute with different backends of Keras, or refuse it."""
-        is_new = facts["backend"] not in self._backends.values()
-        self._backends[number] = facts["backend"]
+    def _check_backend(self, number: int, backend: str) -> None:
+        """Warn once that workers compute with different backends of Keras, or refuse it."""
+        is_new = backend not in self._backends.values()
+        self._backends[number] = backend
         if (sentence := mixed_backends(self.app, self._backends)) and is_new:
             self._tell(Warned(about="backend", why=sentence))
 
-    def _say_kind(self, worker: ProxyWorker, arithmetic: Arithmetic) -> None:
-        """Say once that a worker which has come later computes on another kind of card."""
+    def _warn_of_kind(self, worker: ProxyWorker, arithmetic: Arithmetic) -> None:
+        """Warn once that a worker which has come later computes on another kind of card."""
         if arithmetic.kind not in self._kinds:
             self._tell(Warned(about="cards", why=mixed({worker.name: arithmetic}, sorted(self._kinds))))
             self._kinds.add(arithmetic.kind)
@@ -207,7 +209,9 @@ class Opening:
                 app.run_context.emit(Warned(about="threads", why=sentence))
         app.run_context.threads = self.threads
 
-    async def _load(self, worker: ProxyWorker, fingerprints: dict[str, str] | None, phases: PhasesInTurn) -> Any:
+    async def _load(
+        self, worker: ProxyWorker, fingerprints: dict[str, str] | None, phases: PhasesInTurn
+    ) -> LoadReport | None:
         """Have a worker load the data and build the model, and pass on its reports of progress."""
 
         def hear(facts: dict[str, Any]) -> None:
@@ -215,7 +219,8 @@ class Opening:
                 phases.begin(facts["what"])
 
         arguments = [] if self._format is None else [list(self._format)]  # earlier releases know no other argument
-        return await worker.call(self._role, "load", fingerprints, *arguments, hear=hear)
+        report: LoadReport | None = await worker.call(self._role, "load", fingerprints, *arguments, hear=hear)
+        return report
 
     async def load_on_master(self, seed: int) -> None:
         """Load the data and build the model on the master, in parallel with the workers."""
@@ -281,18 +286,22 @@ class Opening:
             The number of training samples.
         """
         app, opened = self.app, dict(sorted(self.opened.items()))
-        for number, facts in opened.items():
-            self._check_backend(number, facts)
-        _check_models(app, opened)
-        self.data.compare(self.content.result(), opened)
-        for number, facts in opened.items():
-            app.run_context.local_files[number] = unpacked_files(facts["here"], files_of(app))
+        for number, report in opened.items():
+            self._check_backend(number, report.model.backend)
+        _check_models(app, {number: report.model for number, report in opened.items()})
+        self.data.compare(self.content.result(), self.descriptions())
+        for number, report in opened.items():
+            app.run_context.local_files[number] = unpacked_files(report.data.files, files_of(app))
         check_all_present(files_of(app), app.run_context.local_files)
         self.checked = True
-        self._kinds = {Arithmetic.of(facts).kind for facts in opened.values()}
+        self._kinds = {report.model.arithmetic.kind for report in opened.values()}
         first = next(iter(opened.values()))
-        app.run_context.content, app.run_context.optimizer = self.data.content, first["optimizer"]
+        app.run_context.content, app.run_context.optimizer = self.data.content, first.model.optimizer
         return self.data.samples
+
+    def descriptions(self) -> dict[int, DataDescription]:
+        """Return the data of each opened worker, by its number, in this order."""
+        return {number: report.data.description for number, report in sorted(self.opened.items())}
 
 
 async def _source_of(worker: ProxyWorker) -> Source | None:
@@ -428,18 +437,18 @@ async def _make(app: App, method: Callable[[], Any]) -> None:
 def _tell(app: App, opening: Opening, seconds: float) -> None:
     opened = opening.opened
     first = next(iter(opened.values()))
-    computed = {f"worker {number}": Arithmetic.of(facts) for number, facts in sorted(opened.items())}
+    computed = {f"worker {number}": report.model.arithmetic for number, report in sorted(opened.items())}
     app.run_context.emit(
         ModelBuilt(
             name=app.model.name,
             parameters=app.model.count_params(),
-            keras=first["keras"],
-            backends=tuple(sorted({facts["backend"] for facts in opened.values()})),
+            keras=first.model.keras,
+            backends=tuple(sorted({report.model.backend for report in opened.values()})),
             threads=tuple(sorted({worker.facts["threads"] for worker in app.cluster.workers if worker.id in opened})),
             seconds=seconds,
-            bfloat16_gain=max(facts["gain"] for facts in opened.values()),
+            bfloat16_gain=max(report.model.gain for report in opened.values()),
             tf32=next((arithmetic.tf32 for arithmetic in computed.values() if arithmetic.tf32), ""),
-            batch_parts=max(facts["batch_parts"] for facts in opened.values()),
+            batch_parts=max(report.model.batch_parts for report in opened.values()),
         )
     )
     for about, sentence in arithmetic_warnings(app, computed, opening.arithmetic):
@@ -455,26 +464,26 @@ def _tell(app: App, opening: Opening, seconds: float) -> None:
     app.run_context.emit(
         DataLoaded(
             samples=opening.data.samples,
-            shape=opening.data.shape(opened),
+            shape=opening.data.shape(opening.descriptions()),
             content=opening.data.content,
             workers=len(opened),
-            loaded=sum(facts["loaded"] for facts in opened.values()),
-            seconds=max(facts["seconds"] for facts in opened.values()),
+            loaded=sum(report.data.loaded for report in opened.values()),
+            seconds=max(report.data.seconds for report in opened.values()),
         )
     )
 
 
-def _check_models(app: App, opened: dict[int, dict[str, Any]]) -> None:
+def _check_models(app: App, models: Mapping[int, ModelReport]) -> None:
     # do not use app.model, which would fetch remote weights
     own_weights = [tuple(row[1:]) for row in describe_weights(vars(app)["model"])]
-    for number, facts in opened.items():
-        described, text = facts["weights"], getattr(vars(app)["model"], "notation", None)
-        if text is not None and facts["text"] != text.digest:
+    for number, model in models.items():
+        text = getattr(vars(app)["model"], "notation", None)
+        if text is not None and model.text != text.digest:
             raise AppError(
                 f"worker {number} reads another model text from {text.file} than the master",
                 hint="run it again: if the file was changed meanwhile, both now read the same text",
             )
-        if (worker_weights := [tuple(row[1:]) for row in described]) != own_weights:
+        if (worker_weights := [tuple(row[1:]) for row in model.weights]) != own_weights:
             differing = next(
                 (pair for pair in zip(worker_weights, own_weights, strict=False) if pair[0] != pair[1]), None
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,30 @@ from ddlf.training.samples.shares import Share, ShareLedger
 from ddlf.training.slot.task import Reply
 from ddlf.training.spec import RunSpec
 
-Opened = Mapping[int, Mapping[str, Any]]
-"""The facts that each opened worker has reported, by its number."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataDescription:
+    """A worker's description of its training data for the master.
+
+    Args:
+        fingerprint: Fingerprint of the data.
+        samples: Number of samples.
+        shape: Shape of the first input array.
+        dtype: Type of the first input array.
+        evaluated: With private data, the number of samples of each other part, such as ``"val"``.
+        rows: With private data, the arrays of a batch without rows, for their shapes and types.
+    """
+
+    fingerprint: str
+    samples: int
+    shape: Sequence[int]
+    dtype: str
+    evaluated: Mapping[str, int] = field(default_factory=dict)
+    rows: Sequence[Any] = ()
+
+
+Opened = Mapping[int, DataDescription]
+"""The data of each opened worker, by its number."""
 
 LIKE_ROWS = 2
 """Rows of the made-up samples. With them the master builds the metrics of its model."""
@@ -57,14 +80,14 @@ class CommonData:
 
     # -- on a worker --------------------------------------------------------------------------------------------------
 
-    def described(self, app: App, fingerprints: dict[str, str]) -> dict[str, Any]:
-        """Return facts about a worker's data for the master, which compares them.
+    def describe(self, app: App, fingerprints: dict[str, str]) -> DataDescription:
+        """Describe a worker's data to the master, which compares machines.
 
         Args:
             app: The app, with its data.
             fingerprints: The fingerprint of each attribute with data.
         """
-        return {"fingerprint": app_data.content(fingerprints), **app_data.rows_of(app)}
+        return DataDescription(fingerprint=app_data.content(fingerprints), **app_data.rows_of(app))
 
     def check_model(self, app: App) -> None:
         """Compare a worker's data with its model, which is built.
@@ -96,27 +119,26 @@ class CommonData:
 
         Args:
             master_content: The fingerprint of the master's training data; "" if it has none.
-            opened: The facts about each worker.
+            opened: The data of each worker.
 
         Raises:
             DatasetMismatch: The data of two nodes do not fit together. The run ends before its training.
         """
         _check_equal(master_content, opened)
         first = next(iter(opened.values()))
-        self.samples, self.content = first["samples"], first["fingerprint"]
+        self.samples, self.content = first.samples, first.fingerprint
 
-    def accept(self, worker: int, facts: Mapping[str, Any]) -> None:
+    def accept(self, worker: int, description: DataDescription) -> None:
         """Compare the data of a worker that has joined or come back while the run trains.
 
         Raises:
             DatasetMismatch: It has other data, so it cannot take part.
         """
-        _check_equal(self.content, {worker: facts})
+        _check_equal(self.content, {worker: description})
 
     def shape(self, opened: Opened) -> tuple[int, ...]:
         """Return the shape of a sample in the first input array of the training data."""
-        shape: Sequence[int] = next(iter(opened.values()))["shape"]
-        return tuple(shape[1:])
+        return tuple(next(iter(opened.values())).shape[1:])
 
     def has_data(self, app: App, part: str) -> bool:
         """Return whether a run can evaluate a part of the data: ``"val"`` or ``"test"``."""
@@ -197,7 +219,7 @@ class PrivateData(CommonData):
 
     # -- on a worker --------------------------------------------------------------------------------------------------
 
-    def described(self, app: App, fingerprints: dict[str, str]) -> dict[str, Any]:
+    def describe(self, app: App, fingerprints: dict[str, str]) -> DataDescription:
         if app_data.data_set_of(app, "train") is not None:
             raise DatasetError(
                 "private=True is for arrays, and load_dataset has set train_data",
@@ -213,12 +235,12 @@ class PrivateData(CommonData):
             part: app_data.samples_of(app, part) for part in ("val", "test") if app_data.has_data(app, part)
         }
         rows = tree_map(lambda array: np.zeros((0, *array.shape[1:]), array.dtype), app_data.batches(app, "train"))
-        return {
-            "fingerprint": _keyed(app_data.content(fingerprints)),
+        return DataDescription(
+            fingerprint=_keyed(app_data.content(fingerprints)),
+            evaluated=evaluation_samples,
+            rows=list(rows),
             **app_data.rows_of(app),
-            "others": evaluation_samples,
-            "rows": list(rows),
-        }
+        )
 
     def check_model(self, app: App) -> None:
         for part in ("train", "val", "test"):
@@ -262,21 +284,21 @@ class PrivateData(CommonData):
                 f"private=True with {len(opened)} worker: the new weights would show what that worker alone has learned",
                 hint="train with two or more workers, each with its own data",
             )
-        kinds = {worker: _kind(facts["rows"]) for worker, facts in opened.items()}
+        kinds = {worker: _kind(description.rows) for worker, description in opened.items()}
         if len(set(kinds.values())) > 1:
             table = "\n".join(f"  worker {worker}: {kind}" for worker, kind in kinds.items())
             raise DatasetMismatch(
                 f"the samples of the workers differ in their shapes or types, so training was not started:\n{table}\n",
                 hint="let load_dataset make samples of one form on every worker; labels of all classes need one width",
             )
-        self._rows = next(iter(opened.values()))["rows"]
-        self._opened = {worker: _share(facts) for worker, facts in opened.items()}
-        for worker, facts in opened.items():
-            self._note(worker, facts)
+        self._rows = next(iter(opened.values())).rows
+        self._opened = {worker: _share(description) for worker, description in opened.items()}
+        for worker, description in opened.items():
+            self._note_parts(worker, description)
         self._take(list(self._opened.values()), dict(enumerate(self._opened)))
 
-    def accept(self, worker: int, facts: Mapping[str, Any]) -> None:
-        share = _share(facts)
+    def accept(self, worker: int, description: DataDescription) -> None:
+        share = _share(description)
         slots = [slot for slot, slot_share in enumerate(self._shares) if slot_share.name == share.name]
         own_slots = [slot for slot in slots if self.homes.get(slot) == worker] or slots[:1]
         if not own_slots:
@@ -287,10 +309,10 @@ class PrivateData(CommonData):
                 hint="start a new training to include it; a worker that loses its key also counts as another one",
             )
         self.homes[own_slots[0]] = worker
-        self._note(worker, facts)
+        self._note_parts(worker, description)
 
-    def _note(self, worker: int, facts: Mapping[str, Any]) -> None:
-        for part, samples in () if self.hides_metrics else facts["others"].items():
+    def _note_parts(self, worker: int, description: DataDescription) -> None:
+        for part, samples in () if self.hides_metrics else description.evaluated.items():
             self._evaluated.setdefault(part, {})[worker] = samples
 
     def _take(self, shares: Sequence[Share], homes: dict[int, int]) -> None:
@@ -413,8 +435,8 @@ def _keyed(fingerprint: str) -> str:
     return hmac.new(automatic_token("data key").all[0], fingerprint.encode(), "sha256").hexdigest()[:32]
 
 
-def _share(facts: Mapping[str, Any]) -> Share:
-    return Share(name=facts["fingerprint"], samples=facts["samples"])
+def _share(description: DataDescription) -> Share:
+    return Share(name=description.fingerprint, samples=description.samples)
 
 
 def _kind(rows: Sequence[Any]) -> str:
@@ -424,13 +446,15 @@ def _kind(rows: Sequence[Any]) -> str:
 
 
 def _check_equal(master_content: str, opened: Opened) -> None:
-    contents = {facts["fingerprint"] for facts in opened.values()} | ({master_content} if master_content else set())
+    contents = {description.fingerprint for description in opened.values()} | (
+        {master_content} if master_content else set()
+    )
     if len(contents) == 1:
         return
     rows = [("master", master_content, "", "", "")] if master_content else []
     rows += [
-        (f"worker {n}", f["fingerprint"], f"{f['samples']:,}", str(tuple(f["shape"])), f["dtype"])
-        for n, f in opened.items()
+        (f"worker {n}", data.fingerprint, f"{data.samples:,}", str(tuple(data.shape)), data.dtype)
+        for n, data in opened.items()
     ]
     table = "\n".join(
         f"  {node:<10} {content:<17} {n:>9} {shape:<18} {dtype}" for node, content, n, shape, dtype in rows

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
 
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
@@ -31,11 +30,6 @@ class Arithmetic:
     tf32: str = ""
     in_any_case: str = ""
     unused: str = ""
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Self:
-        """Return what a worker reports about itself. Workers of earlier releases report nothing."""
-        return cls(**facts.get("arithmetic", {}))
 
     @property
     def kind(self) -> str:

@@ -7,9 +7,10 @@ import hashlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -20,10 +21,54 @@ from ddlf.errors import AppError
 from ddlf.extras import hooks
 from ddlf.training.context import App
 from ddlf.training.roles import import_keras
+from ddlf.training.slot.arithmetic import Arithmetic
 from ddlf.training.slot.distribution import build_by_first_parts, check_strategy, scope_of
 from ddlf.training.slot.optimizers import other_optimizers
 
 SAMPLE_ROWS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReport:
+    """A worker's report about the model that it has built. The master compares the reports of all workers.
+
+    Args:
+        weights: Path, shape and type of each weight.
+        optimizer: Class and settings of the optimizer, as ``describe_optimizer`` returns them.
+        keras: Version of Keras.
+        backend: Backend of Keras.
+        text: Digest of the model text; empty without one.
+        arithmetic: How the worker computes.
+        batch_parts: Number of parts into which a step divides a batch.
+        gain: How many times faster bfloat16 is than float32; 0 if the worker has not measured it.
+    """
+
+    weights: Sequence[Sequence[Any]]
+    optimizer: Mapping[str, Any]
+    keras: str
+    backend: str
+    text: str = ""
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    batch_parts: int = 1
+    gain: float = 0.0
+
+    @classmethod
+    def of(
+        cls, model: Any, optimizer: Mapping[str, Any], arithmetic: Arithmetic, batch_parts: int = 1, gain: float = 0.0
+    ) -> Self:
+        """Return the report about a model of this process."""
+        import keras
+
+        return cls(
+            weights=describe_weights(model),
+            optimizer=optimizer,
+            keras=keras.__version__,
+            backend=keras.backend.backend(),
+            text=getattr(getattr(model, "notation", None), "digest", ""),
+            arithmetic=arithmetic,
+            batch_parts=batch_parts,
+            gain=gain,
+        )
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from ddlf.training.callbacks.checks import look_at_batches
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.slot.batchnorm import measured
-from ddlf.training.slot.build import describe_optimizer, describe_weights
+from ddlf.training.slot.build import describe_optimizer
 from ddlf.training.slot.distribution import copies_of, scope_of, strategy_of
 from ddlf.training.slot.loss_scale import LossScale, Overflow
 from ddlf.training.slot.metric_variables import make_metric_variables
@@ -90,7 +90,7 @@ class KerasModel:
         trained = {id(weight) for weight in model.trainable_weights}
         self.lossless: Sequence[bool] = [id(weight) not in trained for weight in model.weights]
         self.like: Weights = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in model.get_weights()]  # no memory
-        self._described = describe_optimizer(model.optimizer)
+        self.optimizer = describe_optimizer(model.optimizer)
         build_optimizer(model)
         if app.optimizer_state == "fresh":
             continue_schedule(model.optimizer)
@@ -119,17 +119,6 @@ class KerasModel:
         self._by_steps = keras.backend.backend() == "tensorflow"
         self._steps = steps if self._by_steps else 1
         return int(self._steps)
-
-    def facts(self) -> dict[str, Any]:
-        """Return facts about the model, which the master compares between machines."""
-        import keras
-
-        return {
-            "weights": describe_weights(self._app.model),
-            "optimizer": self._described,
-            "keras": keras.__version__,
-            "backend": keras.backend.backend(),
-        }
 
     def begin(self, task: Task, optimizer: Weights | None) -> None:
         """Prepare a slot's round: set optimizer, learning rates and random numbers, but not the weights.

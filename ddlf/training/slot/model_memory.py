@@ -54,7 +54,7 @@ def free_gradients_with_graphs() -> None:
     from tensorflow.python.framework import ops
     from tensorflow.python.framework.registry import Registry
 
-    registry = getattr(ops, "gradient_registry", None)
+    registry: Any = getattr(ops, "gradient_registry", None)
     if type(registry) is not Registry or not isinstance(getattr(registry, "_registry", None), dict):
         return
 

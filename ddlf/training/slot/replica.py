@@ -12,7 +12,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,9 +29,10 @@ from ddlf.rpc.iworker import awaited, drop_error
 from ddlf.training.context import SILENT, App
 from ddlf.training.evaluation.metrics import counted_names, read_state, scalars
 from ddlf.training.evaluation.model import counts, evaluate, evaluate_between_trainings
-from ddlf.training.samples.policy import CommonData, data_of
+from ddlf.training.samples.policy import CommonData, DataDescription, data_of
 from ddlf.training.slot.arithmetic import Arithmetic, set_arithmetic
 from ddlf.training.slot.build import (
+    ModelReport,
     NumberFormat,
     fresh_names,
     gain_of_bfloat16,
@@ -67,6 +68,31 @@ log = logging.getLogger(__name__)
 
 MOVED_EVERY_S = 0.5
 """Seconds between two progress reports of a round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedData:
+    """A worker's report about the data that it has loaded.
+
+    Args:
+        description: The training data, for comparison.
+        files: For each partition file, as one bit, whether it is on the worker's disks; None if all are.
+        loaded: Whether ``load_dataset`` was called; False if the worker had the data in memory.
+        seconds: Seconds that it took.
+    """
+
+    description: DataDescription
+    files: bytes | None
+    loaded: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The report of a worker that has loaded the data and built the model."""
+
+    data: LoadedData
+    model: ModelReport
 
 
 class Replica:
@@ -140,7 +166,7 @@ class Replica:
 
     async def load(
         self, fingerprints: dict[str, str] | None = None, format: Sequence[str] | None = None
-    ) -> dict[str, Any] | None:
+    ) -> LoadReport | None:
         """Load the app's data, then build its model.
 
         The master does this in the same order, because ``create_model`` may use the data.
@@ -150,7 +176,7 @@ class Replica:
             format: The ``NumberFormat`` of the master before it builds its model; None for Keras's default.
 
         Returns:
-            Facts about data and model; None if this worker holds data of earlier runs and must know the fingerprints
+            The report about data and model; None if this worker holds data of earlier runs and must know the fingerprints
             first.
         """
         compute, array_cache = self._worker.compute, self._worker.datasets
@@ -159,14 +185,14 @@ class Replica:
         if fingerprints is None and array_cache:
             return None
         self._worker.tell(what="loading")
-        data: dict[str, Any] = await compute(self.load_data, fingerprints or {}, array_cache)
-        if data["here"] is not None and (data_set := data_set_of(self.app, "train")) is not None:
+        data: LoadedData = await compute(self.load_data, fingerprints or {}, array_cache)
+        if data.files is not None and (data_set := data_set_of(self.app, "train")) is not None:
             data_set.add_fallback(
                 RemoteFolder(str(data_set), store=PeerFiles(data_set, self._worker, asyncio.get_running_loop()))
             )
         self._worker.tell(what="building")
-        model: dict[str, Any] = await compute(self.build)
-        return data | model
+        model: ModelReport = await compute(self.build)
+        return LoadReport(data, model)
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Train one slot for one round. Receives a ``Task`` and returns a ``Reply``, both as messages."""
@@ -302,8 +328,8 @@ class Replica:
         prepare_framework()
         self._arithmetic = set_arithmetic(self.app)
 
-    def build(self) -> dict[str, Any]:
-        """Create the app's model, and return facts about it, which the master compares."""
+    def build(self) -> ModelReport:
+        """Create the app's model, and report it to the master, which compares machines."""
         with fresh_names():
             call(self.app.create_model)
         if getattr(self.app, SILENT, False):
@@ -315,13 +341,13 @@ class Replica:
             check_one_card(self.app.model, self.ONE_CARD)
         self._data.check_model(self.app)
         self.use(model := self.MODEL(self.app))
-        return {
-            **model.facts(),
-            "text": getattr(getattr(self.app.model, "notation", None), "digest", ""),
-            "arithmetic": asdict(self._arithmetic),
-            "batch_parts": parts_of_batch(self.app.model),
-            "gain": gain_of_bfloat16() if self._may_gain() else 0.0,
-        }
+        return ModelReport.of(
+            self.app.model,
+            model.optimizer,
+            self._arithmetic,
+            batch_parts=parts_of_batch(self.app.model),
+            gain=gain_of_bfloat16() if self._may_gain() else 0.0,
+        )
 
     def _may_gain(self) -> bool:
         """Return whether this worker says what bfloat16 gains. One is enough, and only float32 can become mixed."""
@@ -341,11 +367,11 @@ class Replica:
         self._all_parts, self._needed = [part(self.app, model) for part in self.PARTS], {}
         self._samples = samples or self._samples
 
-    def load_data(self, expected: dict[str, str], array_cache: ArrayCache) -> dict[str, Any]:
-        """Load the app's data with ``app.load_data``, and return facts about them, which the master compares."""
-        self._fingerprints, facts = load_data(self.app, self._data, expected, array_cache)
+    def load_data(self, expected: dict[str, str], array_cache: ArrayCache) -> LoadedData:
+        """Load the app's data with ``app.load_data``, and report them to the master, which compares machines."""
+        self._fingerprints, loaded = load_data(self.app, self._data, expected, array_cache)
         self._samples = self.SAMPLES(self.app, self._fingerprints, array_cache, lambda: self.stopping)
-        return facts
+        return loaded
 
     def carry(self, task: Task) -> Reply:
         """Train one slot for one round, from the task to the reply.
@@ -611,19 +637,18 @@ def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
 
 def load_data(
     app: App, data: CommonData, expected: dict[str, str], array_cache: ArrayCache
-) -> tuple[dict[str, str], dict[str, Any]]:
+) -> tuple[dict[str, str], LoadedData]:
     """Load the app's data with its ``load_dataset``. Arrays that several runs have in common are in memory once.
 
     Args:
         app: The app as the master sent it.
-        data: The policy that selects the facts for the master.
+        data: The policy that describes the data to the master.
         expected: The fingerprint of each array, if ``load_dataset`` sets only arrays. If the worker holds all of them,
             ``load_dataset`` is not called.
         array_cache: The arrays that the worker holds; receives new ones.
 
     Returns:
-        The fingerprint of each array and of each data set at a place; and facts about the training data, including
-        whether it was loaded.
+        The fingerprint of each array and of each data set at a place; and the report about the training data.
     """
     begin = time.perf_counter()
     fingerprints = expected
@@ -640,12 +665,12 @@ def load_data(
             array_cache[fingerprint] = tree_map(unchanging, getattr(app, name))
         setattr(app, name, array_cache[fingerprint])
     array_cache.use(arrays.values())
-    return fingerprints, {
-        **data.described(app, fingerprints),
-        "here": _files_here(app),
-        "loaded": not is_cached,
-        "seconds": time.perf_counter() - begin,
-    }
+    return fingerprints, LoadedData(
+        description=data.describe(app, fingerprints),
+        files=_files_here(app),
+        loaded=not is_cached,
+        seconds=time.perf_counter() - begin,
+    )
 
 
 def _files_here(app: App) -> bytes | None:

@@ -309,7 +309,7 @@ def test_one_worker_says_what_mixed_precision_would_gain_if_it_is_possible(
     monkeypatch.setattr(keras.config, "floatx", lambda: floatx)
     replica = kind(FakeWorker(worker), Blobs(), "run")
     replica.app.precision = precision
-    assert replica.build()["gain"] == gain
+    assert replica.build().gain == gain
     assert Replica.MIXED is not LbfgsReplica.MIXED
 
 

@@ -36,7 +36,7 @@ from ddlf.training.exchanges.split.state_file import State, StateFiles, fetched,
 from ddlf.training.exchanges.split.variables import name_all, unmade
 from ddlf.training.exchanges.split.whole_weights import needs, united
 from ddlf.training.roles import REPLICA
-from ddlf.training.slot.build import describe_optimizer, describe_weights, fresh_names, ready_model
+from ddlf.training.slot.build import ModelReport, describe_optimizer, fresh_names, ready_model
 from ddlf.training.slot.distribution import check_one_card
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import RunPosition, write_rates
@@ -272,14 +272,12 @@ class SplitReplica(Replica, Restored):
 
     # -- methods for the compute thread -------------------------------------------------------------------------------
 
-    def build(self, seed: int | None = None) -> dict[str, Any]:
-        """Build the app's model without memory for its weights, and return facts about it, which the master compares.
+    def build(self, seed: int | None = None) -> ModelReport:
+        """Build the app's model without memory for its weights, and report it to the master, which compares machines.
 
         Args:
             seed: Seed of the first weights; None for the app's.
         """
-        import keras
-
         app = self.app
         self._seed = app.seed if seed is None else seed
         try:
@@ -293,16 +291,8 @@ class SplitReplica(Replica, Restored):
             self._loaded_optimizer = {variable.path: value_of(variable) for variable in model.optimizer.variables}
             model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
         self._part, self._version = None, None
-        return {
-            "weights": describe_weights(model),
-            "optimizer": describe_optimizer(model.optimizer),
-            "keras": keras.__version__,
-            "backend": keras.backend.backend(),
-            "text": getattr(getattr(model, "notation", None), "digest", ""),
-            "arithmetic": asdict(self._arithmetic),
-            "batch_parts": 1,  # each part computes on one card
-            "gain": 0.0,  # split computes in float32
-        }
+        # Each part computes on one card, and in float32.
+        return ModelReport.of(model, describe_optimizer(model.optimizer), self._arithmetic)
 
     def _create(self, seed: int) -> None:
         import keras

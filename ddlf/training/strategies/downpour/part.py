@@ -21,6 +21,7 @@ from ddlf.training.exchanges.split.inbox import Stopped
 from ddlf.training.exchanges.split.part import ModelPart
 from ddlf.training.exchanges.split.replica import SplitReplica
 from ddlf.training.roles import REPLICA, SERVERS
+from ddlf.training.slot.build import ModelReport
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import innermost, write_rates
 from ddlf.training.slot.task import Task
@@ -81,15 +82,15 @@ class DownpourPart(SplitReplica):
 
     # -- on the compute thread ----------------------------------------------------------------------------------------
 
-    def build(self, seed: int | None = None) -> dict[str, Any]:
+    def build(self, seed: int | None = None) -> ModelReport:
         """Build the model without memory, and replace its optimizer by one that sums gradients."""
-        facts = super().build(seed)
+        report = super().build(seed)
         model = self.app.model
         trained = {id(weight) for weight in model.trainable_weights}
         like = [np.broadcast_to(np.zeros((), str(weight.dtype)), tuple(weight.shape)) for weight in model.weights]
         self._rows = Rows.of(like, [id(weight) in trained for weight in model.weights])
         model.optimizer = Stepper.replacement_of(innermost(model.optimizer))
-        return facts
+        return report
 
     def _become(self, order: dict[str, Any]) -> ModelPart:
         """Make this worker's part, unless it has it already. The servers have its weights."""

@@ -23,6 +23,7 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA, SERVERS
+from ddlf.training.slot.build import ModelReport
 from ddlf.training.slot.keras_model import SMALL, KerasModel
 from ddlf.training.slot.optimizers import RunPosition, Steps, chain, innermost
 from ddlf.training.slot.parts import parts_named
@@ -422,13 +423,13 @@ class DownpourReplica(HoldingReplica):
 
     # -- on the compute thread ----------------------------------------------------------------------------------------
 
-    def build(self) -> dict[str, Any]:
+    def build(self) -> ModelReport:
         """Build the model, like ``Replica.build``, and replace its optimizer by a ``Stepper``."""
-        facts = super().build()
+        report = super().build()
         self._stepper = Stepper(self.app.model)
         self._model.stepped_by_another()
         self._cadence = Cadence(n_fetch=self.app.n_fetch, n_push=self.app.n_push)
-        return facts
+        return report
 
     def carry(self, task: Task) -> Reply:
         """Train the replicas of a slot for one round, and return the reply for the master."""

@@ -22,7 +22,7 @@ from ddlf.errors import AppError, AppMissing, ConfigError
 from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA
-from ddlf.training.slot.build import first_rows
+from ddlf.training.slot.build import ModelReport, first_rows
 from ddlf.training.slot.feed import Samples
 from ddlf.training.slot.gradients import GradientModel, check_mean_losses
 from ddlf.training.slot.keras_model import KerasModel
@@ -217,7 +217,7 @@ class LbfgsReplica(HoldingReplica):
 
     # -- on the compute thread ----------------------------------------------------------------------------------------
 
-    def build(self) -> dict[str, Any]:
+    def build(self) -> ModelReport:
         """Build the model, like ``Replica.build``.
 
         Raises:
