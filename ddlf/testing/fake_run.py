@@ -30,7 +30,6 @@ from ddlf.events.record import History
 from ddlf.rpc.messages import Request
 from ddlf.training import start
 from ddlf.training.crew.crew import Crew
-from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.registry import EXCHANGE, MODE, spread
 from ddlf.training.reporter import hooked
 from ddlf.training.roles import REPLICA, SERVERS
@@ -38,7 +37,7 @@ from ddlf.training.samples.policy import CommonData
 from ddlf.training.slot.gradients import GradientModel
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
 from ddlf.training.slot.replica import Replica
-from ddlf.training.slot.task import KeptStates, Reply, Task
+from ddlf.training.slot.task import NOTHING_COUNTED, KeptStates, Reply, Task
 from ddlf.training.strategies.arrivals import MEASURED
 from ddlf.training.strategies.downpour.client import ReplicaEntry, record, replicas_of
 from ddlf.training.strategies.downpour.replica import planned, shares

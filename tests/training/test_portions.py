@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ddlf.training.slot.task import MetricCounts
 from ddlf.training.strategies.lbfgs.portions import LATE, Computed, Pool, portions_of
 
 
@@ -146,10 +147,10 @@ def test_report_of_a_portion_equals_the_one_read_from_its_message(names, state):
     metrics = {"loss": 0.1, "accuracy": 0.5}
     state = [np.asarray(value) for value in state]
     for moved in ("", "norm/mean"):
-        report = Computed(metrics, {"names": names, "state": state}, 2.0, 0.25, moved)
+        report = Computed(metrics, MetricCounts(names, state), 2.0, 0.25, moved)
         copy = Computed.of_message(report.to_message())
         assert (copy.metrics, copy.peak, copy.seconds, copy.moved) == (metrics, 2.0, 0.25, moved)
-        assert copy.counted["names"] == names
-        assert [(a.dtype, a.shape, a.tobytes()) for a in copy.counted["state"]] == [
+        assert copy.counted.names == names
+        assert [(a.dtype, a.shape, a.tobytes()) for a in copy.counted.state] == [
             (a.dtype, a.shape, a.tobytes()) for a in state
         ]

@@ -20,7 +20,7 @@ from ddlf.monitor.terminal.lines import line
 from ddlf.testing import in_process_cluster, network
 from ddlf.training.samples.policy import DataDescription, PrivateData
 from ddlf.training.samples.shares import ShareLedger
-from ddlf.training.slot.task import Reply, Task
+from ddlf.training.slot.task import NOTHING_COUNTED, Reply, Task
 from tests.training.models import Quick, blobs, small_model
 from tests.training.private_apps import SIZES, Private, kill_in_round, private_samples
 
@@ -201,7 +201,14 @@ def test_reply_with_another_number_of_samples_than_its_task_is_refused():
         weights=[],
         version=0,
     )
-    facts = {"codec_error": 0.0, "fed": None, "metrics": {}, "counted": {}, "compute_s": 0.0, "wait_data_s": 0.0}
+    facts = {
+        "codec_error": 0.0,
+        "fed": None,
+        "metrics": {},
+        "counted": NOTHING_COUNTED,
+        "compute_s": 0.0,
+        "wait_data_s": 0.0,
+    }
     facts |= {"files": (), "stopped": False, "state": {}}
     message = Reply(task=task, update=None, samples=5, **facts).to_message()
     assert Reply.from_message(message, task, [], None, "worker 1", stays=True).weight == 5

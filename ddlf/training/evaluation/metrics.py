@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,10 @@ import numpy as np
 from ddlf.errors import AppError
 from ddlf.training.context import App
 from ddlf.training.slot.build import first_rows, sample
+from ddlf.training.slot.task import NOTHING_COUNTED, MetricCounts
 
 MAX_STATE_BYTES = 1 << 20
 """Maximum size of the metrics' state that travels. Larger metrics are averaged by value. An AUC has 3 kB."""
-
-
-NOTHING_COUNTED: dict[str, Any] = {"names": [], "state": []}
 
 
 def scalars(values: Any) -> dict[str, float]:
@@ -68,20 +67,36 @@ def counted_names(model: Any, metrics: Mapping[str, float]) -> list[str | None]:
     return names if any(names) else []
 
 
-def read_state(model: Any, names: list[str | None]) -> dict[str, Any]:
+def read_counts(model: Any, names: Sequence[str | None]) -> MetricCounts:
     """Return the sums and counts of a model's metrics.
 
     The sums over all slots determine the exact metrics of a round.
 
-    Returns:
-        ``names``, and ``state``: an array for each variable of ``model.metrics``, which determine the named values.
+    Args:
+        model: The model.
+        names: The result of ``counted_names``.
     """
     import keras
 
     if not any(names):
         return NOTHING_COUNTED
     variables = [variable for metric in model.metrics for variable in metric.variables]
-    return {"names": names, "state": [keras.ops.convert_to_numpy(variable) for variable in variables]}
+    return MetricCounts(names, [keras.ops.convert_to_numpy(variable) for variable in variables])
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A worker's evaluation of weights on its own data.
+
+    Args:
+        metrics: The metrics.
+        samples: Number of samples.
+        counted: The counts behind the metrics.
+    """
+
+    metrics: Mapping[str, float]
+    samples: int
+    counted: MetricCounts
 
 
 class MetricMerge:
@@ -100,11 +115,11 @@ class MetricMerge:
         self._model = app.model  # read once: a later read of app.model would set each round's weights
         self._ready: bool | None = None
 
-    def __call__(self, parts: Sequence[tuple[dict[str, float], int, Any]]) -> dict[str, float]:
+    def __call__(self, parts: Sequence[tuple[Mapping[str, float], int, MetricCounts]]) -> dict[str, float]:
         """Return the metrics of a round, merged from the metrics of its slots.
 
         Args:
-            parts: Metrics, number of samples, and the result of ``read_state``, for each slot.
+            parts: Metrics, number of samples, and the counts behind the metrics, for each slot.
         """
         if len(parts) == 1:
             return dict(parts[0][0])
@@ -115,24 +130,24 @@ class MetricMerge:
             values = [(metrics[name], samples) for metrics, samples, _ in parts if name in metrics]
             count = sum(samples for _, samples in values) or total
             merged[name] = sum(value * samples for value, samples in values) / count
-        return {**merged, **self._counted([state for _, _, state in parts])}
+        return {**merged, **self._counted([counts for _, _, counts in parts])}
 
-    def of(self, names: Sequence[str], state: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
+    def of(self, counts: MetricCounts) -> dict[str, float]:
         """Return the metrics that follow from sums and counts in ``model.metrics``; empty if these do not fit."""
-        return self._counted([{"names": list(names), "state": list(state)}])
+        return self._counted([counts])
 
-    def _counted(self, states: list[Any]) -> dict[str, float]:
-        names = states[0]["names"]
-        if not names or any(state["names"] != names for state in states) or not self._build():
+    def _counted(self, counts: Sequence[MetricCounts]) -> dict[str, float]:
+        names = counts[0].names
+        if not names or any(list(other.names) != list(names) for other in counts) or not self._build():
             return {}
         metrics = self._model.metrics
         variables = [variable for metric in metrics for variable in metric.variables]
         shapes = [tuple(variable.shape) for variable in variables]
-        if any([np.shape(array) for array in state["state"]] != shapes for state in states):
+        if any([np.shape(array) for array in other.state] != shapes for other in counts):
             return {}
         sums = [
             np.sum(arrays, axis=0, dtype=np.float64).astype(np.asarray(arrays[0]).dtype)
-            for arrays in zip(*(state["state"] for state in states), strict=True)
+            for arrays in zip(*(other.state for other in counts), strict=True)
         ]
         results: dict[str, Any] = {}
         for metric in metrics:

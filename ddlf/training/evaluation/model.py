@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ddlf.training.slot.card_errors import explained
 from ddlf.training.slot.distribution import without_distribution
 from ddlf.training.slot.feed import Feed, FileFeed, gathered, make_feed, memory_of
 from ddlf.training.slot.metric_variables import make_metric_variables
+from ddlf.training.slot.task import MetricCounts
 from ddlf.training.slot.variables import set_weights
 
 if TYPE_CHECKING:
@@ -69,7 +71,18 @@ def evaluate_on(model: Any, weights: list[Any], x: Any, y: Any) -> dict[str, flo
     return scalars(model.evaluate(x, y, verbose=0, return_dict=True))
 
 
-def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int, end: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class NotCounted:
+    """The answer of a worker that cannot count the metrics of an evaluation by batch.
+
+    Args:
+        reason: Why it cannot; empty if it only lacks the weights, or is lost.
+    """
+
+    reason: str = ""
+
+
+def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int, end: int) -> MetricCounts | NotCounted:
     """Return the amounts that each batch of a range of samples adds to the variables of the metrics.
 
     Keras counts in the variables of its metrics, and its own metrics add to them in each batch. So from the additions
@@ -81,8 +94,7 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
         end: Number of the last sample + 1.
 
     Returns:
-        ``names`` of the metrics, and ``state``: an array for each variable of ``model.metrics``, shape (batches, ...).
-        Or ``reasons``, the reason why the metrics cannot be counted by batch.
+        The counts, whose arrays have the shape (batches, ...).
     """
     import keras
 
@@ -106,12 +118,12 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
     try:
         feed = _feed(app, part, batch_size, begin, end)
     except ConfigError as error:  # this machine has less memory than the machine that chose the batches
-        return {"why": error.message}
+        return NotCounted(error.message)
     with explained(app, lambda: batch_size, evaluates=True), _single_batches(app), reading(app, feed) as dataset:
         model.evaluate(dataset, verbose=0, callbacks=[Counting()])
     if reasons:
-        return {"why": reasons[0]}
-    return {"names": names, "state": [np.stack(arrays) for arrays in zip(*counted, strict=True)]}
+        return NotCounted(reasons[0])
+    return MetricCounts(names, [np.stack(arrays) for arrays in zip(*counted, strict=True)])
 
 
 def batches_of(app: App, part: str, batch_size: int) -> Iterator[tuple[Any, ...]]:

@@ -17,7 +17,7 @@ from ddlf.events.phases import Phase
 from ddlf.training.context import App
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS, end_all
-from ddlf.training.evaluation.metrics import MetricMerge
+from ddlf.training.evaluation.metrics import Evaluation, MetricMerge
 from ddlf.training.evaluation.workers import NAMES
 
 
@@ -61,7 +61,7 @@ class PrivateEvaluation:
         """
         if has_data(self._app, part):
             return None
-        sizes, counts = self._app.run_context.data.evaluates(part), dict[int, Any]()
+        sizes, counts = self._app.run_context.data.evaluates(part), dict[int, Evaluation]()
         numbers = sorted(set(sizes) & set(self._app.run_context.data.homes.values()))
 
         async def ask(worker: ProxyWorker) -> None:
@@ -88,4 +88,4 @@ class PrivateEvaluation:
             sentence = f"the {NAMES[part]} is evaluated without {absent_names}: away"
             self._app.run_context.emit(Warned(about="data", why=sentence))
         replies = [counts[number] for number in sorted(counts)]
-        return self._merge([(reply["metrics"], reply["samples"], reply["counted"]) for reply in replies])
+        return self._merge([(reply.metrics, reply.samples, reply.counted) for reply in replies])

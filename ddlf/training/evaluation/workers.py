@@ -23,7 +23,8 @@ from ddlf.training.context import App
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.evaluation.metrics import MetricMerge
-from ddlf.training.evaluation.model import fitting
+from ddlf.training.evaluation.model import NotCounted, fitting
+from ddlf.training.slot.task import NOTHING_COUNTED, MetricCounts
 
 NAMES = {"test": "test data", "val": "validation data"}
 
@@ -72,7 +73,7 @@ class WorkerEvaluation:
             if not reason and counted.left:
                 return None  # all workers were lost
         if not reason:
-            metrics = self._merge.of(counted.names, added([counted.counts[begin] for begin in sorted(counted.counts)]))
+            metrics = self._merge.of(counted.total())
             reason = "" if metrics else "the master's model cannot compute these metrics from the counts"
         if reason and part not in self._reasons:
             self._reasons[part] = reason
@@ -96,12 +97,12 @@ class WorkerEvaluation:
                 begin, end = counted.left.popleft()
                 try:
                     arguments = weights, part, counted.batch_size, begin, end, content
-                    reply = await worker.call(self._role, "counts", *arguments)
+                    reply: MetricCounts | NotCounted | None = await worker.call(self._role, "counts", *arguments)
                 except LOSS:  # the crew notices the loss, too
-                    reply = {"why": ""}
-                if reply is None or "why" in reply:
+                    reply = NotCounted()
+                if not isinstance(reply, MetricCounts):
                     counted.left.append((begin, end))
-                    left_out[worker.id] = f"{worker.name} has other data there" if reply is None else reply["why"]
+                    left_out[worker.id] = f"{worker.name} has other data there" if reply is None else reply.reason
                     return
                 counted.add(begin, reply)
 
@@ -147,14 +148,12 @@ class _Counted:
     Attributes:
         left: Ranges of samples that no worker has counted.
         counts: The counts of each range, by its first sample.
-        names: Names of the metrics.
     """
 
     def __init__(self, samples: int, batch_size: int, phase: Phase | None) -> None:
         self._samples, self.batch_size, self._phase = samples, batch_size, phase
         self.left = deque([(0, samples)])
-        self.counts: dict[int, list[Any]] = {}
-        self.names: list[str] = []
+        self.counts: dict[int, MetricCounts] = {}
 
     def cut(self, parts: int) -> None:
         """Divide the samples into this number of ranges, each of whole batches except the last."""
@@ -163,12 +162,17 @@ class _Counted:
         cuts = [min(end * self.batch_size, self._samples) for end in [0, *ends]]
         self.left = deque((begin, end) for begin, end in itertools.pairwise(cuts) if begin < end)
 
-    def add(self, begin: int, counts: dict[str, Any]) -> None:
+    def add(self, begin: int, counts: MetricCounts) -> None:
         """Store the sums and counts that a worker returned for a range of samples."""
-        self.counts[begin], self.names = counts["state"], counts["names"]
+        self.counts[begin] = counts
         if self._phase is not None:
-            batches = sum(len(state[0]) for state in self.counts.values())
+            batches = sum(len(counts.state[0]) for counts in self.counts.values())
             self._phase.move(min(batches * self.batch_size, self._samples))
+
+    def total(self) -> MetricCounts:
+        """Return the counts of all batches, added in their order."""
+        ranges = [self.counts[begin] for begin in sorted(self.counts)]
+        return MetricCounts(ranges[0].names, added([counts.state for counts in ranges])) if ranges else NOTHING_COUNTED
 
 
 def reason_for_master(app: App, part: str) -> str:

@@ -19,7 +19,7 @@ from ddlf.data.app_data import data_set_of
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.callbacks.checks import look_at_batches
 from ddlf.training.context import App
-from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
+from ddlf.training.evaluation.metrics import counted_names, read_counts, scalars
 from ddlf.training.slot.batchnorm import measured
 from ddlf.training.slot.build import describe_optimizer
 from ddlf.training.slot.distribution import copies_of, scope_of, strategy_of
@@ -37,7 +37,7 @@ from ddlf.training.slot.optimizers import (
     write_optimizer,
     write_rates,
 )
-from ddlf.training.slot.task import Task
+from ddlf.training.slot.task import NOTHING_COUNTED, MetricCounts, Task
 
 STEPS_PER_EXECUTION = 16
 """Batches in one call of the compiled step, if no callback observes single batches.
@@ -240,7 +240,7 @@ class KerasModel:
         reseed(self._app.model, (task.seed, task.round, task.slot))
         return measured(self._app.model, weights, ((batch[0], count) for batch, count in batches))
 
-    def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
+    def counted(self, metrics: dict[str, float]) -> MetricCounts:
         """Return the sums and counts that determine a round's metrics.
 
         The master adds the sums and counts of all slots, and computes the metrics of the round.
@@ -250,7 +250,7 @@ class KerasModel:
         if self._names is None:
             self._names = counted_names(self._app.model, self._last_metrics)
         names = [name if name and metrics.get(name) == self._last_metrics.get(name) else None for name in self._names]
-        return read_state(self._app.model, names)
+        return read_counts(self._app.model, names)
 
 
 class KerasRule:

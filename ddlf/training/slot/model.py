@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ddlf.algorithms.local_rules import Control
 from ddlf.algorithms.weights import Weights
 from ddlf.training.slot.loss_scale import Overflow
-from ddlf.training.slot.task import Task
+from ddlf.training.slot.task import MetricCounts, Task
 
 Gradient = Callable[[tuple[Any, ...], Weights], tuple[Weights, dict[str, float]]]
 
@@ -100,8 +100,8 @@ class TrainableModel(Protocol):
             batches: Batches as ``fit`` takes them, and the number of samples in each.
         """
 
-    def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return the sums and counts behind the metrics of this round, as ``metrics.read_state`` does."""
+    def counted(self, metrics: dict[str, float]) -> MetricCounts:
+        """Return the sums and counts behind the metrics of this round."""
 
     def overflow(self, task: Task) -> Overflow | None:
         """Return how a round with a scaled loss overflowed; None if it made a step.

@@ -11,11 +11,10 @@ import numpy as np
 from ddlf.algorithms.local_rules import LOCAL, Control
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights, is_float
-from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.slot.batchnorm import moving
 from ddlf.training.slot.loss_scale import Overflow
 from ddlf.training.slot.model import Gradient
-from ddlf.training.slot.task import Task
+from ddlf.training.slot.task import NOTHING_COUNTED, MetricCounts, Task
 
 Sizes = Callable[[int], list[int]]
 """Samples in each partition file, by version of the data set."""
@@ -136,7 +135,7 @@ class NumpyModel:
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
         return self.measures(task, weights)
 
-    def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
+    def counted(self, metrics: dict[str, float]) -> MetricCounts:
         return NOTHING_COUNTED
 
     def overflow(self, task: Task) -> Overflow | None:

@@ -27,8 +27,8 @@ from ddlf.data.trees import tree_map
 from ddlf.errors import AppError
 from ddlf.rpc.iworker import awaited, drop_error
 from ddlf.training.context import SILENT, App
-from ddlf.training.evaluation.metrics import counted_names, read_state, scalars
-from ddlf.training.evaluation.model import counts, evaluate, evaluate_between_trainings
+from ddlf.training.evaluation.metrics import Evaluation, counted_names, read_counts, scalars
+from ddlf.training.evaluation.model import NotCounted, counts, evaluate, evaluate_between_trainings
 from ddlf.training.samples.policy import CommonData, DataDescription, data_of
 from ddlf.training.slot.arithmetic import Arithmetic, set_arithmetic
 from ddlf.training.slot.build import (
@@ -55,7 +55,7 @@ from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.model_memory import BUILT, free_gradients_with_graphs
 from ddlf.training.slot.parts import PARTS, SlotPart, SlotRound, as_sent, read_weights
 from ddlf.training.slot.peer_files import PIECE_BYTES, PeerFiles
-from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
+from ddlf.training.slot.task import MOST_FILES, KeptStates, MetricCounts, Reply, SlotState, Task
 from ddlf.worker.assignment import prepare_framework
 from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.machine import SwapMeter
@@ -244,7 +244,7 @@ class Replica:
     @concurrent
     async def counts(
         self, source: dict[str, Any], part: str, batch_size: int, begin: int, end: int, content: dict[str, str]
-    ) -> dict[str, Any] | None:
+    ) -> MetricCounts | NotCounted | None:
         """Evaluate the model on a range of samples. Return sums and counts, so that the master can compute the metrics.
 
         Args:
@@ -256,20 +256,20 @@ class Replica:
             content: The fingerprints that the data here must have.
 
         Returns:
-            The counts; ``{"why": ""}`` without the weights; None if the data here is different.
+            The counts, as ``counts`` returns them; None if the data here is different.
         """
         if not self._has(content):
             return None
         if (weights := await self._weights_of(source)) is None:
-            return {"why": ""}
-        counted: dict[str, Any] = await evaluate_between_trainings(
+            return NotCounted()
+        counted: MetricCounts | NotCounted = await evaluate_between_trainings(
             self._worker, self.app, partial(counts, self.app, weights, part, batch_size, begin, end)
         )
         return counted
 
     @concurrent
-    async def own_counts(self, source: dict[str, Any], part: str, batch_size: int) -> dict[str, Any]:
-        """Evaluate weights on all samples that this worker has of a part of the data. Return metrics and their counts.
+    async def own_counts(self, source: dict[str, Any], part: str, batch_size: int) -> Evaluation:
+        """Evaluate weights on all samples that this worker has of a part of the data.
 
         Args:
             source: The weights.
@@ -278,12 +278,12 @@ class Replica:
         """
         weights = await self._weights_of(source)
 
-        def counted() -> dict[str, Any]:
+        def evaluation() -> Evaluation:
             metrics = evaluate(self.app, weights, part, batch_size)
-            state = read_state(self.app.model, counted_names(self.app.model, metrics))
-            return {"metrics": metrics, "samples": samples_of(self.app, part), "counted": state}
+            counted = read_counts(self.app.model, counted_names(self.app.model, metrics))
+            return Evaluation(metrics, samples_of(self.app, part), counted)
 
-        reply: dict[str, Any] = await evaluate_between_trainings(self._worker, self.app, counted)
+        reply: Evaluation = await evaluate_between_trainings(self._worker, self.app, evaluation)
         return reply
 
     def _has(self, content: dict[str, str]) -> bool:

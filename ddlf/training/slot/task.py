@@ -137,6 +137,24 @@ class Task:
         return cls(**message)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MetricCounts:
+    """The sums and counts behind a model's metrics. The counts of several slots can be added.
+
+    Args:
+        names: Names of the metrics; None in place of a name if the metric has another value than Keras. Empty if
+            nothing is counted.
+        state: An array for each variable of ``model.metrics``, which determine the named values. After an evaluation
+            by batches, each array has one row for each batch.
+    """
+
+    names: Sequence[str | None] = ()
+    state: Sequence[np.ndarray[Any, Any]] = ()
+
+
+NOTHING_COUNTED = MetricCounts()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reply:
     """A worker's result of a task: the update, and facts about the training.
@@ -151,7 +169,7 @@ class Reply:
             partition files, the number of epochs that were read, or the ranges of samples that count. For private
             data, the number of samples.
         metrics: Metrics of the last local epoch.
-        counted: The counts behind the metrics, as ``metrics.read_state`` returns them.
+        counted: The counts behind the metrics.
         compute_s: Seconds of local training, on the worker's clock.
         wait_data_s: Seconds of waiting for samples within that time.
         files: Partition files that were opened for it, from 0, in order; empty with arrays.
@@ -175,7 +193,7 @@ class Reply:
     samples: int
     fed: np.ndarray[Any, Any] | Sequence[Sequence[int]] | int | None
     metrics: dict[str, float]
-    counted: dict[str, Any]
+    counted: MetricCounts
     compute_s: float
     wait_data_s: float
     files: Sequence[int]

@@ -17,6 +17,7 @@ from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.evaluation.model import counts, evaluate, fitting
 from ddlf.training.evaluation.workers import added
 from ddlf.training.slot.feed import FileFeed
+from ddlf.training.slot.task import MetricCounts
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, blobs, equal
 from tests.training.slot.replicas import arrays, replica_of, task
@@ -211,7 +212,9 @@ def test_metrics_counted_by_batches_have_the_bits_of_one_evaluation():
     counted = [counts(replica.app, weights, "test", 16, *part) for part in itertools.pairwise(cuts)]
     assert replica.app.model.steps_per_execution == before
     assert len(expected) == 8
-    merged = MetricMerge(plain.app).of(counted[0]["names"], added([part_counts["state"] for part_counts in counted]))
+    merged = MetricMerge(plain.app).of(
+        MetricCounts(counted[0].names, added([part_counts.state for part_counts in counted]))
+    )
     assert merged == expected
     assert evaluate(replica.app, weights, batch_size=16) == expected
 
@@ -222,7 +225,7 @@ def test_metrics_counted_by_batches_have_the_bits_of_one_evaluation():
 )
 def test_metrics_that_may_not_add_up_are_not_counted_batch_by_batch(custom, reason):
     replica = replica_of(Measured, custom=custom)
-    assert reason in counts(replica.app, replica.app.model.get_weights(), "test", 16, 0, 203)["why"]
+    assert reason in counts(replica.app, replica.app.model.get_weights(), "test", 16, 0, 203).reason
 
 
 def test_evaluation_takes_smaller_batches_that_fit_the_memory(make_folder):

@@ -22,7 +22,7 @@ from ddlf.training.context import App
 from ddlf.training.exchanges.masked.rule import rule_of
 from ddlf.training.slot.parts import SlotRound
 from ddlf.training.slot.replica import Replica
-from ddlf.training.slot.task import Reply, Task
+from ddlf.training.slot.task import NOTHING_COUNTED, Reply, Task
 from ddlf.worker.calls import concurrent
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class MaskedReplica(Replica):
                 slot=task.slot, round=task.round, weight=reply.weight, base=self._base, update=update
             )
         problem_message = None if problem is None else dataclasses.asdict(problem)
-        return dataclasses.replace(reply, update=problem_message, metrics={}, counted={})
+        return dataclasses.replace(reply, update=problem_message, metrics={}, counted=NOTHING_COUNTED)
 
     def _begin_round(self, task: Task) -> SlotRound:
         round = super()._begin_round(task)

@@ -25,7 +25,7 @@ from ddlf.events import Warned
 from ddlf.training.checkpoints.slice_reader import Restored
 from ddlf.training.checkpoints.slices import Destination, NotWritten, SliceFile, is_seen, not_seen, write_if_seen
 from ddlf.training.context import App
-from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
+from ddlf.training.evaluation.metrics import counted_names, read_counts, scalars
 from ddlf.training.evaluation.model import batches_of, end_reading
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.inbox import Inbox, Key, Stopped
@@ -42,7 +42,7 @@ from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import RunPosition, write_rates
 from ddlf.training.slot.parts import SlotPart
 from ddlf.training.slot.replica import MOVED_EVERY_S, Replica, call
-from ddlf.training.slot.task import Task
+from ddlf.training.slot.task import NOTHING_COUNTED, Task
 from ddlf.training.slot.variables import free, is_finite, is_independent, is_made, make, set_value, value_of
 from ddlf.worker.activity import HeldPart
 from ddlf.worker.calls import concurrent, offered
@@ -568,7 +568,7 @@ class SplitReplica(Replica, Restored):
         names = counted_names(model, metrics) if metrics else []
         return {
             "metrics": metrics,
-            "counted": read_state(model, names) if metrics else NOTHING_COUNTED,
+            "counted": read_counts(model, names) if metrics else NOTHING_COUNTED,
             "losses": part.losses,
         }
 

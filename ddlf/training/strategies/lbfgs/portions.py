@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from ddlf.training.slot.task import MetricCounts
+
 LATE = 1.5
 """A portion is late after this many times the median time of a portion."""
 MANY = 4
@@ -51,14 +53,14 @@ class Computed:
 
     Args:
         metrics: Keras's metrics of the portion.
-        counted: The sums and counts of these metrics, as in ``Reply``.
+        counted: The sums and counts of these metrics.
         peak: The largest absolute value of its gradient's share in that of all samples.
         seconds: Seconds of computing.
         moved: Path of an untrained weight that it changed; "" for none.
     """
 
     metrics: dict[str, float]
-    counted: dict[str, Any]
+    counted: MetricCounts
     peak: float
     seconds: float
     moved: str = ""
@@ -68,7 +70,8 @@ class Computed:
 
         Names are left out if they equal the names of the metrics, and single values of one type form one array.
         """
-        names, state = self.counted["names"], self.counted["state"]
+        names: Sequence[str | None] | None = self.counted.names
+        state: Any = self.counted.state
         if names == list(self.metrics):
             names = None
         if len({array.dtype for array in state}) == 1 and not any(array.ndim for array in state):
@@ -82,7 +85,7 @@ class Computed:
         names = list(metrics) if names is None else names
         if isinstance(state, np.ndarray):
             state = [np.asarray(value) for value in state]
-        return cls(metrics, {"names": names, "state": state}, *fields)
+        return cls(metrics, MetricCounts(names, state), *fields)
 
 
 def portions_of(samples: int, slots: int, size: int) -> list[Portion]:
