@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from ddlf.algorithms.weights import Fault, Weights
+from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.app_data import samples_of
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, DDLFError, ProtocolError
@@ -35,6 +35,19 @@ from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH, fitting
 from ddlf.training.evaluation.workers import NAMES, fingerprints, reason_for_master
 from ddlf.training.exchanges.members import NOTICED_S, Link, Member, Members
+from ddlf.training.exchanges.split.orders import (
+    BadTensor,
+    EvaluatedPart,
+    PartEvaluation,
+    PartOrder,
+    PartRefused,
+    PartSource,
+    PartStopped,
+    PartTask,
+    PartUnreached,
+    TrainedPart,
+    UnusableWeights,
+)
 from ddlf.training.exchanges.split.part_states import PartLost, PartStates, Source
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.states import SplitStates
@@ -98,29 +111,45 @@ class Pipeline:
         return None
 
 
+Result = TypeVar("Result", TrainedPart, EvaluatedPart)
+
+
 @dataclass(slots=True)
-class _Job:
+class _Job(Generic[Result]):
     """Something that all parts do together.
 
     Args:
         verb: The verb of the replica.
         round: The round that it belongs to, from 0.
-        order: The entries that the orders of all parts share.
-        hear: Receives reports of the progress from the workers, with the number of the part; None for nobody.
+        message_of: Returns the second argument of the verb for a part.
+        on_progress: Receives reports of the progress from the workers, with the number of the part; None for nobody.
         check: Raises an error if a result does not fit.
-        entries_of: Returns the entries of a part's order that others do not share.
         refusal: Why a worker cannot take part, if its data differs.
         lost: The error if the state of a part is lost.
     """
 
     verb: str
     round: int
-    order: dict[str, Any]
-    hear: Callable[[int, dict[str, Any]], None] | None = None
-    check: Callable[[int, dict[str, Any], ProxyWorker], None] | None = None
-    entries_of: Callable[[int], dict[str, Any]] = lambda part: {}
+    message_of: Callable[[int], dict[str, Any]]
+    on_progress: Callable[[int, dict[str, Any]], None] | None = None
+    check: Callable[[int, Result, ProxyWorker], None] | None = None
     refusal: str = ""
     lost: PartLost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[Result]):
+    """The result of a part, and the workers of the part.
+
+    Args:
+        result: The result.
+        worker: Number of the worker that has done the part.
+        holders: The workers that have the state of the part afterwards.
+    """
+
+    result: Result
+    worker: int
+    holders: list[Member]
 
 
 @dataclass(slots=True)
@@ -139,7 +168,7 @@ class Attempt:
 
     number: int = 0
     workers: dict[int, ProxyWorker] = field(default_factory=dict)
-    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+    results: dict[int, Done[Any]] = field(default_factory=dict)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     links: set[Link] = field(default_factory=set)
@@ -189,26 +218,25 @@ class Group:
             optimizer = run.progress.states[0].get(OPTIMIZER)
             self._part_states.source = self._last_source = Source(source.weights, optimizer)
         tasks = [run.exchange.completed(task) for task in tasks]
-        messages = [replace(task, weights=None, state=None).to_message() for task in tasks]
+        samples = [len(task.indices) for task in tasks]
+        messages = [PartTask(replace(task, weights=None, state=None), samples).to_message() for task in tasks]
         replica = self._plan.replica
-        order = {"counts": [len(task.indices) for task in tasks]}
-        job = _Job(
+        job = _Job[TrainedPart](
             "step",
             tasks[0].round,
-            order,
-            lambda part, facts: self._moved(tasks[replica(part)], part, facts),
+            lambda part: messages[replica(part)],
+            lambda part, report: self._moved(tasks[replica(part)], part, report),
             lambda part, result, worker: self._check(tasks[replica(part)], result, worker),
-            lambda part: {"task": messages[replica(part)]},
         )
-        results = await self._run_job(job)
-        for part, result in enumerate(results):
-            seconds, idle_s = float(result["compute_s"]), float(result["idle_s"])
-            origin = dict(round=tasks[0].round + 1, slot=self._first + part + 1, worker=result["worker"])
-            run.crew.emit(PartTrained(**origin, seconds=seconds, idle_s=idle_s))
+        parts = await self._run_job(job)
+        for part, done in enumerate(parts):
+            origin = dict(round=tasks[0].round + 1, slot=self._first + part + 1, worker=done.worker)
+            result = done.result
+            run.crew.emit(PartTrained(**origin, seconds=float(result.compute_s), idle_s=float(result.idle_s)))
             run.crew.emit(SlotFinished(**origin))
-        idle = sum(result["idle_s"] / max(result["compute_s"], 1e-9) for result in results) / len(results)
+        idle = sum(done.result.idle_s / max(done.result.compute_s, 1e-9) for done in parts) / len(parts)
         count = self._plan.parts_of_replica
-        replies = [self._make_reply(task, results[slot * count :][:count], begin) for slot, task in enumerate(tasks)]
+        replies = [self._make_reply(task, parts[slot * count :][:count], begin) for slot, task in enumerate(tasks)]
         return replies, idle
 
     async def commit(self, replies: Sequence[Reply], metrics: dict[str, float], *, shown: bool) -> None:
@@ -306,35 +334,34 @@ class Group:
         if version != self._part_states.version:
             return None
         samples, size = samples_of(app, part), fitting(app, part, batch_size)
-        job = _Job("evaluate", self._run.progress.round, {}, refusal=reason_for_master(app, part))
-        results: list[dict[str, Any]] = []
-        if not job.refusal:
+        refusal, parts = reason_for_master(app, part), list[Done[EvaluatedPart]]()
+        if not refusal:
             content = await asyncio.to_thread(fingerprints, app, part)
-            job.order.update(data=part, size=size, samples=samples, content=content)
-            results = await self._run_job(job)
-        if job.refusal:
-            self._run.crew.emit(Warned(about="data", why=f"the master evaluates the {NAMES[part]}: {job.refusal}"))
+            message = PartEvaluation(part, size, samples, content).to_message()
+            job = _Job[EvaluatedPart]("evaluate", self._run.progress.round, lambda part: message)
+            parts, refusal = await self._run_job(job), job.refusal
+        if refusal:
+            self._run.crew.emit(Warned(about="data", why=f"the master evaluates the {NAMES[part]}: {refusal}"))
             return None
-        results = results[: self._plan.parts_of_replica]
-        metrics = dict(results[-1]["metrics"])
-        if "loss" in metrics:
-            metrics["loss"] += sum(result["losses"] for result in results) / samples
-        return metrics
+        return _metrics([done.result for done in parts[: self._plan.parts_of_replica]], samples)
 
     # -- one part -----------------------------------------------------------------------------------------------------
 
-    async def _run_job(self, job: _Job) -> list[dict[str, Any]]:
-        """Have the workers of all parts do a job. Return the results, in the order of the parts."""
+    async def _run_job(self, job: _Job[Result]) -> list[Done[Result]]:
+        """Have the workers of all parts do a job. Return the results in the order of the parts; none after a refusal."""
         parts = range(len(self._plan.parts))
         carry, first = self._run.crew.carry, self._first
         works = [carry(first + part, job.round, partial(self._work, part, job), is_round=False) for part in parts]
-        results = list(await asyncio.gather(*works))
+        results: list[Done[Result] | None] = list(await asyncio.gather(*works))
         if job.lost is not None:
             raise job.lost
-        return results
+        return [done for done in results if done is not None]
 
-    async def _work(self, part: int, job: _Job, worker: ProxyWorker, holds: bool) -> dict[str, Any]:
-        """Have a worker do its part of a job, as often as the other parts need it. Return the result."""
+    async def _work(self, part: int, job: _Job[Result], worker: ProxyWorker, holds: bool) -> Done[Result] | None:
+        """Have a worker do its part of a job, as often as the other parts need it. Return the result.
+
+        Return None if the job has failed or was refused.
+        """
         try:
             while not job.refusal and job.lost is None:
                 attempt = self._attempt
@@ -342,15 +369,15 @@ class Group:
                 if len(attempt.workers) == len(self._plan.parts) and not attempt.ready.is_set():
                     attempt.number = next(NUMBERS)
                     attempt.ready.set()
-                result = await self._try(attempt, part, job, worker)
-                if result is not None:
-                    return result
-            return {}
+                done = await self._try(attempt, part, job, worker)
+                if done is not None:
+                    return done
+            return None
         except BaseException:
             self._fail(part)
             raise
 
-    async def _try(self, attempt: Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any] | None:
+    async def _try(self, attempt: Attempt, part: int, job: _Job[Result], worker: ProxyWorker) -> Done[Result] | None:
         """Take part in an attempt. Return the result; None if the attempt has failed because of another part."""
         ended = asyncio.ensure_future(attempt.ended.wait())
         work = asyncio.ensure_future(self._do_part(attempt, part, job, worker))
@@ -358,22 +385,22 @@ class Group:
             await asyncio.wait([ended, work], return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 try:
-                    result = work.result()
+                    done = work.result()
                 except PartLost as error:
                     job.lost = error
                     self._again(attempt)
                     return None
-                if "peer" in result:
-                    await self._wait_for_loss(attempt, worker, result)
+                if isinstance(done, PartUnreached):
+                    await self._wait_for_loss(attempt, worker, done)
                     return None
-                if "other" in result:
-                    job.refusal = result["other"]
+                if isinstance(done, PartRefused):
+                    job.refusal = done.reason
                     self._again(attempt)
                     return None
-                attempt.results[part] = result
+                attempt.results[part] = done
                 if len(attempt.results) == len(self._plan.parts):
                     if job.verb == "step":
-                        self._holders = {number: part_result["at"] for number, part_result in attempt.results.items()}
+                        self._holders = {number: other.holders for number, other in attempt.results.items()}
                     self._again(attempt)
                 await ended
             return attempt.results.get(part) if len(attempt.results) == len(self._plan.parts) else None
@@ -385,47 +412,50 @@ class Group:
         self._attempt = Attempt()
         attempt.ended.set()
 
-    async def _do_part(self, attempt: Attempt, part: int, job: _Job, worker: ProxyWorker) -> dict[str, Any]:
+    async def _do_part(
+        self, attempt: Attempt, part: int, job: _Job[Result], worker: ProxyWorker
+    ) -> Done[Result] | PartUnreached | PartRefused:
         """Wait for the workers of all parts, have this one do its part, and return its checked result."""
         import keras
 
         await self._wait_for_workers(attempt, part)
         copy = self._copy_of(attempt, part)
-        order = job.order | {
-            **job.entries_of(part),
-            **await self._prepare_worker(attempt, part, worker, job.round),
-            "part": part,
-            "ends": self._plan.ends,
-            "within": self._plan.program.workers,
-            "replicas": self._plan.replicas,
-            "by_rows": self._plan.program.by_rows,
-            "micro_batches": self._plan.micro_batches,
-            "batch_size": self._plan.batch_size,
-            "workers": [attempt.workers[number].id for number in range(len(self._plan.parts))],
-            "attempt": attempt.number,
-            "backend": keras.backend.backend(),
-            "version": self._part_states.version,
-        }
-        if job.hear is not None:
+        source, entry = await self._prepare_worker(attempt, part, worker, job.round)
+        order = PartOrder(
+            part=part,
+            plan=self._plan.arguments,
+            workers=[attempt.workers[number].id for number in range(len(self._plan.parts))],
+            attempt=attempt.number,
+            backend=keras.backend.backend(),
+            version=self._part_states.version,
+            copy=None if copy is None else copy.id,
+            source=source,
+            entry=entry,
+        )
+        if job.on_progress is not None:
             slot = self._first + part + 1
             self._run.crew.emit(SlotStarted(round=job.round + 1, slot=slot, worker=worker.id))
-        hear = None if job.hear is None else partial(job.hear, part)
-        result: dict[str, Any] = await worker.call(self._members.role, job.verb, order, hear=hear)
-        if "peer" in result:
-            return result
-        if "fault" in result:
-            raise BadUpdate(result["fault"], hint=result["hint"])
-        if "unfit" in result:
-            raise unusable_weights(Fault(**result["unfit"]), job.round)
-        if result.get("stopped"):
-            raise ConnectError("its training was stopped", worker=worker.name)
+        hear = None if job.on_progress is None else partial(job.on_progress, part)
+        arguments = order.to_message(), job.message_of(part)
+        result = await worker.call(self._members.role, job.verb, *arguments, hear=hear)
+        match result:
+            case PartUnreached() | PartRefused():
+                return result
+            case BadTensor(message, hint):
+                raise BadUpdate(message, hint=hint)
+            case UnusableWeights(fault):
+                raise unusable_weights(fault, job.round)
+            case PartStopped():
+                raise ConnectError("its training was stopped", worker=worker.name)
         if job.check is not None:
             job.check(part, result, worker)
         holders = [self._members.member(proxy.id) for proxy in (worker, copy) if proxy is not None]
-        return result | {"worker": worker.id, "at": [member for member in holders if member is not None]}
+        return Done(result, worker.id, [member for member in holders if member is not None])
 
-    async def _prepare_worker(self, attempt: Attempt, part: int, worker: ProxyWorker, number: int) -> dict[str, Any]:
-        """Introduce the workers, and return the entries of a part's order about its state.
+    async def _prepare_worker(
+        self, attempt: Attempt, part: int, worker: ProxyWorker, number: int
+    ) -> tuple[PartSource | None, dict[str, Any] | None]:
+        """Introduce the workers, and return the ``source`` and the ``entry`` of a part's order.
 
         Args:
             attempt: The attempt.
@@ -433,12 +463,12 @@ class Group:
             worker: Its worker.
             number: Number of the round.
         """
-        copy, state = self._copy_of(attempt, part), await self._part_states.state_for(part, worker)
-        linked = [*([] if copy is None else [copy.id]), *([state["from"]] if state and "from" in state else [])]
-        attempt.links.update(frozenset((worker.id, other)) for other in linked)
+        copy, source = self._copy_of(attempt, part), await self._part_states.state_for(part, worker)
+        numbers = [None if copy is None else copy.id, None if source is None else source.worker]
+        attempt.links.update(frozenset((worker.id, other)) for other in numbers if other is not None)
         async with self._reached:
             await self._members.reach(worker, self._links_of(attempt))
-        return {"copy": None if copy is None else copy.id, "state": state}
+        return source, None
 
     def _links_of(self, attempt: Attempt) -> set[Link]:
         """Return the pairs of workers that call each other in an attempt."""
@@ -486,7 +516,7 @@ class Group:
             return
         self._again(attempt)
 
-    async def _wait_for_loss(self, attempt: Attempt, worker: ProxyWorker, result: dict[str, Any]) -> None:
+    async def _wait_for_loss(self, attempt: Attempt, worker: ProxyWorker, unreached: PartUnreached) -> None:
         """Wait until the crew notices the loss of a worker that another one has not reached.
 
         Raises:
@@ -497,7 +527,7 @@ class Group:
                 await attempt.ended.wait()
                 return
         raise ConfigError(
-            f"{worker.name} does not reach worker {result['peer']}: {result['why']}",
+            f"{worker.name} does not reach worker {unreached.worker}: {unreached.reason}",
             hint="check the network between the two workers, or set the address of that worker: ddlf-worker --advertise HOST:PORT",
         )
 
@@ -513,37 +543,42 @@ class Group:
                 origin = dict(round=task.round + 1, slot=self._first + number + 1, worker=member.id)
                 self._run.crew.emit(SlotMoved(**origin, **done, loss=loss if number == part else None))
 
-    def _check(self, task: Task, result: dict[str, Any], worker: ProxyWorker) -> None:
+    def _check(self, task: Task, result: TrainedPart, worker: ProxyWorker) -> None:
         """Check a part's result, since it comes from another machine.
 
         Raises:
             ProtocolError: It does not fit the part.
         """
-        if result.get("digest") != task.digest():
+        if not isinstance(result, TrainedPart) or result.digest != task.digest():
             raise ProtocolError("trained on other samples than it was given", worker=worker.name)
 
-    def _make_reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
+    def _make_reply(self, task: Task, parts: Sequence[Done[TrainedPart]], begin: float) -> Reply:
         """Return the reply of a replica to its task, from the results of its parts."""
-        last, samples = results[-1], len(task.indices)
-        metrics = dict(last["metrics"])
-        if "loss" in metrics:
-            metrics["loss"] += sum(result["losses"] for result in results) / samples
+        results, samples = [done.result for done in parts], len(task.indices)
         return Reply(
             task=task,
             update=None,
             codec_error=0.0,
             samples=samples,
             fed=None,
-            metrics=metrics,
-            counted=last["counted"],
-            compute_s=max(result["compute_s"] for result in results),
-            wait_data_s=max(result["wait_data_s"] for result in results),
+            metrics=_metrics(results, samples),
+            counted=results[-1].counted,
+            compute_s=max(result.compute_s for result in results),
+            wait_data_s=max(result.wait_data_s for result in results),
             files=(),
             stopped=False,
             state={},
-            worker=last["worker"],
+            worker=parts[-1].worker,
             elapsed_s=time.perf_counter() - begin,
         )
+
+
+def _metrics(results: Sequence[TrainedPart] | Sequence[EvaluatedPart], samples: int) -> dict[str, float]:
+    """Return the metrics of a replica, from the results of its parts. The last part has all but their own losses."""
+    metrics = dict(results[-1].metrics)
+    if "loss" in metrics:
+        metrics["loss"] += sum(result.losses for result in results) / samples
+    return metrics
 
 
 def _count_of_workers(workers: int) -> str:

@@ -18,6 +18,7 @@ from ddlf.training.checkpoints.slices import WEIGHTS, Destination, Slices, Writt
 from ddlf.training.checkpoints.tensors import Array
 from ddlf.training.crew.recovery import LOSS, first_line
 from ddlf.training.exchanges.members import Member, Members
+from ddlf.training.exchanges.split.orders import PartSource
 from ddlf.training.exchanges.split.plan import Part, Plan
 from ddlf.training.exchanges.split.state_file import State, StateFiles, fetched, in_slice, optimizer_name, weight_name
 from ddlf.training.exchanges.split.whole_weights import needs, united, written
@@ -85,8 +86,8 @@ class PartStates:
         present = self._members.members()
         return [(member, present[member]) for member in self.locations.get(part, ()) if member in present]
 
-    async def state_for(self, part: int, worker: ProxyWorker) -> dict[str, Any] | None:
-        """Return the entry ``state`` of an order: how a worker gets the state of a part.
+    async def state_for(self, part: int, worker: ProxyWorker) -> PartSource | None:
+        """Return where a worker gets the state of a part; None if it has the state.
 
         Raises:
             PartLost: The state is lost.
@@ -95,14 +96,14 @@ class PartStates:
         if any(holder.id == worker.id for holder in holders):
             return None
         if holders:
-            return {"from": holders[0].id}
+            return PartSource(worker=holders[0].id)
         if (part, self.version) in self._on_master:
-            return {"arrays": self._on_master.of(part, self.version).views()}
+            return PartSource(arrays=self._on_master.of(part, self.version).views())
         if self.source is None:
             raise self.loss_error(part)
         weights = self.source.weights
         if isinstance(weights, WeightsRef) and weights.first is not None:
-            return {"seed": self._seed}
+            return PartSource(seed=self._seed)
         model_part = self._plan.parts[part]
         if isinstance(weights, WeightsRef) and (slices := weights.slices) is not None:
             slice_names = self._in_slices(self._arrays_of(model_part))
@@ -112,7 +113,7 @@ class PartStates:
                 slice_names = {array: name for array, name in slice_names.items() if name in listed}
                 numbers = [number for number, names in enumerate(names_in_files) if names & {*slice_names.values()}]
                 await self._members.checkpoints.give(worker, slices, numbers)
-                return {"slices": slice_names}
+                return PartSource(slices=slice_names)
         whole = await asyncio.to_thread(weights.read) if isinstance(weights, WeightsRef) else weights
         arrays = {weight_name(index): self._plan.piece(part, index, whole[index]) for index in model_part.all_weights}
         if (optimizer := self.source.optimizer) is not None:
@@ -121,7 +122,7 @@ class PartStates:
                 optimizer_name(index): self._plan.piece(part, weight_of[index], optimizer[index])
                 for index in self._optimizer_of(model_part)
             }
-        return {"arrays": arrays}
+        return PartSource(arrays=arrays)
 
     def loss_error(self, part: int) -> PartLost:
         """Return the error that says that the state of a part is lost."""

@@ -127,6 +127,18 @@ class Part:
         return (*self.weights, *(index for index, _ in self.borrows))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanArguments:
+    """How a model is cut: the arguments of ``Plan.at``, which workers receive."""
+
+    ends: Sequence[int]
+    batch_size: int
+    micro_batches: int
+    workers_of_stage: int
+    replicas: int
+    by_rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A model that is cut into parts.
@@ -217,6 +229,31 @@ class Plan:
         optimizer = OptimizerState.of_model(graph.model)
         parts = _parts(ends, program, replicas)
         return cls(graph, parts, program, optimizer, batch_size, micro_batches, replicas)
+
+    @property
+    def arguments(self) -> PlanArguments:
+        """The arguments that ``of_arguments`` needs to make this plan from the same model."""
+        return PlanArguments(
+            ends=self.ends,
+            batch_size=self.batch_size,
+            micro_batches=self.micro_batches,
+            workers_of_stage=self.program.workers,
+            replicas=self.replicas,
+            by_rows=self.program.by_rows,
+        )
+
+    @classmethod
+    def of_arguments(cls, graph: Graph, arguments: PlanArguments) -> Plan:
+        """Return the plan that another node has made from the same model."""
+        return cls.at(
+            graph,
+            arguments.ends,
+            arguments.batch_size,
+            arguments.micro_batches,
+            arguments.workers_of_stage,
+            arguments.replicas,
+            arguments.by_rows,
+        )
 
     @property
     def ends(self) -> list[int]:

@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,22 @@ from ddlf.training.evaluation.metrics import counted_names, read_counts, scalars
 from ddlf.training.evaluation.model import batches_of, end_reading
 from ddlf.training.exchanges.split.graph import Graph
 from ddlf.training.exchanges.split.inbox import Inbox, Key, Stopped
+from ddlf.training.exchanges.split.orders import (
+    BadTensor,
+    Evaluated,
+    EvaluatedPart,
+    Interrupted,
+    PartEvaluation,
+    PartOrder,
+    PartRefused,
+    PartSource,
+    PartStopped,
+    PartTask,
+    PartUnreached,
+    Trained,
+    TrainedPart,
+    UnusableWeights,
+)
 from ddlf.training.exchanges.split.part import KINDS, ModelPart
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.stage import Stage, expected
@@ -41,6 +57,7 @@ from ddlf.training.slot.distribution import check_one_card
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import RunPosition, write_rates
 from ddlf.training.slot.parts import SlotPart
+from ddlf.training.slot.pushes import RoundPushes
 from ddlf.training.slot.replica import MOVED_EVERY_S, Replica, call
 from ddlf.training.slot.task import NOTHING_COUNTED, Task
 from ddlf.training.slot.variables import free, is_finite, is_independent, is_made, make, set_value, value_of
@@ -50,6 +67,8 @@ from ddlf.worker.peers import Unreached, caller, calls_of
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
+
+Result = TypeVar("Result")
 
 UNANSWERED = 8
 """Maximum number of sent tensors that the other worker has not confirmed. It confirms them while it computes."""
@@ -128,45 +147,34 @@ class SplitReplica(Replica, Restored):
         """
         self._inbox.put(attempt, Key.read(key), value, caller())
 
-    async def step(self, order: dict[str, Any]) -> dict[str, Any]:
+    async def step(self, order: dict[str, Any], task: dict[str, Any]) -> Trained:
         """Train a part of the model for one round.
 
         Args:
-            order: ``task``: the message of a ``Task``, without weights. ``part``: the number of the part. ``ends``,
-                ``within``, ``by_rows``, ``replicas``, ``micro_batches`` and ``batch_size``: how the model is cut. ``counts``: the number of
-                samples of each replica's task. ``workers``: the worker of each part. ``attempt``: the number
-                of the attempt. ``backend``: the backend of Keras. ``version``: the version of the weights. ``copy``:
-                the worker that keeps a copy of the state after the round; None for no copy. ``state``: None if this
-                worker has the state of the part. Else one of these: ``seed``: the seed of the first weights. ``from``:
-                another worker that has the state. ``arrays``: the state. ``slices``: for each name in the state, its
-                name in the slices that this worker has received.
-
-        Returns:
-            Facts about the round. Or ``peer`` and ``why``, if a worker was not reached; or ``fault`` and ``hint``, if a
-            tensor has NaN; or ``unfit``, if the weights have; or ``stopped``.
+            order: The message of a ``PartOrder``.
+            task: The message of a ``PartTask``.
         """
-        result: dict[str, Any] = await self._with_state(order, self.train_part)
-        if order["copy"] is None or "digest" not in result:
+        part_order, part_task = PartOrder.from_message(order), PartTask.from_message(task)
+        result: Trained | PartUnreached = await self._with_state(part_order, partial(self.train_part, part_task))
+        if part_order.copy is None or not isinstance(result, TrainedPart):
             return result
         try:
-            await self._ask(order["copy"], REPLICA, "copy", order["part"], order["version"] + 1, self._me)
+            await self._ask(part_order.copy, REPLICA, "copy", part_order.part, part_order.version + 1, self._me)
         except (AppMissing, LeaseError) as error:
-            return {"peer": order["copy"], "why": error.message}
+            return PartUnreached(part_order.copy, error.message)
         except Unreached as error:
-            return {"peer": error.worker, "why": error.reason}
+            return PartUnreached(error.worker, error.reason)
         return result
 
-    async def evaluate(self, order: dict[str, Any]) -> dict[str, Any]:
+    async def evaluate(self, order: dict[str, Any], evaluation: dict[str, Any]) -> Evaluated:
         """Evaluate a part of the model, together with the other parts.
 
         Args:
-            order: The order of ``step`` without ``task`` and ``copy``; and ``data``: ``"val"`` or ``"test"``. ``size``: samples
-                in a batch. ``samples``: their number. ``content``: the fingerprints that the data must have.
-
-        Returns:
-            ``metrics`` and ``losses``; or ``other``, if the data here is different; or the failures of ``step``.
+            order: The message of a ``PartOrder``.
+            evaluation: The message of a ``PartEvaluation``.
         """
-        return await self._with_state(order, self.evaluate_part)
+        part_evaluation = PartEvaluation.from_message(evaluation)
+        return await self._with_state(PartOrder.from_message(order), partial(self.evaluate_part, part_evaluation))
 
     @offered
     async def layout(self, part: int, version: int) -> list[list[Any]]:
@@ -254,20 +262,18 @@ class SplitReplica(Replica, Restored):
             nbytes = self._plan.bytes_of_weights(model_part) + self._plan.bytes_of_optimizer(model_part)
         self._worker.on_part(HeldPart(number, of, nbytes, version, len(self._state_files.parts - own_parts), self._run))
 
-    async def _with_state(
-        self, order: dict[str, Any], work: Callable[[dict[str, Any]], dict[str, Any]]
-    ) -> dict[str, Any]:
+    async def _with_state(self, order: PartOrder, work: Callable[[PartOrder], Result]) -> Result | PartUnreached:
         """Fetch the state that an order needs, and carry the order out on the compute thread."""
-        key, state = (order["part"], order["version"]), order["state"]
-        self._state_files.drop_before(order["version"])
-        if state is not None and "from" in state and key not in self._state_files:
+        key, source = (order.part, order.version), order.source
+        self._state_files.drop_before(order.version)
+        if source is not None and source.worker is not None and key not in self._state_files:
             try:
-                self._state_files.put(*key, await fetched(partial(self._ask, state["from"], REPLICA), *key))
+                self._state_files.put(*key, await fetched(partial(self._ask, source.worker, REPLICA), *key))
             except Unreached as error:
-                return {"peer": error.worker, "why": error.reason}
+                return PartUnreached(error.worker, error.reason)
             except (AppMissing, LeaseError) as error:
-                return {"peer": state["from"], "why": error.message}
-        result: dict[str, Any] = await self._on_thread(lambda: work(order))
+                return PartUnreached(source.worker, error.message)
+        result: Result = await self._on_thread(lambda: work(order))
         return result
 
     # -- methods for the compute thread -------------------------------------------------------------------------------
@@ -304,48 +310,52 @@ class SplitReplica(Replica, Restored):
             ready_model(self.app)
         check_one_card(self.app.model, "split")
 
-    def train_part(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Train a part of the model for one round. ``step`` describes the argument and the result."""
+    def train_part(self, part_task: PartTask, order: PartOrder) -> Trained:
+        """Train a part of the model for one round."""
         begin = time.perf_counter()
-        check_backend(order["backend"])
-        task = self._task = Task.from_message(order["task"])
+        check_backend(order.backend)
+        task = self._task = part_task.task
         self._fed, self._reported_at = [], time.monotonic()
         part = self._become(order)
         self._version = None
-        self._show(order["version"])
-        metrics, failure = self._caught(lambda: self._samples.run_fit(lambda: self._rounds(part, task, order)))
-        if failure:
-            return failure
-        if (problem := self._keep(part, order["version"] + 1)) is not None:
-            return {"unfit": asdict(problem)}
-        self._version = order["version"] + 1
+        self._show(order.version)
+        metrics = self._caught(lambda: self._samples.run_fit(lambda: self._rounds(part, part_task, order)))
+        if not isinstance(metrics, dict):
+            return metrics
+        if (problem := self._keep(part, order.version + 1)) is not None:
+            return UnusableWeights(problem)
+        self._version = order.version + 1
         self._show(self._version)
         wait_data_s, _ = self._samples.take_stats()
-        return {
-            **self._results(part, metrics),
-            "digest": task.digest(),
-            "compute_s": time.perf_counter() - begin,
-            "idle_s": self._stage.idle_s,
-            "wait_data_s": wait_data_s,
-        }
+        model = self.app.model
+        return TrainedPart(
+            metrics=metrics,
+            losses=part.losses,
+            counted=read_counts(model, counted_names(model, metrics)) if metrics else NOTHING_COUNTED,
+            digest=task.digest(),
+            compute_s=time.perf_counter() - begin,
+            idle_s=self._stage.idle_s,
+            wait_data_s=wait_data_s,
+            pushed=self._pushed(),
+        )
 
-    def evaluate_part(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Evaluate a part of the model. ``evaluate`` describes the argument and the result."""
-        check_backend(order["backend"])
+    def evaluate_part(self, evaluation: PartEvaluation, order: PartOrder) -> Evaluated:
+        """Evaluate a part of the model."""
+        check_backend(order.backend)
         part = self._become(order)
         if part.replica:
-            return {"metrics": {}, "losses": 0.0}  # the first replica evaluates
-        if part.reads and not self._has(order["content"]):
-            return {"other": f"worker {self._me} has other data there"}
+            return EvaluatedPart(metrics={}, losses=0.0)  # the first replica evaluates
+        if part.reads and not self._has(evaluation.content):
+            return PartRefused(f"worker {self._me} has other data there")
+        size, samples = evaluation.batch_size, evaluation.samples
         try:
-            data = batches_of(self.app, order["data"], order["size"]) if part.reads else repeat(())
+            data = batches_of(self.app, evaluation.data, size) if part.reads else repeat(())
         except ConfigError as error:  # this machine has less memory for data than the master
-            return {"other": f"worker {self._me}: {error.message}"}
+            return PartRefused(f"worker {self._me}: {error.message}")
 
         def work() -> dict[str, float]:
             self._stage = stage = self._begin(part, order)
             part.begin_epoch()
-            size, samples = order["size"], order["samples"]
             for begin in range(0, samples, size):
                 if self.stopping:
                     raise Stopped
@@ -355,12 +365,12 @@ class SplitReplica(Replica, Restored):
                 stage.evaluate(batch, end - begin, last=end == samples)
             return scalars(self.app.model.get_metrics_result()) if part.is_last else {}
 
-        metrics, failure = self._caught(work)
+        metrics = self._caught(work)
         end_reading(self.app)
-        return failure or {"metrics": metrics, "losses": part.losses}
+        return EvaluatedPart(metrics=metrics, losses=part.losses) if isinstance(metrics, dict) else metrics
 
-    def _caught(self, work: Callable[[], dict[str, float]]) -> tuple[dict[str, float], dict[str, Any]]:
-        """Do some work of the group. Return its metrics; and why it has failed, as ``step`` returns it."""
+    def _caught(self, work: Callable[[], dict[str, float]]) -> dict[str, float] | Interrupted:
+        """Do some work of the group. Return its metrics, or why it has failed."""
         self.stopping = False
         try:
             metrics = work()
@@ -368,44 +378,44 @@ class SplitReplica(Replica, Restored):
                 raise Stopped
             while self._unanswered:
                 self._unanswered.popleft().result()
-            return metrics, {}
+            return metrics
         except (Stopped, StreamClosed):
-            return {}, {"stopped": True}
+            return PartStopped()
         except Unreached as error:
-            return {}, {"peer": error.worker, "why": error.reason}
+            return PartUnreached(error.worker, error.reason)
         except BadUpdate as error:
-            return {}, {"fault": error.message, "hint": error.hint}
+            return BadTensor(error.message, error.hint)
         finally:
             self._unanswered.clear()
 
-    def _begin(self, part: ModelPart, order: dict[str, Any]) -> Stage:
+    def _begin(self, part: ModelPart, order: PartOrder) -> Stage:
         """Begin an attempt of the group."""
-        self._workers, self._attempt = order["workers"], order["attempt"]
+        self._workers, self._attempt = order.workers, order.attempt
         self._inbox.begin(self._attempt, expected(self._plan, part.number), self._workers)
         return Stage(self._plan, part, self._inbox, self._send, self._clip)
 
-    def _become(self, order: dict[str, Any]) -> ModelPart:
+    def _become(self, order: PartOrder) -> ModelPart:
         """Make this worker's part, unless it has it already, and set its weights and optimizer.
 
         Raises:
             AppMissing: The worker should have the part's state, but does not.
         """
-        number, version, state = order["part"], order["version"], order["state"]
-        if state is None and self._part is not None and (self._part.number, self._version) == (number, version):
+        number, version, source = order.part, order.version, order.source
+        if source is None and self._part is not None and (self._part.number, self._version) == (number, version):
             return self._part
         self._version = None
-        if state is not None and "seed" in state:
-            if self._part is not None or self._seed != state["seed"]:
-                self._rebuild(state["seed"])
+        if source is not None and source.seed is not None:
+            if self._part is not None or self._seed != source.seed:
+                self._rebuild(source.seed)
             part = self._make_part(number, order, partial(self._first, number))
             self._set_optimizer(self._loaded_optimizer)
             return part
-        read = self._reader(number, version, state)
+        read = self._reader(number, version, source)
         paths = self._plan.optimizer.paths if self._part is not None else ()
         if self._part is not None and (self._part.number != number or read(optimizer_name(0)) is None):
             self._rebuild(self._seed)
         weights = self.app.model.weights
-        whole = state is not None and "slices" in state  # slices have whole arrays
+        whole = source is not None and source.slices is not None  # slices have whole arrays
 
         def shape(index: int) -> tuple[int, ...]:
             return self._plan.program.shapes[index] if whole else self._plan.shape(number, index)
@@ -442,35 +452,27 @@ class SplitReplica(Replica, Restored):
             free([variable])
             set_value(variable, share)
 
-    def _reader(self, number: int, version: int, state: Mapping[str, Any] | None) -> Callable[[str], Any]:
+    def _reader(self, number: int, version: int, source: PartSource | None) -> Callable[[str], Any]:
         """Return the function that returns an array of a part's state by its name; None if the state does not have it."""
-        if state is None or "from" in state:
+        if source is not None and source.arrays is not None:
+            return dict(source.arrays).get
+        if source is None or source.slices is None:
             state_file = self._state_files.of(number, version)
             return lambda name: state_file.get(name) if name in state_file else None
-        if "arrays" in state:
-            return dict(state["arrays"]).get
         slices = {name: array for arrays in self.take_restored().values() for name, array in arrays.items()}
-        return {name: slices[stored] for name, stored in state["slices"].items()}.get
+        return {name: slices[stored] for name, stored in source.slices.items()}.get
 
     def _rebuild(self, seed: int | None) -> None:
         free(self.app.model.weights)
         self.build(seed)
 
-    def _make_part(self, number: int, order: dict[str, Any], fill: Callable[[int], None]) -> ModelPart:
+    def _make_part(self, number: int, order: PartOrder, fill: Callable[[int], None]) -> ModelPart:
         """Return the part with its weights, which ``fill`` sets by their numbers. All other weights have no memory."""
         import keras
 
         model = self.app.model
         if self._part is None:
-            self._plan = Plan.at(
-                Graph.of(model),
-                order["ends"],
-                order["batch_size"],
-                order["micro_batches"],
-                order["within"],
-                order["replicas"],
-                order["by_rows"],
-            )
+            self._plan = Plan.of_arguments(Graph.of(model), order.plan)
         indices = self._plan.parts[number].all_weights
         for index in indices:
             fill(index)
@@ -502,8 +504,9 @@ class SplitReplica(Replica, Restored):
         self._state_files.put(part.number, version, state)
         return None
 
-    def _rounds(self, part: ModelPart, task: Task, order: dict[str, Any]) -> dict[str, float]:
+    def _rounds(self, part: ModelPart, part_task: PartTask, order: PartOrder) -> dict[str, float]:
         """Train the local epochs of a round. Return the metrics of the last one, if this part has the loss."""
+        task, samples = part_task.task, part_task.samples
         model, size = self.app.model, task.batch_size
         reseed(model, (task.seed, task.round, task.slot, part.number))
         if self._position is not None and (steps := task.position) is not None:
@@ -511,7 +514,6 @@ class SplitReplica(Replica, Restored):
         part.begin_round()
         stage = self._stage = self._begin(part, order)
         begun = False
-        samples: Sequence[int] = order["counts"]
         for epoch in range(task.epochs):
             if task.rates:
                 write_rates(model, task.rates[min(epoch, len(task.rates) - 1)])
@@ -562,15 +564,9 @@ class SplitReplica(Replica, Restored):
         while len(self._unanswered) > UNANSWERED or (self._unanswered and self._unanswered[0].done()):
             self._unanswered.popleft().result()
 
-    def _results(self, part: ModelPart, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return the metrics of a round."""
-        model = self.app.model
-        names = counted_names(model, metrics) if metrics else []
-        return {
-            "metrics": metrics,
-            "counted": read_counts(model, names) if metrics else NOTHING_COUNTED,
-            "losses": part.losses,
-        }
+    def _pushed(self) -> RoundPushes | None:
+        """Return the pushes and fetches of a round, if servers have the weights."""
+        return None
 
 
 def check_backend(master_backend: str) -> None:

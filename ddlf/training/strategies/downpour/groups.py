@@ -20,7 +20,8 @@ from ddlf.training.crew.recovery import end_all
 from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH
 from ddlf.training.exchanges.members import Link, Members
-from ddlf.training.exchanges.split.master import Attempt, Group
+from ddlf.training.exchanges.split.master import Attempt, Done, Group
+from ddlf.training.exchanges.split.orders import TrainedPart
 from ddlf.training.exchanges.split.plan import Part, Plan
 from ddlf.training.run import Run
 from ddlf.training.slot.pushes import RoundPushes
@@ -162,15 +163,17 @@ class ReplicaGroup(Group):
         """Return the pairs of workers that exchange arrays in the current attempt."""
         return self._links_of(self._attempt)
 
-    async def _prepare_worker(self, attempt: Attempt, part: int, worker: ProxyWorker, number: int) -> dict[str, Any]:
-        """Introduce the group, and return the entries of a part's order about its weights, which are on servers."""
+    async def _prepare_worker(
+        self, attempt: Attempt, part: int, worker: ProxyWorker, number: int
+    ) -> tuple[None, dict[str, Any]]:
+        """Introduce the group, and return the entry of a part's order about its weights, which are on servers."""
         async with self._reached:
             await self._serving.introduce(worker)
         if self._begun is None or self._begun[0] != attempt.number:
             self._begun = attempt.number, asyncio.ensure_future(self._serving.round_of(self._slot, number))
         entry = await asyncio.shield(self._begun[1])
         entry = replace(entry, shards=self._serving.shards(part))
-        return {"state": None, "copy": None, "replica": entry.to_message()}
+        return None, entry.to_message()
 
     def _copy_of(self, attempt: Attempt, part: int) -> None:
         """Return None: the servers have the state."""
@@ -178,10 +181,10 @@ class ReplicaGroup(Group):
     async def _hand_back(self, number: int) -> None:
         """Do nothing if a worker leaves: the servers have the state."""
 
-    def _make_reply(self, task: Task, results: Sequence[dict[str, Any]], begin: float) -> Reply:
-        pushed: list[RoundPushes] = [result["pushed"] for result in results]
+    def _make_reply(self, task: Task, parts: Sequence[Done[TrainedPart]], begin: float) -> Reply:
+        pushed = [done.result.pushed or RoundPushes() for done in parts]
         return replace(
-            super()._make_reply(task, results, begin),
+            super()._make_reply(task, parts, begin),
             pushed=RoundPushes(
                 pushes=[joined(rows, 2) for rows in zip(*(of_part.pushes for of_part in pushed), strict=True)],
                 fetches=[joined(rows, 1) for rows in zip(*(of_part.fetches for of_part in pushed), strict=True)],

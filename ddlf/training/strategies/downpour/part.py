@@ -18,13 +18,14 @@ from ddlf.errors import BadUpdate
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.exchanges.split.inbox import Stopped
+from ddlf.training.exchanges.split.orders import PartOrder, PartTask
 from ddlf.training.exchanges.split.part import ModelPart
 from ddlf.training.exchanges.split.replica import SplitReplica
 from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.slot.build import ModelReport
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import innermost, write_rates
-from ddlf.training.slot.task import Task
+from ddlf.training.slot.pushes import RoundPushes
 from ddlf.training.slot.variables import set_value
 from ddlf.training.strategies.downpour.client import ModelReplica, PartEntry, SomeOwners, record
 from ddlf.training.strategies.downpour.replica import Stepper, wait
@@ -92,9 +93,9 @@ class DownpourPart(SplitReplica):
         model.optimizer = Stepper.replacement_of(innermost(model.optimizer))
         return report
 
-    def _become(self, order: dict[str, Any]) -> ModelPart:
+    def _become(self, order: PartOrder) -> ModelPart:
         """Make this worker's part, unless it has it already. The servers have its weights."""
-        number = order["part"]
+        number = order.part
         if self._part is not None and self._part.number != number:
             self._rebuild(self._seed)
         if self._part is None:
@@ -112,13 +113,15 @@ class DownpourPart(SplitReplica):
     def _keep(self, part: ModelPart, version: int) -> None:
         """Do nothing: the servers have the state."""
 
-    def _results(self, part: ModelPart, metrics: dict[str, float]) -> dict[str, Any]:
+    def _pushed(self) -> RoundPushes:
         assert self._client is not None
-        return {**super()._results(part, metrics), "pushed": record([self._client])}
+        return record([self._client])
 
-    def _rounds(self, part: ModelPart, task: Task, order: dict[str, Any]) -> dict[str, float]:
+    def _rounds(self, part: ModelPart, part_task: PartTask, order: PartOrder) -> dict[str, float]:
         """Train a round, and fetch and push weights meanwhile. Return the metrics, if this part has the loss."""
-        size, entry, count = task.batch_size, PartEntry.from_message(order["replica"]), len(task.indices)
+        assert order.entry is not None
+        task, entry = part_task.task, PartEntry.from_message(order.entry)
+        size, count = task.batch_size, len(task.indices)
         steps, cadence = -(-count // size), Cadence(n_fetch=self.app.n_fetch, n_push=self.app.n_push)
         client = self._client = ModelReplica(
             id=entry.id,
