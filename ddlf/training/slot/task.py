@@ -261,7 +261,7 @@ class Reply:
         if message["digest"] != task.digest():
             raise ProtocolError("trained on other samples than it was given", worker=worker)
         facts = {name: message[name] for name in _FROM_WORKER}
-        facts["update"] = _unusable(facts["update"]) if stays else _decoded(facts["update"], like, tensors)
+        facts["update"] = _fault(facts["update"], worker) if stays else _decoded(facts["update"], like, tensors)
         facts["fed"] = _checked(facts["fed"], samples, worker, task.indices)
         expected = len(task.indices) - sum(samples for _, samples in _left_out(facts["skipped"], task, worker))
         if type(facts["samples"]) is not int or facts["samples"] != expected:  # it weighs the update
@@ -296,8 +296,10 @@ def _decoded(update: Any, like: Weights, tensors: Sequence[int] | None) -> Weigh
     return with_values_at([np.zeros_like(w) for w in like], tensors, decode_update(update, [like[i] for i in tensors]))
 
 
-def _unusable(facts: Any) -> Fault | None:
-    return None if facts is None else Fault(**facts)
+def _fault(update: Any, worker: str) -> Fault | None:
+    if update is not None and not isinstance(update, Fault):
+        raise ProtocolError("sends an update that should stay there", worker=worker)
+    return update
 
 
 def _checked(

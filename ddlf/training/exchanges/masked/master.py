@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -164,7 +164,7 @@ class Sums:
         members = [reply for reply in members if offers.get(reply.slot) is not None]
         if len(members) < LEAST:
             return Tried(members=members)
-        roster, most = [offers[reply.slot] for reply in members], max(reply.weight for reply in members)
+        roster, most = [asdict(offers[reply.slot]) for reply in members], max(reply.weight for reply in members)
         vectors = await self._ask(members, "mask", lambda reply: (attempt, roster, most))
         lost = {reply.slot + 1 for reply in members if reply.slot not in vectors}
         members = [reply for reply in members if reply.slot in vectors]
@@ -180,7 +180,7 @@ class Sums:
             return Tried(members=[], is_opened=True)
         total = unmasked(
             {reply.slot + 1: self._vector(reply, vectors[reply.slot]) for reply in members},
-            {reply.slot + 1: _answer(reply, answers[reply.slot], lost) for reply in members},
+            {reply.slot + 1: _checked(reply, answers[reply.slot], lost) for reply in members},
         )
         return Tried(members=members, most=most, total=total, is_opened=True)
 
@@ -220,9 +220,9 @@ class Sums:
             self._run.leave_out(SlotLeftOut(reply.slot, reply.worker, reason))
 
 
-def _answer(reply: Reply, answer: Any, lost: set[int]) -> Answer:
+def _checked(reply: Reply, answer: Answer, lost: set[int]) -> Answer:
     """Return a worker's part of the masks, after checking its form."""
-    seed, mask_secrets = answer["seed"], answer["secrets"]
-    if set(mask_secrets) != lost or any(len(secret) != SECRET_BYTES for secret in (seed, *mask_secrets.values())):
+    secrets = answer.seed, *answer.secrets.values()
+    if set(answer.secrets) != lost or any(len(secret) != SECRET_BYTES for secret in secrets):
         raise ProtocolError("has sent masks that are not in the sum", worker=f"worker {reply.worker}")
-    return Answer(seed=seed, secrets=mask_secrets)
+    return answer

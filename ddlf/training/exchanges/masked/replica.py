@@ -17,7 +17,7 @@ import numpy as np
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.weights import Weights, digest, fault, is_float
 from ddlf.errors import ProtocolError
-from ddlf.privacy.secure_sum import LEAST, Identity, Numbers, Offer, Share
+from ddlf.privacy.secure_sum import LEAST, Answer, Identity, Numbers, Offer, Share
 from ddlf.training.context import App
 from ddlf.training.exchanges.masked.rule import rule_of
 from ddlf.training.slot.parts import SlotRound
@@ -70,7 +70,7 @@ class MaskedReplica(Replica):
     # -- verbs of the master, in the order of a sum -------------------------------------------------------------------
 
     @concurrent
-    async def offer(self, attempt: str, slot: int, number: int) -> dict[str, Any] | None:
+    async def offer(self, attempt: str, slot: int, number: int) -> Offer | None:
         """Make a fresh key for a sum, and return its signed offer; None if this worker has no update of that round.
 
         Args:
@@ -89,7 +89,7 @@ class MaskedReplica(Replica):
         if pending is None or (pending.slot, pending.round) != (slot, number):
             return None
         self._share = Share(self._run, attempt, slot + 1, self._identity, LEAST)
-        return dataclasses.asdict(self._share.offer)
+        return self._share.offer
 
     @concurrent
     async def mask(self, attempt: str, offers: Sequence[Mapping[str, Any]], most: int) -> Numbers:
@@ -97,7 +97,7 @@ class MaskedReplica(Replica):
 
         Args:
             attempt: Random name of the sum.
-            offers: The offers of all members, in the order of their numbers.
+            offers: The fields of the offers of all members, in the order of their numbers.
             most: The most samples of a member.
 
         Raises:
@@ -125,7 +125,7 @@ class MaskedReplica(Replica):
         return self._in(attempt)[0].sign(survivors)
 
     @concurrent
-    async def unmask(self, attempt: str, signatures: Mapping[int, bytes]) -> dict[str, Any]:
+    async def unmask(self, attempt: str, signatures: Mapping[int, bytes]) -> Answer:
         """Return this worker's part of the masks of the sum, if all survivors have signed the same list.
 
         Args:
@@ -138,7 +138,7 @@ class MaskedReplica(Replica):
         share, pending = self._in(attempt)
         answer = share.answer(signatures)
         self._summed, self._pending, self._share = pending.round, None, None
-        return {"seed": answer.seed, "secrets": dict(answer.secrets)}
+        return answer
 
     def _in(self, attempt: str) -> tuple[Share, Pending]:
         """Return this worker's part of a sum, and its update.
@@ -169,8 +169,7 @@ class MaskedReplica(Replica):
             self._pending = Pending(
                 slot=task.slot, round=task.round, weight=reply.weight, base=self._base, update=update
             )
-        problem_message = None if problem is None else dataclasses.asdict(problem)
-        return dataclasses.replace(reply, update=problem_message, metrics={}, counted=NOTHING_COUNTED)
+        return dataclasses.replace(reply, update=problem, metrics={}, counted=NOTHING_COUNTED)
 
     def _begin_round(self, task: Task) -> SlotRound:
         round = super()._begin_round(task)

@@ -16,8 +16,7 @@ from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Destination, Slices
 from ddlf.training.crew.recovery import LOSS
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.copies import arrays_of, empty_of
-from ddlf.training.exchanges.sharded.means import MeanPlan
-from ddlf.training.exchanges.sharded.plan import left_parts, slice_arrays
+from ddlf.training.exchanges.sharded.plan import MeanPlan, left_parts, slice_arrays
 from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, within, write_range
 from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.run import Run
@@ -257,7 +256,7 @@ def means_of(states: ShardedStates, replies: Sequence[Reply], *, slots: int, gro
         if part.shared:  # the mean over this round, weighted by samples
             left = [(reply.slot, reply.worker, reply.task.round, float(reply.samples)) for reply in replies]
             plans.append(
-                MeanPlan(group=group, states=left, total=float(sum(reply.samples for reply in replies)), given=[])
+                MeanPlan(group=group, states=left, total=float(sum(reply.samples for reply in replies)), on_master=[])
             )
         elif part.mean is not None:  # the mean over all slots, also those without a reply
             carried = {reply.slot: (reply.worker, reply.task.round) for reply in replies}
@@ -268,5 +267,7 @@ def means_of(states: ShardedStates, replies: Sequence[Reply], *, slots: int, gro
                 if location is not None
             ]
             on_master = [(slot, location) for slot, location in locations.items() if isinstance(location, list)]
-            plans.append(MeanPlan(group=group, states=of_slots, total=0.0 if grows else float(slots), given=on_master))
+            plans.append(
+                MeanPlan(group=group, states=of_slots, total=0.0 if grows else float(slots), on_master=on_master)
+            )
     return plans

@@ -35,8 +35,7 @@ from ddlf.training.crew.recovery import LOSS, first_line
 from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.layout import Layout, RemoteWeights, means_of
-from ddlf.training.exchanges.sharded.means import MeanPlan
-from ddlf.training.exchanges.sharded.plan import Plan, left_of, numbers_of
+from ddlf.training.exchanges.sharded.plan import MeanPlan, Plan, left_of, numbers_of
 from ddlf.training.exchanges.sharded.ranges import PIECE
 from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.exchanges.sharded.updates import RemoteUpdates, WorkerLoss, measured, verdicts, weighed
@@ -292,7 +291,7 @@ class Sharded:
                 copies=len(owners) > 1 and remote_weights.arrays_per_weight > 0,
                 left=[] if means is None else self._copied(replies, owners),
                 groups=list(self._states.backed_up),
-                means=[] if means is None else [dataclasses.asdict(mean_plan) for mean_plan in means(replies)],
+                means=[] if means is None else means(replies),
                 merge=str(self._merge),
                 weighed=weights,
                 outer=str(outer),
@@ -301,14 +300,14 @@ class Sharded:
                 names=self._run.facts.names,
                 piece=min(PIECE, max(LEAST, remote_weights.size // (len(owners) * PIECES))),
             )
-            _, worker_loss = await remote_updates.call_owners("merge", dataclasses.asdict(plan), plan.owners, workers)
+            _, worker_loss = await remote_updates.call_owners("merge", plan.to_message(), plan.owners, workers)
             if worker_loss is None:
                 for slot, number, _, worker in plan.left:
                     self._states.note_backup(slot, number, worker)
                 slices = cut(remote_weights.size, len(owners))
                 state = [*zip(slices, owners, strict=True)] if remote_weights.arrays_per_weight else []
                 state += [*zip(slices, [*owners[1:], owners[0]], strict=True)] if plan.copies else []
-                groups = {mean_plan["group"]: not mean_plan["total"] for mean_plan in plan.means}
+                groups = {mean.group: not mean.total for mean in plan.means}
                 layouts.append(Layout(plan.generation, owners, state, {**base.means, **groups}))
             return worker_loss
 

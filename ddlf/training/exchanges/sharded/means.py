@@ -20,29 +20,11 @@ from ddlf.errors import AppMissing, BadUpdate
 from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies, arrays_of, empty_of, shapes_of
 from ddlf.training.exchanges.sharded.merging import Ask, fetch
 from ddlf.training.exchanges.sharded.pairs import limited
-from ddlf.training.exchanges.sharded.plan import Generation, Plan
+from ddlf.training.exchanges.sharded.plan import Generation, MeanPlan, Plan
 from ddlf.training.exchanges.sharded.ranges import PIECE, cut_range, pieces, size_of, write_range
 from ddlf.training.slot.parts import PARTS, SlotPart
 from ddlf.training.slot.task import SlotState
 from ddlf.worker.peers import Unreached
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanPlan:
-    """The master's plan that tells workers how to compute the mean of one group of slot states.
-
-    Args:
-        group: The group of slot states.
-        states: For each slot with a state, in slot order: slot, worker with the state (0 if ``given`` has it), round,
-            and share.
-        total: Divisor of the sum. 0 keeps the sum itself, in float64, because the number of slots is not known yet.
-        given: Slots and states that only the master has.
-    """
-
-    group: str
-    states: Sequence[tuple[int, int, int, float]]
-    total: float
-    given: Sequence[tuple[int, list[Any]]]
 
 
 @dataclass(slots=True)
@@ -109,7 +91,7 @@ def averaging(
 
 
 async def _make(mean_plan: MeanPlan, mean: Mean, parts: Sequence[Slice], ask: Ask) -> None:
-    on_master, finite = {slot: arrays_of(group) for slot, group in mean_plan.given}, part_of(mean_plan.group).finite
+    on_master, finite = {slot: arrays_of(group) for slot, group in mean_plan.on_master}, part_of(mean_plan.group).finite
 
     async def fetch_state(piece: Slice, slot: int, worker: int, number: int) -> Weights:
         if not worker:

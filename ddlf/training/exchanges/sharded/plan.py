@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -31,6 +31,24 @@ GLANCE = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeanPlan:
+    """The master's plan that tells workers how to compute the mean of one group of slot states.
+
+    Args:
+        group: The group of slot states.
+        states: For each slot with a state, in slot order: slot, worker with the state (0 if ``on_master`` has it), round,
+            and share.
+        total: Divisor of the sum. 0 keeps the sum itself, in float64, because the number of slots is not known yet.
+        on_master: Slots and states that only the master has.
+    """
+
+    group: str
+    states: Sequence[tuple[int, int, int, float]]
+    total: float
+    on_master: Sequence[tuple[int, list[Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The master's plan for one round: it tells workers how to compute the next weights from the slots' updates.
 
@@ -46,7 +64,7 @@ class Plan:
         copies: Whether the owner of the next range keeps a backup of this state.
         left: Slot states to back up: slot, its round, its worker, and the worker of the backup.
         groups: Groups of slot state to back up.
-        means: Means of slot states to compute: ``MeanPlan`` of ``ddlf.training.exchanges.sharded.means``, as dicts.
+        means: Means of slot states to compute.
         merge: The merge rule, as text.
         weighed: For a rule that compares whole updates: a weight for each update, then the divisor of the sum. Empty
             if the rule merges value by value.
@@ -67,7 +85,7 @@ class Plan:
     copies: bool
     left: Sequence[tuple[int, int, int, int]]
     groups: Sequence[str]
-    means: Sequence[dict[str, Any]]
+    means: Sequence[MeanPlan]
     merge: str
     weighed: Sequence[float]
     outer: str
@@ -76,6 +94,61 @@ class Plan:
     names: Sequence[str]
     piece: int
 
+    def to_message(self) -> dict[str, Any]:
+        """Return the plan as a message for the network. It has the arrays themselves, not copies."""
+        return fields_of(self) | {"means": [fields_of(mean) for mean in self.means]}
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Self:
+        """Return the plan that a message contains."""
+        return cls(**{**message, "means": [MeanPlan(**mean) for mean in message["means"]]})
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, without copying their values."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """The failure of a worker that has not got its part of a merge from another worker.
+
+    Args:
+        worker: Number of the worker.
+        other: Number of the other worker.
+        reason: The error, in one line.
+        link: Whether the link between the two workers failed.
+    """
+
+    worker: int
+    other: int
+    reason: str
+    link: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unmergeable:
+    """The failure of a merge because an update cannot be merged.
+
+    Args:
+        reason: The text of the error.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """The failure of a merge because the new weights cannot be used.
+
+    Args:
+        fault: The reason.
+    """
+
+    fault: Fault
+
+
+MergeFailure = Unanswered | Unmergeable | Unusable
 
 State = list[list[np.ndarray[Any, Any]]]
 """The outer optimizer's state of a range: for each of its arrays per weight, the range of that array over all weights.
@@ -212,8 +285,8 @@ class Unfit(Exception):
         self.fault = fault
 
 
-async def failure_of(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
-    """Run work that needs other workers. Return its failure as a dict for the master; the dict is empty on success.
+async def failure_of(me: int, work: Coroutine[Any, Any, None]) -> MergeFailure | None:
+    """Run work that needs other workers. Return its failure for the master; None on success.
 
     Args:
         me: Number of this worker.
@@ -222,12 +295,12 @@ async def failure_of(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]
     try:
         await work
     except Unreached as error:
-        return {"me": me, "peer": error.worker, "why": error.reason, "link": error.link}
+        return Unanswered(me, error.worker, error.reason, error.link)
     except BadUpdate as error:
-        return {"bad": str(error)}
+        return Unmergeable(str(error))
     except Unfit as error:
-        return {"weights": dataclasses.asdict(error.fault)}
-    return {}
+        return Unusable(error.fault)
+    return None
 
 
 def codec_of(text: str) -> Codec | None:

@@ -26,6 +26,7 @@ from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.recalibration import carried, measuring
 from ddlf.training.exchanges.sharded.pairs import Pairs, Sent
+from ddlf.training.exchanges.sharded.plan import Unanswered, Unmergeable, Unusable, fields_of
 from ddlf.training.exchanges.sharded.ranges import PIECE
 from ddlf.training.judging import unusable_weights
 from ddlf.training.run import Run
@@ -129,7 +130,7 @@ class RemoteUpdates:
 
     async def call_owners(
         self, verb: str, message: dict[str, Any], owners: Sequence[int], workers: Mapping[int, ProxyWorker]
-    ) -> tuple[list[dict[str, Any]], WorkerLoss]:
+    ) -> tuple[list[Any], WorkerLoss]:
         """Have all owners of ranges carry out one method of the sharded exchange.
 
         Args:
@@ -195,27 +196,26 @@ class RemoteUpdates:
             self.run.judge.check(reply)
         return new_replies
 
-    async def _reported_loss(
-        self, answer: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]
-    ) -> WorkerLoss:
+    async def _reported_loss(self, answer: Any, worker: ProxyWorker, workers: Mapping[int, ProxyWorker]) -> WorkerLoss:
         """Return the lost or unreachable worker that an owner's answer reports, or None.
 
         If the answer reports an unusable update, raise this error.
         """
-        if "bad" in answer:
-            raise BadUpdate(answer["bad"])
-        if "weights" in answer:
-            raise unusable_weights(Fault(**answer["weights"]), self.run.progress.round)
-        if "peer" not in answer:
+        match answer:
+            case Unmergeable(reason):
+                raise BadUpdate(reason)
+            case Unusable(fault):
+                raise unusable_weights(fault, self.run.progress.round)
+        if not isinstance(answer, Unanswered):
             return None
-        other = workers[answer["peer"]]
+        other = workers[answer.other]
         if (lost := await self._loss_of(other)) is not None:
             return other, lost
-        if answer["link"]:
-            await self.members.cut(answer["me"], answer["peer"], answer["why"])
+        if answer.link:
+            await self.members.cut(answer.worker, answer.other, answer.reason)
             return other, None
         raise ConnectError(
-            f"{worker.name} does not get its part of the round from {other.name}: {answer['why']}",
+            f"{worker.name} does not get its part of the round from {other.name}: {answer.reason}",
             hint="check the network between the two workers, or use exchange='star'",
         )
 
@@ -333,10 +333,8 @@ async def pairs(
             norms=list(norms),
             piece=PIECE,
         )
-        answers, worker_loss = await remote_updates.call_owners(
-            "compare", dataclasses.asdict(request), request.owners, workers
-        )
-        sums[:] = [matrix for answer in answers for matrix in answer.get("sums", ())]
+        answers, worker_loss = await remote_updates.call_owners("compare", fields_of(request), request.owners, workers)
+        sums[:] = [matrix for answer in answers for matrix in answer]
         return worker_loss
 
     replies = await remote_updates.carry_out(replies, ask)
@@ -365,7 +363,7 @@ async def measured(run: Run, weights: Callable[[], dict[str, Any]], replies: Seq
     results = await carried(run, tasks, partial(_measure, weights))
     for reply, (worker, problem) in zip(replies, results, strict=True):
         if problem is not None:
-            raise Fault(**problem).error(reply.slot + 1, f"worker {worker}")
+            raise problem.error(reply.slot + 1, f"worker {worker}")
     run.arrived += time.perf_counter() - begin
     return [
         dataclasses.replace(reply, task=task, worker=worker)

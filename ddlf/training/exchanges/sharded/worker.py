@@ -25,20 +25,21 @@ from ddlf.algorithms.codec import Payload
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.flat_weights import Slice, cut
 from ddlf.algorithms.outer import with_values_at
-from ddlf.algorithms.pairwise import norm
+from ddlf.algorithms.pairwise import Vector, norm
 from ddlf.algorithms.update_check import scaled
-from ddlf.algorithms.weights import Weights, fault
+from ddlf.algorithms.weights import Fault, Weights, fault
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.training.checkpoints.slice_reader import Restored
 from ddlf.training.checkpoints.slices import Destination, Written, write_if_seen
 from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies
-from ddlf.training.exchanges.sharded.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
+from ddlf.training.exchanges.sharded.means import Mean, averaging, begins_with, bring, mean_in, shapes
 from ddlf.training.exchanges.sharded.merging import Merging, fetch, update_of
 from ddlf.training.exchanges.sharded.pairs import Pairs, all_of, limited, sums
 from ddlf.training.exchanges.sharded.plan import (
     COPIES,
     EXCHANGE,
     Generation,
+    MergeFailure,
     Plan,
     State,
     failure_of,
@@ -189,29 +190,27 @@ class ShardedWorker(Restored):
         self.copies.restore(slot, number, state, lengths, self.restored.pop(slice_number))
 
     @concurrent
-    async def merge(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def merge(self, message: dict[str, Any]) -> MergeFailure | None:
         """Compute the next weights together with the other owners.
 
         Args:
-            message: A ``Plan`` as a dict.
+            message: The message of a ``Plan``.
 
         Returns:
-            An empty dict if this worker has the new weights. Otherwise the failure. ``me``, ``peer``, ``why`` and
-            ``link``: another worker did not answer, and whether the link between the two failed. ``bad``: an update
-                cannot be merged. ``weights``: the new weights are unusable.
+            None if this worker has the new weights. Otherwise the failure.
         """
-        plan = Plan(**message)
+        plan = Plan.from_message(message)
         base = self._store.generation(plan.base)
         merging = Merging(self._me, plan, base, self._call)
         work: list[Coroutine[Any, Any, None]] = []
         for mean_plan in plan.means:  # first, because a state that is lost is an error before any work begins
-            work += averaging(self._me, plan, MeanPlan(**mean_plan), merging.new, self.copies, self._call)
+            work += averaging(self._me, plan, mean_plan, merging.new, self.copies, self._call)
         work += merging.work()
         earlier = {number: old for number, old in self._store.generations.items() if number <= plan.base}
         await self._store.only({**earlier, plan.generation: merging.new})
         work += [self.copies.keep(slot, n, worker, plan.groups) for slot, n, worker, to in plan.left if to == self._me]
         failure = await failure_of(self._me, all_of(work))
-        if not failure:
+        if failure is None:
             begin, end = merging.own_range
             self.shard = begin, end, size_of(base.weights), plan.generation
             self._show(self.shard)
@@ -246,26 +245,28 @@ class ShardedWorker(Restored):
         return await asyncio.to_thread(write_if_seen, destination, arrays, self._me), lengths
 
     @concurrent
-    async def compare(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def compare(self, message: dict[str, Any]) -> list[Vector] | MergeFailure:
         """Compute this worker's part of the distances or cosines between the updates of all slots.
 
         Args:
-            message: ``Pairs`` as a dict.
+            message: The fields of ``Pairs``.
 
         Returns:
-            ``sums``: matrices to add to the other owners' matrices. Or the failure, as ``merge`` returns it.
+            Matrices to add to the other owners' matrices, or the failure.
         """
         request = Pairs(**message)
         base = self._store.generation(request.base)
         part = cut(size_of(base.weights), len(request.owners))[list(request.owners).index(self._me)]
-        answer: dict[str, Any] = {}
+        matrices: list[Vector] = []
 
         async def compute() -> None:
-            answer["sums"] = await sums(
-                request, base.weights, part, lambda sent, part: update_of(self._call, request.base, sent, part)
+            matrices.extend(
+                await sums(
+                    request, base.weights, part, lambda sent, part: update_of(self._call, request.base, sent, part)
+                )
             )
 
-        return await failure_of(self._me, compute()) or answer
+        return await failure_of(self._me, compute()) or matrices
 
     @concurrent
     async def lengths(self, generation: int, slot: int, groups: Sequence[Sequence[int]], factor: float) -> list[float]:
@@ -367,7 +368,7 @@ class ShardedWorker(Restored):
         tensors: Sequence[int] | None = None,
         *,
         copy: bool = False,
-    ) -> dict[str, Any] | None:
+    ) -> Fault | None:
         """Keep a slot's update on this worker. The caller must not change it afterwards. Any thread may call this.
 
         Args:
@@ -378,7 +379,7 @@ class ShardedWorker(Restored):
             copy: Whether to copy the update, because its arrays may change.
 
         Returns:
-            The fault that makes the update unusable, as a dict; None if it is usable.
+            The fault that makes the update unusable; None if it is usable.
         """
         generation = task.weights["generation"]
         like = self.weights(generation)
@@ -391,12 +392,9 @@ class ShardedWorker(Restored):
             nothing: list[Payload] = [{"raw": np.broadcast_to(np.zeros((), w.dtype), w.shape)} for w in like]
             update = {**update, "payloads": with_values_at(nothing, tensors, update["payloads"])}
         self._store.updates[generation, task.slot] = update
-        problem = fault(decode_update(update, like), len(task.indices), like, names)
-        return None if problem is None else dataclasses.asdict(problem)
+        return fault(decode_update(update, like), len(task.indices), like, names)
 
-    def measured(
-        self, task: Task, statistics: Weights, indices: Sequence[int], names: Sequence[str]
-    ) -> dict[str, Any] | None:
+    def measured(self, task: Task, statistics: Weights, indices: Sequence[int], names: Sequence[str]) -> Fault | None:
         """Keep the difference between a slot's moving statistics and the weights, as the slot's update.
 
         Args:
@@ -406,12 +404,12 @@ class ShardedWorker(Restored):
             names: Paths of the weights.
 
         Returns:
-            The fault that makes the statistics unusable, as a dict; None if they are usable.
+            The fault that makes the statistics unusable; None if they are usable.
         """
         like = self.weights(task.weights["generation"])
         old = [like[index] for index in indices]
         if (problem := fault(statistics, 1, old, [names[index] for index in indices])) is not None:
-            return dataclasses.asdict(problem)
+            return problem
         payloads: list[Payload] = [{"raw": np.asarray(w - value)} for w, value in zip(old, statistics, strict=True)]
         return self.sent(task, {"codec": "float32", "payloads": payloads}, names, indices)
 
