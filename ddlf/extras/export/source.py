@@ -15,6 +15,7 @@ from typing import Any
 
 from ddlf.errors import ConfigError
 from ddlf.extras import provided
+from ddlf.monitor.runs import folder
 
 TEXT = ".nnm"
 SAVED = ".keras"
@@ -49,7 +50,7 @@ def find(path: Path, code: Path | None) -> ExportSource:
     """Find the model to export: in a file, or in the folder of a run.
 
     Args:
-        path: A file, or the folder of a run.
+        path: A file, the folder of a run, or the name of a run in the usual folder, such as ``last``.
         code: The Python file with the user's own layers, if there is one.
 
     Raises:
@@ -58,6 +59,8 @@ def find(path: Path, code: Path | None) -> ExportSource:
     """
     if code is not None and not (code.is_file() and code.suffix == ".py"):
         raise ConfigError(f"--layers {code}: there is no such Python file")
+    if not path.exists() and not path.suffix and len(path.parts) == 1:
+        path = _run_named(path.name)
     if path.is_dir():
         if not (path / MODEL).is_file():
             raise ConfigError(
@@ -82,6 +85,15 @@ def find(path: Path, code: Path | None) -> ExportSource:
             hint="name the Python file that has them: --layers FILE.py",
         )
     return source
+
+
+def _run_named(name: str) -> Path:
+    """Return the folder of the run that a name means, as for ``ddlf report``."""
+    try:
+        return folder.find(Path(folder.usual_out()), name)
+    except ConfigError as error:
+        error.message = f"there is no file {name!r}, and {error.message}"
+        raise
 
 
 def _written(path: Path, stem: str) -> ExportSource:

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,18 @@ def test_find_accepts_a_model_a_text_and_a_run(saved, tmp_path):
     assert (find(run, None).path, find(run, None).stem) == (run / "model.keras", "20261122-101500-app")
     (tmp_path / "digits.nnm").write_text(DIGITS)
     assert find(tmp_path / "digits.nnm", None).is_text
+
+
+def test_find_accepts_the_name_of_a_run(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DDLF_RUN_DIR", raising=False)
+    run = Path("runs/20261122-101500-base")
+    run.mkdir(parents=True)
+    saved(layer("Dense")).rename(run / "model.keras")
+    for name in ("base", "last", run.name):
+        assert find(Path(name), None).path == run / "model.keras"
+    with pytest.raises(ConfigError, match="there is no file 'bsae', and no run in 'runs' begins with 'bsae'; list the"):
+        find(Path("bsae"), None)
 
 
 def test_find_refuses_other_paths_with_a_sentence(saved, tmp_path):
