@@ -197,7 +197,10 @@ def _join(options: argparse.Namespace) -> int:
     from ddlf.cli.target import find_app
     from ddlf.peers.joining import peer_of_app, peer_of_data, peer_of_shard
     from ddlf.peers.signals import Stop
+    from ddlf.training.evaluation.master import check_path
 
+    if options.save is not None:
+        check_path(options.save)
     if options.data is not None and options.app is not None:
         raise ConfigError("--data and --app both say what to train on", hint="leave out one of them")
     privacy: dict[str, Any] = {
@@ -215,12 +218,20 @@ def _join(options: argparse.Namespace) -> int:
         peer = peer_of_shard(options.link, **common)
     stop = Stop("the peer posts its last batches and says goodbye", say)
     stop.gently = peer.leave
-    with stop.on_signals():
-        peer.run(most_updates=options.most_updates)
-    if options.save is not None:
-        peer.trained.model.save(options.save)
-        say(f"saved     {options.save}")
+    try:
+        with stop.on_signals():
+            peer.run(most_updates=options.most_updates)
+    finally:
+        if options.save is not None and peer.updates:  # also if the server is gone
+            _save_model(peer.trained.model, options.save)
     return stop.exit_code
+
+
+def _save_model(model: Any, path: Path) -> None:
+    from ddlf.training.evaluation.master import write_model
+
+    write_model(model, path)
+    say(f"saved     {path}")
 
 
 OF_SAMPLES = ("clip", "noise", "delta", "privacy_budget")
@@ -562,7 +573,9 @@ def _serve_options(parser: Parser) -> None:
         help="how shards differ: equal (default), dirichlet:0.5, classes:2, power:1",
         **group,
     )
-    parser.add("--seed", type=number(0), help="seed of the first weights and of the shards (default: 0)", **group)
+    parser.add(
+        "--seed", type=number(0, 2**32 - 1), help="seed of the first weights and of the shards (default: 0)", **group
+    )
     parser.add("--out", type=Path, metavar="DIR", help="folder for the run (default: runs)", **group)
 
     privacy: dict[str, Any] = {"common": False, "group": "privacy"}

@@ -194,7 +194,7 @@ def trained_from_text(
     data, notes = provided("dataset", PART)(
         numbered(arrays, classes, source), source, notation.parsed, notation.loss, 0.0
     )
-    _check_finite(data, source)
+    _check_finite(data, arrays, source)
     own_shape = next((np.shape(arrays[name])[1:] for name in ("x_train", "x") if name in arrays), None)
     fitted_shape = np.shape(_first_array(data["x_train"]))[1:]
     if own_shape is not None and [size for size in own_shape if size != 1] != [
@@ -206,17 +206,24 @@ def trained_from_text(
     return Trained(notation.compiled(), data, seed)
 
 
-def _check_finite(data: Mapping[str, Any], source: str) -> None:
+def _check_finite(data: Mapping[str, Any], own: Mapping[str, Any], source: str) -> None:
     """Refuse NaN and infinite values: one of them spoils all weights of a batch.
+
+    Args:
+        data: The arrays of each part, such as ``x_test``.
+        own: The arrays of the file, which may not have this part.
+        source: The file.
 
     Raises:
         DatasetError: Names the part.
     """
     for part, arrays in data.items():
         for array in arrays.values() if isinstance(arrays, dict) else (arrays,):
-            if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
+            if np.issubdtype(array.dtype, np.inexact) and not (finite := np.isfinite(array)).all():
+                name = part if part in own else part.partition("_")[0]
                 raise DatasetError(
-                    f"{source} has values in {part} that are not finite", hint="replace NaN and infinite values"
+                    f"{np.sum(~finite):,} of {finite.size:,} values of {name} in {source} are not finite",
+                    hint="replace NaN and infinite values",
                 )
 
 

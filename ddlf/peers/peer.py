@@ -304,7 +304,8 @@ class Peer:
 
     def _facts_for_people(self, welcome: Welcome) -> str:
         travels = "the server learns only sums of updates" if self._secure is not None else "sets of weights travel"
-        return f"{self.trained.samples:,} samples stay here, {travels}"
+        samples = self.trained.samples
+        return f"{samples:,} sample{'s stay' if samples > 1 else ' stays'} here, {travels}"
 
     def _step(self, *, trains: bool) -> None:
         """Train a batch, post if it is time, and take what the server has sent."""

@@ -221,7 +221,8 @@ def check_classes(classes: Sequence[str]) -> None:
         ConfigError: Names the class.
     """
     if classes and not 2 <= len(classes) <= MOST_CLASSES:
-        raise ConfigError(f"there are {len(classes):,} classes, and a model tells 2 to {MOST_CLASSES:,} apart")
+        count = f"is {len(classes)} class" if len(classes) == 1 else f"are {len(classes):,} classes"
+        raise ConfigError(f"there {count}, and a model tells 2 to {MOST_CLASSES:,} apart")
     for number, name in enumerate(classes):
         if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_CLASS:
             raise ConfigError(f"the name of class {number} must have 1 to {LONGEST_CLASS} characters")

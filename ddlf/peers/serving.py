@@ -28,6 +28,7 @@ from dataclasses import asdict
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -478,8 +479,13 @@ def listen(host: str, port: int) -> socket.socket:
         sock.listen(512)
     except (OSError, OverflowError) as error:
         sock.close()
-        is_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        problem = "is in use" if is_in_use else f"cannot be used: {getattr(error, 'strerror', None) or error}"
+        code = error.errno if isinstance(error, OSError) else None
+        reason = getattr(error, "strerror", None) or error
+        if isinstance(error, socket.gaierror) or code == errno.EADDRNOTAVAIL:
+            raise ListenError(
+                f"the address {host} cannot be used: {reason}", hint="name an address of this machine with --host"
+            ) from None
+        problem = "is in use" if code == errno.EADDRINUSE else f"cannot be used: {reason}"
         raise ListenError(f"port {port} of {host} {problem}", hint="choose another with --port") from None
     return sock
 
@@ -501,6 +507,10 @@ def protection(host: str, cert: Path | None, key: Path | None, proxy: str) -> tu
     if proxy:
         if not proxy.startswith("https://"):
             raise ConfigError(f"--proxy {proxy} is not a URL with https", hint="name the URL that browsers open")
+        if urlsplit(proxy).path.strip("/"):
+            raise ConfigError(
+                f"--proxy {proxy} has a path, and links have none", hint="give the server its own host name or port"
+            )
         return None, ""
     if cert is None and _is_loopback(host):
         return None, ""

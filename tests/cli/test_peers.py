@@ -3,6 +3,7 @@
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from ddlf.cli.main import main
 from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import resumed_from
-from ddlf.errors import ConfigError
-from ddlf.peers import serving
+from ddlf.errors import ConfigError, ConnectError
+from ddlf.peers import joining, serving
 
 A_LINK = "http://127.0.0.1:1/#code"
 SAMPLE = ("--privacy-unit", "sample")
@@ -80,6 +81,12 @@ def test_commands_without_a_server_say_how_to_start_one(capsys):
         (("join", "http://127.0.0.1:1/", "--data", "digits"), "no code behind its #"),
         (("join", "ftp://127.0.0.1:1/#code", "--data", "digits"), "is not a link"),
         (("join", "http://127.0.0.1:1/#code", "--data", "no.npz"), "neither a file nor a data set"),
+        (
+            ("join", A_LINK, "--data", "digits", "--save", "/nowhere/a.keras"),
+            "the folder of '/nowhere/a.keras' does not",
+        ),
+        (("join", A_LINK, "--data", "digits", "--save", "a.h5"), "a model is saved as a .keras"),
+        (("serve", "a.nnm", "--seed", 2**32), "--seed: must be 0-4294967295, got 4294967296"),
     ],
 )
 def test_impossible_options_are_refused_in_one_sentence(capsys, words, sentence):
@@ -168,6 +175,28 @@ def test_one_sample_is_refused_before_the_link_is_used(capsys, tmp_path, monkeyp
     assert "has one sample" in refused(capsys, "join", "http://127.0.0.1:1/#code", "--data", tmp_path / "one.npz")
 
 
+def test_a_peer_saves_its_model_also_if_the_server_is_gone(capsys, tmp_path, monkeypatch):
+    class Model:
+        def save(self, path):
+            Path(path).write_text("trained")
+
+    class Alone:
+        updates, leave = 3, None
+        trained = SimpleNamespace(model=Model())
+
+        def run(self, most_updates):
+            raise ConnectError("the server does not answer")
+
+    monkeypatch.setattr(joining, "peer_of_data", lambda *_, **__: Alone())
+    path = tmp_path / "mine.keras"
+    assert "the server does not answer" in refused(capsys, "join", A_LINK, "--data", "digits", "--save", path)
+    assert path.read_text() == "trained"
+    path.unlink()
+    Alone.updates = 0  # it was refused before it trained
+    refused(capsys, "join", A_LINK, "--data", "digits", "--save", path)
+    assert not path.exists()
+
+
 def test_the_list_has_no_gap_for_a_peer_without_a_name(capsys, monkeypatch):
     facts = {"name": "", "removed": False, "connected": True, "present": True, "shard": 0, "posted_s_ago": None}
     facts |= {"strikes": 0, "out_s": 0.0}
@@ -233,7 +262,8 @@ def test_options_of_rounds_are_refused_in_swaps(capsys, tmp_path):
         (("--merge", "nonsense"), "nonsense"),
         (("--updates", 0), "--updates: must be 1 or more, got 0"),
         (("--proxy", "http://peers.example"), "is not a URL with https"),
-        (("--host", "203.0.113.7"), "cannot be used"),
+        (("--proxy", "https://peers.example/here"), "has a path, and links have none"),
+        (("--host", "203.0.113.7"), "the address 203.0.113.7 cannot be used: Cannot assign requested address; name an"),
     ],
 )
 def test_serve_refuses_options_before_it_imports_keras(capsys, tmp_path, monkeypatch, words, sentence):

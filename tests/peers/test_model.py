@@ -186,11 +186,14 @@ def test_data_with_values_that_are_not_finite_is_refused(wrong):
     text = settled_text(text_of_model(app_model), "app.py", None).text
     x = X.copy()
     x[7, 0, 0, 0] = wrong
-    for part, data in (
-        ("train", {"x_train": x, "y_train": Y}),
-        ("test", {"x_train": X, "y_train": Y, "x_test": x, "y_test": Y}),
+    for name, data in (
+        ("x", {"x": x, "y": Y}),  # the file has no part
+        ("x_train", {"x_train": x, "y_train": Y}),
+        ("x_test", {"x_train": X, "y_train": Y, "x_test": x, "y_test": Y}),
     ):
-        with pytest.raises(DatasetError, match=f"mine.npz has values in x_{part} that are not finite; replace NaN"):
+        with pytest.raises(
+            DatasetError, match=rf"^1 of [\d,]+ values of {name} in mine.npz are not finite; replace NaN"
+        ):
             trained_from_text(text, data, "mine.npz", lambda line: None, 0)
 
 

@@ -146,22 +146,30 @@ async def save(app: App, path: str | Path) -> None:
     """
     path = Path(path)
     check_path(path)
+    with Phase(app.run_context.emit, "saving"):
+        await compute(write_model, app.model, path)
+    app.run_context.emit(ModelSaved(path=str(path)))
+
+
+def write_model(model: Any, path: Path) -> None:
+    """Write a Keras model to a file, as ``save`` does for that of an app.
+
+    Args:
+        model: The model.
+        path: The file, which ``check_path`` accepts.
+    """
     if (save_model := hook_for("save_model", "saved_types", path.suffix)) is not None:
-        with Phase(app.run_context.emit, "saving"):
-            await compute(save_model, app.model, path)
-        app.run_context.emit(ModelSaved(path=str(path)))
+        save_model(model, path)
         return
     temporary = path.with_name(f".{path.stem}.new.keras")
     try:
-        with Phase(app.run_context.emit, "saving"):
-            await compute(app.model.save, temporary)
+        model.save(temporary)
         temporary.replace(path)
     except FileNotFoundError:
         raise ConfigError(f"the folder of {str(path)!r} does not exist", hint="make it first") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-    app.run_context.emit(ModelSaved(path=str(path)))
 
 
 def check_path(path: Path) -> None:
