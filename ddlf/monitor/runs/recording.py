@@ -190,9 +190,13 @@ class FolderWriter:
 
     def _append(self, name: str, text: str) -> None:
         with open(self._path / name, "ab", buffering=0) as file:
-            data = memoryview(text.encode("utf-8", "backslashreplace"))
-            while data:
-                data = data[file.write(data) :]
+            data, size = memoryview(text.encode("utf-8", "backslashreplace")), file.tell()
+            try:
+                while data:
+                    data = data[file.write(data) :]
+            except OSError:  # a full disk took a part
+                file.truncate(size)
+                raise
 
     def _write_events(self, batch: list[Timed]) -> None:
         lines = [json.dumps({"time": round(when, 3), **to_json(event)}, separators=(",", ":")) for when, event in batch]
@@ -241,9 +245,11 @@ class FolderWriter:
             if path.exists():  # the first record does not have this metric
                 with path.open(newline="", encoding="utf-8") as file:
                     before = list(csv.DictReader(file))
-            self._columns += new
-            folder.write_text(path, self._spelled([dict(zip(self._columns, self._columns, strict=True)), *before]))
-        self._append(folder.METRICS, self._spelled(rows))
+            columns = [*self._columns, *new]
+            head = dict(zip(columns, columns, strict=True))
+            folder.write_text(path, _spelled(columns, [head, *before]))
+            self._columns = columns
+        self._append(folder.METRICS, _spelled(self._columns, rows))
 
     def _remove_metrics_after(self, version: int) -> None:
         """Remove the rows of rounds that come again, because a killed process has written no checkpoint after them."""
@@ -252,12 +258,7 @@ class FolderWriter:
             with path.open(newline="", encoding="utf-8") as file:
                 rows = [row for row in csv.DictReader(file) if int(row["version"]) <= version]
             head = dict(zip(self._columns, self._columns, strict=True))
-            folder.write_text(path, self._spelled([head, *rows]))
-
-    def _spelled(self, rows: list[dict[str, Any]]) -> str:
-        text = io.StringIO()
-        csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
-        return text.getvalue()
+            folder.write_text(path, _spelled(self._columns, [head, *rows]))
 
     def _write_summary(self) -> None:
         app, facts = self._app, self._summary
@@ -285,6 +286,13 @@ class FolderWriter:
         if self._last is not None:
             facts["results"] = summary.results(self._last, self._test)
         folder.write_json(self._path / folder.SUMMARY, facts)
+
+
+def _spelled(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:
+    """Return rows as lines of CSV."""
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 class Recording:

@@ -287,6 +287,31 @@ async def test_events_after_a_full_disk_are_read_after_an_incomplete_line(tmp_pa
     assert len(run_reader.read(path).records) == 4
 
 
+async def test_metrics_after_a_full_disk_have_a_head_and_whole_lines(tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "full")
+
+    app = fake(None, master_epochs=3)
+    await app.train_model()
+    writer, metrics = FolderWriter(app, tmp_path, {}), tmp_path / folder.METRICS
+    first, *later = [[(1.0, Committed(record=record))] for record in app.history]
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "write_text", full)
+        with pytest.raises(OSError, match="full"):
+            writer.write(first)
+    writer.write(later[0])
+    usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (metrics.stat().st_size + 3, most))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            writer._append(folder.METRICS, "1,2,3,4\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
+    writer.write(later[1])
+    with metrics.open(encoding="utf-8", newline="") as file:
+        assert [int(row["version"]) for row in csv.DictReader(file)] == [2, 3]
+
+
 async def test_a_run_that_ends_on_a_full_disk_does_not_look_killed(tmp_path, monkeypatch):
     def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device")
