@@ -135,7 +135,7 @@ def until(process: Process, pattern: str) -> re.Match[str]:
 
 def run(folder: Path, rule: str, peers: Sequence[Process], seed: int, options: argparse.Namespace) -> Run:
     """Train once, until the target or the last second, and return facts of the run."""
-    from ddlf.peers.serving import ask
+    from ddlf.peers.running_server import SERVER, read_server
 
     out = folder / f"{rule}-{len(peers)}-{seed}"
     words = ["ddlf.cli.main", "peers", "serve", folder / "webnn.nnm", "--data", folder / "test.npz"]
@@ -151,7 +151,7 @@ def run(folder: Path, rule: str, peers: Sequence[Process], seed: int, options: a
         while server.poll() is None and time.monotonic() < begun + options.most_seconds:
             time.sleep(0.1)
         if server.poll() is None:
-            ask(json.loads((path / "server.json").read_text()), "stop")
+            read_server(path / SERVER).stop()
         for peer in peers:
             until(peer, "updates")
         server.wait()

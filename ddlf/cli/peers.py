@@ -19,6 +19,7 @@ from ddlf.cli.parsing import Command, Parser, action, number
 from ddlf.errors import ConfigError, ConnectError
 
 if TYPE_CHECKING:
+    from ddlf.peers.running_server import RunningServer
     from ddlf.peers.sample_peer import SampleNoiseSettings
 
 A_LINK = "the link that the server has printed"
@@ -38,6 +39,7 @@ def _serve(options: argparse.Namespace, resources: contextlib.ExitStack) -> int:
     from ddlf.peers import serving
     from ddlf.peers.plan import Plan, usual_merge
     from ddlf.peers.qr import check_qr
+    from ddlf.peers.running_server import last_port
     from ddlf.peers.signals import Stop
     from ddlf.privacy.secure_sum import LEAST
 
@@ -61,10 +63,11 @@ def _serve(options: argparse.Namespace, resources: contextlib.ExitStack) -> int:
             raise ConfigError(f"{', '.join(changed)} cannot change in a run that is resumed", hint="leave it out")
         path = serving.find_run(Path(options.out or folder.usual_out()), str(options.resume))
         resources.enter_context(_locked(path))
-        plan, _, digest, last = serving.read_folder(path)
+        earlier = serving.read_folder(path)
+        plan = earlier.plan
         if plan.validated_by == "server" and options.data is None:
             raise ConfigError("the server validates in this run", hint="name its test data again with --data")
-        port = last if port is None else port
+        port = last_port(path) if port is None else port
         source, classes = path / folder.NOTATION, plan.classes
     else:
         source, classes = options.model, tuple(options.classes or ())
@@ -81,9 +84,9 @@ def _serve(options: argparse.Namespace, resources: contextlib.ExitStack) -> int:
     serving.listen(options.host, serving.PORT if port is None else port).close()  # it takes seconds to import Keras
     served = serving.read_model(source, options.data, find_app, options.seed or 0, classes, shards=plan.shards, say=say)
     if options.resume is not None:
-        serving.check_layout(path, digest, served)
+        serving.check_layout(path, earlier.layout, served)
         if plan.shards:
-            serving.give_out_again(path, plan, served, options.data)
+            serving.give_out_again(path, earlier, served, options.data)
     else:
         model = served.keras(served.model.layout.decode(served.model.first))
         plan = replace(plan, rate=serving.learning_rate(model), classes=served.classes)
@@ -266,13 +269,10 @@ def _sample_noise(options: argparse.Namespace) -> SampleNoiseSettings | None:
 def invite(options: argparse.Namespace) -> int:
     """Run ``ddlf peers invite``: print new links."""
     from ddlf.peers.qr import check_qr
-    from ddlf.peers.serving import ask, link_of
 
     if options.qr:
         check_qr()
-    facts = _server(options)
-    for code in ask(facts, f"invite?count={options.count}&peers={options.peers}")["codes"]:
-        link = link_of(facts["origin"], code, facts["pin"])
+    for link in _server(options).invite(options.count, options.peers):
         print(link)
         if options.qr:
             _show_qr(link)
@@ -289,7 +289,7 @@ def list_peers(options: argparse.Namespace) -> int:
     """Run ``ddlf peers list``: print the peers and the sets of a server."""
     from ddlf.events.record import size
     from ddlf.peers import training_folders
-    from ddlf.peers.serving import ask, running_servers
+    from ddlf.peers.running_server import running_servers
 
     trainings = training_folders.folders() if options.port is None else []
     for path in trainings:
@@ -297,55 +297,48 @@ def list_peers(options: argparse.Namespace) -> int:
         print(f"training  {path}  {'new' if run is None else run.name}")
     if trainings and not running_servers():
         return 0
-    facts = _server(options)
-    training = ask(facts, "list")
-    accuracy = "none yet" if training["accuracy"] is None else f"{training['accuracy']:.4f}"
-    sets = ", ".join(f"{count} {state}" for state, count in training["sets"].items())
-    print(f"{facts['origin']}  {training['way']}, accuracy {accuracy}, sets: {sets}")
-    print(f"each set  {size(training['set_bytes'])} as {training['codec']}")
-    if missing := training["missing_posts"]:
+    server = _server(options)
+    overview = server.overview()
+    accuracy = "none yet" if overview.accuracy is None else f"{overview.accuracy:.4f}"
+    sets = ", ".join(f"{count} {state}" for state, count in overview.sets.items())
+    print(f"{server.origin}  {overview.way}, accuracy {accuracy}, sets: {sets}")
+    print(f"each set  {size(overview.set_bytes)} as {overview.codec}")
+    if missing := overview.missing_posts:
         print(
             f"the round needs {missing:,} more post{'s' * (missing > 1)}, and all peers that are here have posted or were rejected"
         )
-    if training["shards"]:
-        free = ", ".join(map(str, training["free_shards"])) or "none"
-        print(f"shards {training['shards']}, without a peer: {free}")
-    for peer in training["peers"]:
-        state = "removed" if peer["removed"] else "here" if peer["connected"] else "away" if peer["present"] else "gone"
-        state += f", out for {peer['out_s']:.0f} s" * (peer["out_s"] > 0)
-        state += f", {peer['strikes']} strike{'s' * (peer['strikes'] != 1)}" * (peer["strikes"] > 0)
-        shard = f" of shard {peer['shard']}" if peer["shard"] else ""
-        ago = "" if peer["posted_s_ago"] is None else f", last {peer['posted_s_ago']:.0f} s ago"
-        name, samples, posts = (f"  {peer['name']}" * bool(peer["name"]), peer["samples"], peer["posts"])
+    if overview.shards:
+        free = ", ".join(map(str, overview.free_shards)) or "none"
+        print(f"shards {overview.shards}, without a peer: {free}")
+    for peer in overview.peers:
+        state = peer.state + f", out for {peer.out_s:.0f} s" * (peer.out_s > 0)
+        state += f", {peer.strikes} strike{'s' * (peer.strikes != 1)}" * (peer.strikes > 0)
+        shard = f" of shard {peer.shard}" if peer.shard else ""
+        ago = "" if peer.posted_s_ago is None else f", last {peer.posted_s_ago:.0f} s ago"
+        name, samples, posts = (f"  {peer.name}" * bool(peer.name), peer.samples, peer.posts)
         contributions = f"{samples:,} sample{'s' * (samples != 1)}{shard}, {posts:,} post{'s' * (posts != 1)}"
-        epsilon = f", epsilon {peer['epsilon']:.4g}" if peer.get("epsilon") else ""
-        print(f"peer {peer['peer']}{name}  {state}, {contributions}{ago}{epsilon}")
+        epsilon = f", epsilon {peer.epsilon:.4g}" if peer.epsilon else ""
+        print(f"peer {peer.peer}{name}  {state}, {contributions}{ago}{epsilon}")
     return 0
 
 
 def kick(options: argparse.Namespace) -> int:
     """Run ``ddlf peers kick``: remove a peer for good."""
-    from ddlf.peers.serving import ask
-
-    ask(_server(options), f"kick?peer={options.peer}")
+    _server(options).kick(options.peer)
     print(f"removed   peer {options.peer}; its link is void")
     return 0
 
 
 def merge(options: argparse.Namespace) -> int:
     """Run ``ddlf peers merge``: merge all sets into one, which all peers get."""
-    from ddlf.peers.serving import ask
-
-    ask(_server(options), "merge")
+    _server(options).merge()
     print("merge     all sets become one, which each peer gets as the answer to its next post")
     return 0
 
 
 def stop(options: argparse.Namespace) -> int:
     """Run ``ddlf peers stop``: end a training."""
-    from ddlf.peers.serving import ask
-
-    by_sums = ask(_server(options), "stop")["secure"]
+    by_sums = _server(options).stop().secure
     result = "the base of the last complete round is the result" if by_sums else "all sets become one"
     print(f"stopped   {result}, which the server writes into the folder of the run")
     return 0
@@ -418,11 +411,11 @@ def _locked(path: Path) -> Iterator[None]:
     Raises:
         ConfigError: It is being trained.
     """
-    from ddlf.peers.serving import running_servers
+    from ddlf.peers.running_server import running_servers
 
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        served = [Path(facts["folder"]).resolve() for facts in running_servers()]
+        served = [Path(server.folder).resolve() for server in running_servers()]
         is_free = not any(path.resolve() in (folder_served, *folder_served.parents) for folder_served in served)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -435,16 +428,16 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def _server(options: argparse.Namespace) -> dict[str, Any]:
-    from ddlf.peers.serving import running_servers
+def _server(options: argparse.Namespace) -> RunningServer:
+    from ddlf.peers.running_server import running_servers
 
-    servers = [facts for facts in running_servers() if options.port is None or facts["port"] == options.port]
+    servers = [server for server in running_servers() if options.port is None or server.port == options.port]
     if not servers:
         raise ConnectError(
             "no server of peers of yours runs on this machine", hint="start one with: ddlf peers serve MODEL"
         )
     if len(servers) > 1:
-        ports = ", ".join(str(facts["port"]) for facts in servers)
+        ports = ", ".join(str(server.port) for server in servers)
         raise ConfigError(f"several servers of peers run here, on the ports {ports}", hint="say which with --port")
     return servers[0]
 

@@ -24,10 +24,11 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ddlf.errors import CheckpointError, DDLFError
+from ddlf.events.facts import to_data
 from ddlf.monitor.dashboard.address import is_ours
 from ddlf.peers import clock, sessions
 from ddlf.peers.entries import Joined
@@ -36,6 +37,7 @@ from ddlf.peers.ledger import Unfit, WeightLedger
 from ddlf.peers.pages import File, files
 from ddlf.peers.plan import Plan
 from ddlf.peers.quotas import Quotas, counted_as
+from ddlf.peers.running_server import CommandAnswer
 from ddlf.peers.served_model import Model
 from ddlf.rpc.tls import is_loopback
 
@@ -92,7 +94,7 @@ class Front:
         *,
         digest: str,
         control: str,
-        command: Callable[[str, str], Awaitable[dict[str, Any]]],
+        command: Callable[[str, str], Awaitable[CommandAnswer]],
         connected: Callable[[], int],
         url: str,
         proxied: bool,
@@ -149,7 +151,8 @@ class Front:
                 if not hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {self._control}".encode()):
                     return response(401, "this needs the server's own secret")
                 try:
-                    return response(200, json.dumps(await self._command(path.removeprefix("/control/"), url.query)))
+                    answer = await self._command(path.removeprefix("/control/"), url.query)
+                    return response(200, json.dumps(to_data(answer)))
                 except CheckpointError as error:
                     return response(507, str(error))
                 except DDLFError as error:

@@ -26,6 +26,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -85,6 +86,7 @@ from ddlf.peers.quotas import Quotas
 from ddlf.peers.release_counter import ReleaseCounter
 from ddlf.peers.rounds import RoundLedger
 from ddlf.peers.run_events import Teller
+from ddlf.peers.running_server import CommandAnswer, Done, Invitations, ListedPeer, Overview, Stopped
 from ddlf.peers.said_lately import SaidLately
 from ddlf.peers.secure_ledger import SecureLedger
 from ddlf.peers.secure_rounds import AddUp, Do, SecureRounds, Tell
@@ -621,12 +623,12 @@ class PeerServer:
         await asyncio.gather(*map(self.writer.commit, entries))
         return codes
 
-    async def _command(self, name: str, query: str) -> dict[str, Any]:
+    async def _command(self, name: str, query: str) -> CommandAnswer:
         arguments = {key: values[0] for key, values in parse_qs(query).items()}
         match name:
             case "invite":
                 count, peers = (min(max(int(arguments.get(name, "1")), 1), 1_000) for name in ("count", "peers"))
-                return {"codes": await self.invite(min(count, 100), peers)}
+                return Invitations(codes=tuple(await self.invite(min(count, 100), peers)))
             case "list":
                 return self.overview()
             case "merge":
@@ -642,10 +644,10 @@ class PeerServer:
                         hint="wait for more peers",
                     )
                 await self.writer.commit(MergeAsked(at=clock.now()))
-                return {}
+                return Done()
             case "stop":
                 await self._end_training("stopped by ddlf peers stop")
-                return {"secure": self._sums is not None}
+                return Stopped(secure=self._sums is not None)
             case "kick":
                 peer = int(arguments["peer"])
                 member = self.ledger.members.get(peer)
@@ -655,49 +657,46 @@ class PeerServer:
                 await self.writer.commit(Left(at=clock.now(), peer=peer, why="removed", removed=True))
                 if (connection := self._leases.connections.get(peer)) is not None:
                     self._begin(self._refuse(connection.socket, "you were removed", "ask for a new link"))
-                return {}
+                return Done()
         raise Unfit(f"there is no command {name!r}")
 
-    def overview(self) -> dict[str, Any]:
-        """Return facts about the peers and the sets, for ``ddlf peers list``."""
+    def overview(self) -> Overview:
+        """Return the peers and the sets, for ``ddlf peers list``."""
         ledger, now = self.ledger, clock.now()
         epsilons = {} if self._releases is None else self._releases.spending.epsilons()
-        states: dict[str, int] = {}
-        for ledger_set in ledger.sets.values():
-            states[ledger_set.state] = states.get(ledger_set.state, 0) + 1
-        return {
-            "run": ledger.run,
-            "way": self.plan.way,
-            "codec": self.plan.codec,
-            "set_bytes": self.wire.bytes,
-            "over": ledger.ended,
-            "shards": self.plan.shards,
-            "free_shards": ledger.free_shards,
-            "missing_posts": ledger.missing_posts,
-            "counts": ledger.counts,
-            "sets": states,
-            "accuracy": ledger.validations[-1].accuracy if ledger.validations else None,
-            "peers": [
-                {
-                    "peer": peer,
-                    "name": member.name,
-                    "connected": peer in self._leases.connections,
-                    "present": member.present,
-                    "removed": member.removed,
-                    "samples": member.samples,
-                    "shard": member.shard if member.present else NO_SHARD,
-                    "posts": member.number,
-                    "trainings": member.trainings,
-                    "updates": member.updates,
-                    "strikes": member.strikes,
-                    "out_s": ledger.out_s(peer, now),
-                    "posted_s_ago": round(now - member.posted_at, 1) if member.posted_at else None,
-                    "epsilon": epsilons.get(peer),
-                }
+        return Overview(
+            run=ledger.run,
+            way=self.plan.way,
+            codec=self.plan.codec,
+            set_bytes=self.wire.bytes,
+            over=ledger.ended,
+            shards=self.plan.shards,
+            free_shards=tuple(ledger.free_shards),
+            missing_posts=ledger.missing_posts,
+            counts=ledger.counts,
+            sets=Counter(ledger_set.state for ledger_set in ledger.sets.values()),
+            accuracy=ledger.validations[-1].accuracy if ledger.validations else None,
+            peers=tuple(
+                ListedPeer(
+                    peer=peer,
+                    name=member.name,
+                    connected=peer in self._leases.connections,
+                    present=member.present,
+                    removed=member.removed,
+                    samples=member.samples,
+                    shard=member.shard if member.present else NO_SHARD,
+                    posts=member.number,
+                    trainings=member.trainings,
+                    updates=member.updates,
+                    strikes=member.strikes,
+                    out_s=ledger.out_s(peer, now),
+                    posted_s_ago=round(now - member.posted_at, 1) if member.posted_at else None,
+                    epsilon=epsilons.get(peer),
+                )
                 for peer, member in sorted(ledger.members.items())
                 if member.samples  # a member that has never arrived has used its code only
-            ],
-        }
+            ),
+        )
 
     # -- a peer -----------------------------------------------------------------------------------------------------------
 

@@ -16,15 +16,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import http
 import json
-import os
 import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.app import IApp
-from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError, ConnectError, ListenError
+from ddlf.errors import CheckpointMismatch, ConfigError, ListenError
 from ddlf.events import ModelSaved
 from ddlf.events.facts import from_data, to_data
 from ddlf.events.record import RoundRecord
@@ -44,7 +42,6 @@ from ddlf.monitor.dashboard.server import Dashboard
 from ddlf.monitor.runs import folder as runs
 from ddlf.monitor.runs.background import BackgroundWriter
 from ddlf.peers.classes import classes_of, numbered
-from ddlf.peers.link import request
 from ddlf.peers.model import (
     Trained,
     arrays_of,
@@ -60,10 +57,10 @@ from ddlf.peers.model import (
 from ddlf.peers.pages import browser_model
 from ddlf.peers.plan import Plan, check_classes, describe_end
 from ddlf.peers.run_events import PeersWriter
+from ddlf.peers.running_server import name_in_link, server_at
 from ddlf.peers.secure_updates import check_layout as check_layout_of_sums
 from ddlf.peers.served_model import Model
 from ddlf.peers.server import PeerServer
-from ddlf.peers.sessions import PIN, Link
 from ddlf.peers.shards import Shards, check_count
 from ddlf.peers.signals import Stop
 from ddlf.peers.wire import FLOAT32, Wire
@@ -80,7 +77,7 @@ OF_DATA = ("data", "validation")
 """Keys of a text about data, which have no effect: peers bring their data, and the server names its data in ``--data``."""
 WEB_MODELS = (".js", ".json")
 """Suffixes of model files of WebNN, which become texts."""
-PLAN, SERVER = runs.PEERS, "server.json"
+PLAN = runs.PEERS
 
 
 class Served:
@@ -382,20 +379,44 @@ def noise_lines(plan: Plan, model: Model) -> list[str]:
 # -- the folder of a run ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """The content of ``plan.json``.
+
+    Args:
+        plan: The plan.
+        layout: Digest of the layout of sets.
+        converges: Whether the app has its own ``is_convergent``.
+        shards: Digest of the shards of the server's data; empty without shards.
+        seed: Seed of the division into shards.
+    """
+
+    plan: Plan
+    layout: str
+    converges: bool = False
+    shards: str = ""
+    seed: int = 0
+
+
 def make_folder(out: Path, name: str, plan: Plan, served: Served, seed: int) -> Path:
     """Make the folder of a new run.
 
     Raises:
         CheckpointError: It cannot be written, for example because the disk is full.
     """
-    facts = {"plan": asdict(plan), "layout": served.model.layout.digest, "converges": served.converged is not None}
-    if served.model.shards is not None:
-        facts |= {"shards": served.model.shards.digest, "seed": seed}
+    shards = served.model.shards
+    content = PlanFile(
+        plan=plan,
+        layout=served.model.layout.digest,
+        converges=served.converged is not None,
+        shards="" if shards is None else shards.digest,
+        seed=seed,
+    )
     with explained(out, "begin a run in", need=2 * served.model.layout.bytes):
         path = runs.make(out, f"peers-{name}")
         runs.write_text(path / runs.NOTATION, served.model.text)
         runs.write_json(path / runs.STATE, runs.begun(f"peers of {name}"))
-        replace(path / PLAN, json.dumps(to_data(facts)).encode())
+        replace(path / PLAN, json.dumps(to_data(content)).encode())
     return path
 
 
@@ -413,15 +434,15 @@ def find_run(out: Path, name: str) -> Path:
     return path
 
 
-def read_folder(path: Path) -> tuple[Plan, str, str, int]:
-    """Return plan, model text, digest of the layout and last port of an earlier run.
+def read_folder(path: Path) -> PlanFile:
+    """Return the plan of an earlier run, and the facts beside it.
 
     Raises:
         ConfigError: The folder is not that of a run with peers.
         CheckpointError: Its plan or its journal is missing.
     """
-    facts = runs.read_json(path / PLAN)
-    if "plan" not in facts:
+    data = runs.read_json(path / PLAN)
+    if "plan" not in data:
         if has_begun(path) or (path / PLAN).exists():
             raise CheckpointError(f"{path / PLAN} cannot be read", hint="copy this file back, or begin a new run")
         hint = f"continue it with: ddlf run APP --resume {path}" if (path / runs.STATE).exists() else "name another run"
@@ -430,19 +451,17 @@ def read_folder(path: Path) -> tuple[Plan, str, str, int]:
         raise CheckpointError(
             f"{path} has no journal, so there is nothing to continue", hint="copy its journal back, or begin a new run"
         )
-    port = runs.read_json(path / SERVER).get("port", 0)
-    return from_data(Plan, facts["plan"]), read_text(path / runs.NOTATION), str(facts["layout"]), int(port)
+    return from_data(PlanFile, data)
 
 
-def give_out_again(path: Path, plan: Plan, served: Served, data: str) -> None:
+def give_out_again(path: Path, earlier: PlanFile, served: Served, data: str) -> None:
     """Divide the server's data as an earlier server of the run did.
 
     Raises:
         CheckpointMismatch: They are other data.
     """
-    facts = runs.read_json(path / PLAN)
-    served.give_out(plan, int(facts["seed"]))
-    if served.model.shards is None or served.model.shards.digest != facts["shards"]:
+    served.give_out(earlier.plan, earlier.seed)
+    if served.model.shards is None or served.model.shards.digest != earlier.shards:
         raise CheckpointMismatch(
             f"{data} has other training data than the shards of {path}", hint="name the same data with --data"
         )
@@ -519,7 +538,7 @@ def protection(host: str, cert: Path | None, key: Path | None, proxy: str) -> tu
         own_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_certificate(own_path)
     tls = worker_tls(own_path, Security(tls_cert=cert, tls_key=key or cert))
-    is_trusted = cert is not None and _is_trusted(tls.context, _in_link(host).strip("[]"))
+    is_trusted = cert is not None and _is_trusted(tls.context, name_in_link(host).strip("[]"))
     return tls.context, "" if is_trusted else tls.certificate.hex()
 
 
@@ -579,7 +598,7 @@ async def serve(
     context, pin = protection(host, cert, key, proxy)
     sock = listen(host, port)
     bound = sock.getsockname()[1]
-    origin = proxy.rstrip("/") or f"{'https' if context else 'http'}://{_in_link(host)}:{bound}"
+    origin = proxy.rstrip("/") or f"{'https' if context else 'http'}://{name_in_link(host)}:{bound}"
     control = secrets.token_urlsafe(32)
     name = runs.read_json(path / runs.STATE).get("app") or "peers"
     continues = has_begun(path)
@@ -605,15 +624,15 @@ async def serve(
         sock.close()
         _write_end(behind, writer, error)
         raise
-    if served.converged is None and runs.read_json(path / PLAN).get("converges"):
+    if served.converged is None and read_folder(path).converges:
         say("converge  is_convergent of the app is not called in a resumed run; end it with: ddlf peers stop")
     page = Dashboard(_no_workers, follow=(events,), title=name) if dashboard else None
     if page is not None:
         await page.open()
         say(f"dashboard {page.url}")
     server.tell_begin(name)
-    facts = {"origin": origin, "pin": pin, "control": control, "pid": os.getpid(), "folder": str(path)}
-    facts |= control_address(sock, (cert or own_certificate()) if context else None)
+    certificate = (cert or own_certificate()) if context else None
+    running = server_at(sock, path, origin=origin, pin=pin, control=control, certificate=certificate)
     say(f"folder    {path}")
     if served.unused and not continues:  # a resumed run has a text with all decisions
         names = ", ".join(served.unused)
@@ -635,7 +654,7 @@ async def serve(
 
     async def invite() -> None:
         for code in await server.invite(invitations):
-            link = link_of(origin, code, pin)
+            link = running.link(code)
             say(f"link      {link}")
             if show is not None:
                 show(link)
@@ -650,7 +669,7 @@ async def serve(
         tasks.append(asyncio.ensure_future(invite()))
 
     try:
-        with _announce(path, facts):
+        with running.announced():
             await server.serve(sock, ready, context)
             await asyncio.gather(*tasks, return_exceptions=True)
         server.tell_end()
@@ -696,78 +715,3 @@ async def _save(path: Path, served: Served, server: PeerServer) -> None:
 async def _no_workers() -> list[dict[str, Any]]:
     """Return the workers of a run with peers, for the dashboard: there are none."""
     return []
-
-
-def link_of(origin: str, code: str, pin: str) -> str:
-    """Return the link for one peer."""
-    return f"{origin}/#{code}" + f"{PIN}{pin}" * bool(pin)
-
-
-def _in_link(host: str) -> str:
-    if host in ("0.0.0.0", "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
-
-
-def control_address(sock: socket.socket, certificate: Path | None) -> dict[str, Any]:
-    """Return where commands of this machine reach a server: address, port, and the file of its certificate if it has TLS."""
-    address, port = sock.getsockname()[:2]
-    local_address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address) or _in_link(address)
-    return {"address": local_address, "port": port, "certificate": str(certificate.absolute()) if certificate else ""}
-
-
-@contextlib.contextmanager
-def _announce(path: Path, facts: dict[str, Any]) -> Iterator[None]:
-    """Write address and secret of the server, so that other commands of its owner find it. The port stays after the end,
-    for a resumed run.
-    """
-    own_file = state_folder() / "peer-servers" / f"{os.getpid()}.json"
-    content = json.dumps(facts).encode()
-    for file in (own_file, path / SERVER):
-        with explained(file.parent, "write the address of the server in", need=len(content)):
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace(file, content)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            own_file.unlink()
-
-
-def running_servers() -> list[dict[str, Any]]:
-    """Return the servers of this user on this machine, newest first. Entries of killed servers are removed."""
-    result = []
-    for file in (state_folder() / "peer-servers").glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            facts = json.loads(file.read_text(encoding="utf-8"))
-            if runs.process_started(facts["pid"]) is None:
-                file.unlink()
-            else:
-                result.append((file.stat().st_mtime, facts))
-    return [facts for _, facts in sorted(result, key=lambda row: row[0], reverse=True)]
-
-
-def ask(facts: dict[str, Any], command: str) -> dict[str, Any]:
-    """Ask a running server of this user, and return its answer.
-
-    Raises:
-        ConnectError: It does not answer.
-        ConfigError: It refuses.
-        CheckpointError: Its disk refuses.
-    """
-    link = Link("https" if facts["certificate"] else "http", facts["address"], facts["port"], "")
-    tls = None
-    if facts["certificate"]:
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        tls.check_hostname = False
-        # The certificate itself is known, so it need not be signed by itself.
-        tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        tls.load_verify_locations(facts["certificate"])
-    # Behind a proxy, the server accepts names of loopback and the proxy's name only.
-    headers = {"Authorization": f"Bearer {facts['control']}", "Host": "127.0.0.1"}
-    status, body = request(link, f"/control/{command}", headers, tls)
-    if status == http.HTTPStatus.INSUFFICIENT_STORAGE:
-        raise CheckpointError(body)
-    if status != http.HTTPStatus.OK:
-        raise (ConfigError if status == 409 else ConnectError)(f"the server refuses: {body}")
-    return dict(json.loads(body))

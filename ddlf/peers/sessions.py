@@ -73,6 +73,11 @@ class Link:
         return f"{self.scheme}://{self.host}:{self.port}"
 
 
+def link_of(origin: str, code: str, pin: str) -> str:
+    """Return the link for a code. ``pin`` is the SHA-256 of the server's certificate; empty if systems trust it."""
+    return f"{origin}/#{code}" + f"{PIN}{pin}" * bool(pin)
+
+
 def read_link(text: str) -> Link:
     """Return the parts of a link.
 

@@ -13,7 +13,8 @@ from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
 from ddlf.cli.run import resumed_from
 from ddlf.errors import ConfigError, ConnectError
-from ddlf.peers import joining, serving
+from ddlf.peers import joining, running_server
+from ddlf.peers.running_server import ListedPeer, Overview, RunningServer
 
 A_LINK = "http://127.0.0.1:1/#code"
 SAMPLE = ("--privacy-unit", "sample")
@@ -198,14 +199,16 @@ def test_a_peer_saves_its_model_also_if_the_server_is_gone(capsys, tmp_path, mon
 
 
 def test_the_list_has_no_gap_for_a_peer_without_a_name(capsys, monkeypatch):
-    facts = {"name": "", "removed": False, "connected": True, "present": True, "shard": 0, "posted_s_ago": None}
-    facts |= {"strikes": 0, "out_s": 0.0}
-    peers = [facts | {"peer": 1, "samples": 1, "posts": 2}, facts | {"peer": 2, "name": "b", "samples": 9, "posts": 1}]
-    peers[1] |= {"strikes": 2, "out_s": 43.2}
-    overview = {"way": "swap", "codec": "float32", "set_bytes": 1, "accuracy": None, "sets": {}, "shards": 0}
-    overview["missing_posts"] = 2
-    monkeypatch.setattr(serving, "running_servers", lambda: [{"origin": "http://127.0.0.1:1", "port": 1}])
-    monkeypatch.setattr(serving, "ask", lambda *_: overview | {"peers": peers})
+    peers = (
+        ListedPeer(peer=1, samples=1, posts=2, connected=True, present=True),
+        ListedPeer(peer=2, name="b", samples=9, posts=1, connected=True, present=True, strikes=2, out_s=43.2),
+    )
+    overview = Overview(run="run", way="swap", codec="float32", set_bytes=1, missing_posts=2, peers=peers)
+    server = RunningServer(
+        origin="http://127.0.0.1:1", pin="", control="", pid=1, folder=".", address="127.0.0.1", port=1
+    )
+    monkeypatch.setattr(running_server, "running_servers", lambda: [server])
+    monkeypatch.setattr(RunningServer, "overview", lambda _: overview)
     with pytest.raises(SystemExit) as ended:
         main(["peers", "list"])
     assert not ended.value.code

@@ -192,7 +192,7 @@ async def test_a_round_that_waits_for_its_quorum_is_reported_once(tmp_path, monk
         training = asyncio.ensure_future(asyncio.to_thread(program.run, most_updates=2 * running.server.plan.updates))
         await running.until(lambda: any(line.startswith("waiting") for line in lines))
         await running.until(lambda: any(line.startswith("quorum") for line in running.lines))
-        assert running.server.overview()["missing_posts"] == 1
+        assert running.server.overview().missing_posts == 1
         other = await running.peer()
         for _ in range(2):
             await other.post(LAYOUT.encode(LAYOUT.decode(other.set)), base=other.set_number or 1)

@@ -12,7 +12,9 @@ from websockets.exceptions import InvalidStatus
 from ddlf.errors import AuthError, ConfigError, ConnectError
 from ddlf.peers import front
 from ddlf.peers.peer import Peer
-from ddlf.peers.serving import ask, control_address, link_of, protection
+from ddlf.peers.running_server import server_at
+from ddlf.peers.serving import protection
+from ddlf.peers.sessions import link_of
 from ddlf.rpc.tls import make_certificate
 from tests.patience import PATIENCE_S
 from tests.peers.light import get
@@ -110,11 +112,11 @@ async def test_commands_reach_a_server_on_one_address_also_with_a_given_certific
     assert bool(pin) == with_tls
     server = Running(tmp_path).server
     ready, sock = asyncio.Event(), socket.create_server(("127.0.0.2", 0))  # no server listens on 127.0.0.1
-    facts = control_address(sock, certificate) | {"control": "secret"}
+    address = server_at(sock, tmp_path, origin="", pin=pin, control="secret", certificate=certificate)
     task = asyncio.ensure_future(server.serve(sock, ready.set, context))
     await asyncio.wait_for(ready.wait(), PATIENCE_S)
     try:
-        assert (await asyncio.to_thread(ask, facts, "list"))["peers"] == []
+        assert (await asyncio.to_thread(address.overview)).peers == ()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

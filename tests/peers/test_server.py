@@ -161,8 +161,8 @@ async def test_a_far_too_long_set_is_rejected_and_three_strikes_exclude_its_peer
     for peer in (first, second):
         await peer.post(a_set(2.0))
         assert value(peer.set) in (0.0, 1.0, 2.0)
-    [listed] = [peer for peer in running.server.overview()["peers"] if peer["peer"] == 3]
-    assert listed["out_s"] > 0
+    [listed] = [peer for peer in running.server.overview().peers if peer.peer == 3]
+    assert listed.out_s > 0
     rejected = [entry for entry in history(running.folder) if isinstance(entry, Rejected)]
     assert [entry.strike for entry in rejected] == ["yes", "yes", "yes", "no"]
 
@@ -346,7 +346,7 @@ async def test_the_list_leaves_out_members_that_have_never_arrived(running):
     [code] = await running.server.invite()
     assert (await get(running.port, "/join", {"X-DDLF-Code": code}))[0] == 200
     await running.peer()
-    assert [peer["peer"] for peer in running.server.overview()["peers"]] == [2]
+    assert [peer.peer for peer in running.server.overview().peers] == [2]
 
 
 async def test_a_full_disk_refuses_a_merge_until_there_is_space(tmp_path, monkeypatch):

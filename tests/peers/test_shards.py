@@ -235,12 +235,13 @@ def test_a_resumed_run_needs_the_same_data(tmp_path):
     plan = Plan(shards=2)
     served.give_out(plan, 7)
     path = serving.make_folder(tmp_path, "d", plan, served, 7)
-    serving.give_out_again(path, plan, serving.read_model(tmp_path / "d.nnm", "digits", None, 0, shards=1), "digits")
+    earlier = serving.read_folder(path)
+    serving.give_out_again(path, earlier, serving.read_model(tmp_path / "d.nnm", "digits", None, 0, shards=1), "digits")
     (x, y), _ = importlib.import_module("ddlf.data.datasets").with_classes("digits")
     np.savez(tmp_path / "less.npz", x=x[:500], y=y[:500])
     other = serving.read_model(tmp_path / "d.nnm", str(tmp_path / "less.npz"), None, 0, shards=1)
     with pytest.raises(CheckpointMismatch, match="other training data"):
-        serving.give_out_again(path, plan, other, "less.npz")
+        serving.give_out_again(path, earlier, other, "less.npz")
 
 
 async def test_a_peer_that_was_away_for_longer_than_its_lease_waits_and_trains_another_shard(served, tmp_path):

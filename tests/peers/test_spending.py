@@ -50,8 +50,8 @@ async def test_each_round_is_charged_to_the_peers_with_an_update_in_it(tmp_path)
         await a_round(running, first, second)
         spending = running.server._releases.spending
         assert spending.epsilons() == {1: after(3), 2: after(3), 3: after(1)}
-        peers = running.server.overview()["peers"]
-    assert [peer["epsilon"] for peer in peers] == list(spending.epsilons().values())
+        peers = running.server.overview().peers
+    assert [peer.epsilon for peer in peers] == list(spending.epsilons().values())
     lines = (tmp_path / RELEASES).read_text().splitlines()
     assert [json.loads(line[9:])["members"] for line in lines[1:]] == [["1", "2"], ["1", "2", "3"], ["1", "2"]]
 

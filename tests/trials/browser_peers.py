@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import base64
 import contextlib
-import json
 import os
 import re
 import struct
@@ -227,6 +226,7 @@ async def paused_buffers(peer: BrowserPeer) -> int:
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run all peers, and return the measurements by name."""
     from ddlf.data import datasets
+    from ddlf.peers.running_server import SERVER, read_server
 
     (x, y), _ = datasets.with_classes("digits")
     x = x.reshape(-1, 64)
@@ -277,8 +277,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         before = await pages[0].evaluate(SPEED, block_ms // 2)
         blocked = await pages[0].evaluate(BLOCK, block_ms)
         after = await pages[0].evaluate(SPEED, block_ms // 2)
-        facts = json.loads((next((folder / "runs").glob("*-peers-digits")) / "server.json").read_text())
-        listing = await asyncio.to_thread(_list, facts)
+        reached = read_server(next((folder / "runs").glob("*-peers-digits")) / SERVER)
+        listing = await asyncio.to_thread(reached.overview)
         await asyncio.sleep(max(0.0, options.seconds - (time.monotonic() - began)))
         last_memory = renderers_bytes()
         last = [await paused_buffers(peer) for peer in peers]
@@ -289,12 +289,12 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         errors = [line for page in pages for line in page.wrong if "404" not in line]
         return {
             "seconds": time.monotonic() - began,
-            "peers": len(listing["peers"]),
-            "gone": [row["peer"] for row in listing["peers"] if not row["connected"]],
-            "posts": [row["posts"] for row in listing["peers"]],
+            "peers": len(listing.peers),
+            "gone": [row.peer for row in listing.peers if not row.connected],
+            "posts": [row.posts for row in listing.peers],
             "merges": [message["merges"] for message in progress],
             "batches": [message["batches"] for message in progress],
-            "accuracy": listing["accuracy"],
+            "accuracy": listing.accuracy,
             "buffers": [first, last],
             "memory": [memory, last_memory],
             "errors": errors,
@@ -313,12 +313,6 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 async def _counting(route: Any) -> None:
     answer = await route.fetch()
     await route.fulfill(response=answer, body=COUNT + await answer.text())
-
-
-def _list(facts: dict[str, Any]) -> dict[str, Any]:
-    from ddlf.peers.serving import ask
-
-    return ask(facts, "list")
 
 
 def missed(results: dict[str, Any], *, memory: float = 1.05, slower: float = 0.9) -> list[str]:

@@ -288,7 +288,7 @@ async def test_a_killed_browser_is_noticed_and_neither_its_sets_nor_its_shard_ar
                 await peer.abort()
             assert await asyncio.to_thread(server.end) == 0
     [folder] = (halves.folder / "runs").glob("*-peers-digits")
-    plan, *_ = serving.read_folder(folder)
+    plan = serving.read_folder(folder).plan
     ledger, fates, acknowledged = (RoundLedger if way == "rounds" else SwapLedger)(plan), Counter(), set()
     for entry in history(folder):
         if isinstance(entry, Left) and entry.peer == 1:
