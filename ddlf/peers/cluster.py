@@ -32,9 +32,9 @@ from ddlf.events import PeersTold, SetPosted, SetTaken
 from ddlf.extras import provided
 from ddlf.peers.entries import NO_SET
 from ddlf.peers.frames import Bye, End, Post
-from ddlf.peers.link import Offer
 from ddlf.peers.model import MOST_TESTED, PART, accuracy_of, rows_of, trained_tensors
 from ddlf.peers.peer import Peer
+from ddlf.peers.plan import Offer
 from ddlf.peers.sets import Layout, layout_of
 from ddlf.privacy import contradictions
 from ddlf.training.callbacks.master import merged_metrics

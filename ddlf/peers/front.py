@@ -22,7 +22,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -35,7 +35,7 @@ from ddlf.peers.entries import Joined
 from ddlf.peers.journal_writer import JournalWriter
 from ddlf.peers.ledger import Unfit, WeightLedger
 from ddlf.peers.pages import File, files
-from ddlf.peers.plan import Plan
+from ddlf.peers.plan import Offer, Plan
 from ddlf.peers.quotas import Quotas, counted_as
 from ddlf.peers.running_server import CommandAnswer
 from ddlf.peers.served_model import Model
@@ -146,13 +146,13 @@ class Front:
                 peer = self._peer_of(sessions.key_in(self._port, cookies, authorization))
                 if (refused := await self._may_read(peer, code, address)) is not None:
                     return refused
-                return self._facts(peer) if url.path == "/graph" else self._offer()
+                return self._page_model(peer) if url.path == "/graph" else self._offer()
             case path if path.startswith("/control/"):
                 if not hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {self._control}".encode()):
                     return response(401, "this needs the server's own secret")
                 try:
                     answer = await self._command(path.removeprefix("/control/"), url.query)
-                    return response(200, json.dumps(to_data(answer)))
+                    return json_response(answer)
                 except CheckpointError as error:
                     return response(507, str(error))
                 except DDLFError as error:
@@ -188,15 +188,14 @@ class Front:
 
     def _offer(self) -> Response:
         """Answer a Python peer that asks what it is to train, so that it can refuse before it uses its code."""
-        facts = {"plan": asdict(self._plan), "model": self._model.text, "layout": self._digest}
-        return response(200, json.dumps(facts, ensure_ascii=False))
+        return json_response(Offer(plan=self._plan, model=self._model.text, layout=self._digest))
 
-    def _facts(self, peer: int) -> Response:
+    def _page_model(self, peer: int) -> Response:
         """Answer the page's question about the model. A page that has not joined yet is peer 0."""
         browser = self._model.browser
         if browser.refusal:
             return response(409, browser.refusal)
-        return response(200, browser.facts(self._plan, self._ledger.run, peer))
+        return json_response(browser.for_page(self._plan, self._ledger.run, peer))
 
     def _shard(self, connection: ServerConnection, peer: int, number: str, byte_range: str) -> Response:
         """Answer a peer with a piece of the shard that it has. A peer gets one piece at a time."""
@@ -243,7 +242,7 @@ class Front:
             return await self._wrong_code(error, address)
         except CheckpointError:
             return response(507, f"{FULL}: try again later")
-        answer = response(200, json.dumps({"peer": peer, "key": key, "run": self._ledger.run}))
+        answer = json_response(sessions.Session(peer=peer, key=key, run=self._ledger.run))
         answer.headers["Set-Cookie"] = sessions.cookie(self._port, key, secure=self._secure)
         return answer
 
@@ -273,6 +272,11 @@ def response(status: int, body: str) -> Response:
     """Return an HTTP response. JSON bodies begin with a brace."""
     kind = "application/json" if body.startswith("{") else "text/plain; charset=utf-8"
     return file_response(File(kind, f"{body}\n".encode()), status)
+
+
+def json_response(answer: object) -> Response:
+    """Return an HTTP response with the fields of a dataclass as JSON."""
+    return response(200, json.dumps(to_data(answer), ensure_ascii=False))
 
 
 def too_many(label: str, wait_s: float) -> Response:

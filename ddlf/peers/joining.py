@@ -16,9 +16,9 @@ import numpy as np
 from ddlf.errors import AppError, ConfigError, ConnectError, DatasetError, ProtocolError
 from ddlf.peers.entries import NO_SHARD
 from ddlf.peers.frames import Welcome
-from ddlf.peers.link import Offer
 from ddlf.peers.model import Trained, arrays_of, samples_of, trained_from_text
 from ddlf.peers.peer import Peer, check_link
+from ddlf.peers.plan import Offer
 from ddlf.peers.sample_peer import SampleNoiseSettings, SamplePeer
 from ddlf.rpc.iworker import awaited
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
-from ddlf.peers.sessions import PIN, Link, hashed
+from ddlf.events.facts import to_data
+from ddlf.peers.sessions import PIN, Link, Session, hashed
 from ddlf.rpc.tokens import create_private, state_folder
 from ddlf.training.checkpoints.releases import RELEASES
 
@@ -45,10 +45,10 @@ class OwnKey:
             file.close()
             self.other_programs += 1
 
-    def keep(self, facts: Mapping[str, object]) -> None:
-        """Keep the key in the server's answer to the code of the link, and hold it."""
-        self.key = str(facts["key"])
-        content = json.dumps({"origin": self._link.origin, **facts}).encode()
+    def keep(self, session: Session) -> None:
+        """Keep the key of a new session, and hold it."""
+        self.key = session.key
+        content = json.dumps({"origin": self._link.origin, **to_data(session)}).encode()
         for number in count(self.other_programs + 1):
             path = _path(self._link, number)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -18,20 +18,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddlf.errors import AuthError, ConnectError, DDLFError, ProtocolError
 from ddlf.events.facts import from_data
 from ddlf.peers import frames
 from ddlf.peers.frames import Answer, Bye, End, Hello, Masked, Message, Post, Welcome
 from ddlf.peers.keys import OwnKey
-from ddlf.peers.plan import Plan
-from ddlf.peers.sessions import CODE_HEADER, PIN, Link
+from ddlf.peers.plan import Offer
+from ddlf.peers.sessions import CODE_HEADER, PIN, Link, Session
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
+T = TypeVar("T")
 OPEN_S = 10.0
 """Seconds to wait for a connection."""
 WELCOME_S = 600.0
@@ -51,21 +51,6 @@ GONE = "check that the server runs; if its training is over, it has ended"
 WHICH_LINK = (
     "copy the link of the line `link` of ddlf peers serve; that of its line `dashboard` shows the training only"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Offer:
-    """The plan and the model of a server. A peer reads it before it uses the code of its link.
-
-    Args:
-        plan: How the peers work together.
-        model: The model's text.
-        layout: SHA-256 of the header of sets.
-    """
-
-    plan: Plan
-    model: str
-    layout: str
 
 
 class CutOffError(ConnectError):
@@ -130,19 +115,10 @@ class Connection:
         Raises:
             ConnectError: The server cannot be reached.
             AuthError: The code of the link was used, or has expired.
-            ProtocolError: The server's plan cannot be read.
+            ProtocolError: The server's answer cannot be read.
         """
-        facts = self._ask(
-            "/model",
-            {"Authorization": f"Bearer {self._own_key.key}"} if self._own_key.key else {CODE_HEADER: self._code},
-        )
-        try:
-            plan = from_data(Plan, facts["plan"])
-            return Offer(plan=plan, model=str(facts["model"]), layout=str(facts["layout"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(
-                f"the server's plan cannot be read: {error}", hint="install the same version of DDLF as the server"
-            ) from None
+        key = self._own_key.key
+        return self._ask(Offer, "/model", {"Authorization": f"Bearer {key}"} if key else {CODE_HEADER: self._code})
 
     def open(self) -> Welcome:
         """Use the code of the link, unless this peer has used it before, and connect.
@@ -152,7 +128,7 @@ class Connection:
             AuthError: The code of the link was used, or has expired.
         """
         if not self._own_key.key:
-            self._own_key.keep(self._ask("/join", {CODE_HEADER: self._code}))
+            self._own_key.keep(self._ask(Session, "/join", {CODE_HEADER: self._code}))
         self._socket, reply = self._connect_first()
         if isinstance(reply, End):
             self._socket.close()
@@ -254,10 +230,23 @@ class Connection:
 
     # -- session --------------------------------------------------------------------------------------------------------
 
-    def _ask(self, path: str, headers: dict[str, str]) -> dict[str, Any]:
+    def _ask(self, kind: type[T], path: str, headers: dict[str, str]) -> T:
+        """Return the server's answer to a request.
+
+        Raises:
+            ConnectError: The server cannot be reached, or takes no peer now.
+            AuthError: It refuses the link or the key.
+            ProtocolError: The answer cannot be read.
+        """
         status, body = request(self._link, path, headers, self._tls)
         if status == http.HTTPStatus.OK:
-            return dict(json.loads(body))
+            try:
+                return from_data(kind, json.loads(body))
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ProtocolError(
+                    f"the answer of {self._link.origin} to {path} cannot be read: {error}",
+                    hint="install the same version of DDLF as the server",
+                ) from None
         if status == http.HTTPStatus.UNAUTHORIZED and self._own_key.key:
             raise AuthError(f"{self._link.origin} refuses this peer: {body}", hint="ask for a new link")
         if status == http.HTTPStatus.FORBIDDEN:

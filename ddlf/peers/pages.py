@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,50 @@ def files() -> Mapping[str, File]:
     return files_by_path | ({"": files_by_path[INDEX]} if INDEX in files_by_path else {})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visible:
+    """The updates and samples that each party sees, as the page shows them.
+
+    Args:
+        update: The meaning of "update", as a sentence.
+        rows: The name of each party, and the updates that it sees, as phrases.
+        samples: The parties that see samples, as a clause.
+        before: How an update is protected before others see it; empty if it is not.
+        metrics: Whether the server learns losses and accuracies.
+        remains: The remaining risks, as sentences.
+    """
+
+    update: str
+    rows: tuple[tuple[str, str], ...]
+    samples: str
+    before: str
+    metrics: bool
+    remains: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageModel:
+    """The answer to ``/graph``: what the page of a peer needs to begin.
+
+    Args:
+        graph: The layer graph.
+        plan: The plan.
+        name: Name of the model.
+        classes: Names of the classes; empty if labels are numbers.
+        run: Name of the run.
+        peer: Number of the peer; 0 before it has joined.
+        visible: The updates and samples that each party sees.
+    """
+
+    graph: Mapping[str, Any]
+    plan: Plan
+    name: str
+    classes: tuple[str, ...]
+    run: str
+    peer: int
+    visible: Visible
+
+
 @dataclass(frozen=True, kw_only=True)
 class BrowserModel:
     """A model for browsers: its layer graph, or why they cannot train it.
@@ -58,33 +101,30 @@ class BrowserModel:
     graph: Mapping[str, Any]
     refusal: str = ""
 
-    def facts(self, plan: Plan, run: str, peer: int) -> str:
-        """Return what a page needs to begin, as JSON."""
-        plain = asdict(plan)
-        return json.dumps(
-            {
-                "graph": self.graph,
-                "plan": plain,
-                "name": self.graph["name"],
-                "classes": plain.get("classes", ()),
-                "run": run,
-                "peer": peer,
-                "visible": seen_by(plan),
-            }
+    def for_page(self, plan: Plan, run: str, peer: int) -> PageModel:
+        """Return what the page of a peer needs to begin."""
+        return PageModel(
+            graph=self.graph,
+            plan=plan,
+            name=str(self.graph["name"]),
+            classes=plan.classes,
+            run=run,
+            peer=peer,
+            visible=seen_by(plan),
         )
 
 
-def seen_by(plan: Plan) -> dict[str, Any]:
-    """Return the updates and samples that each party sees, as the page shows them."""
+def seen_by(plan: Plan) -> Visible:
+    """Return the updates and samples that each party sees."""
     column = visible.column_for(plan.choice)
-    return {
-        "update": visible.UPDATE,
-        "rows": [(row.party, row.updates) for row in column.rows()],
-        "samples": column.seers(shards=plan.shards > 0),
-        "before": column.before,
-        "metrics": column.metrics,
-        "remains": " ".join(column.remaining(plan.choice)),
-    }
+    return Visible(
+        update=visible.UPDATE,
+        rows=tuple((row.party, row.updates) for row in column.rows()),
+        samples=column.seers(shards=plan.shards > 0),
+        before=column.before,
+        metrics=column.metrics,
+        remains=" ".join(column.remaining(plan.choice)),
+    )
 
 
 def browser_model(model: Any, weights: Mapping[str, Any]) -> BrowserModel:

@@ -19,9 +19,9 @@ from ddlf.errors import AuthError, BadUpdate, ConfigError, DDLFError, ProtocolEr
 from ddlf.peers.entries import NO_SET
 from ddlf.peers.frames import Answer, Broken, Bye, End, Hello, Masked, Message, Post, Score, Welcome
 from ddlf.peers.keys import has_account
-from ddlf.peers.link import RETRY_S, Connection, Offer
+from ddlf.peers.link import RETRY_S, Connection
 from ddlf.peers.model import Trained, accuracy_of
-from ddlf.peers.plan import Plan
+from ddlf.peers.plan import Offer, Plan
 from ddlf.peers.secure_peer import MESSAGES, SecurePeer
 from ddlf.peers.sessions import PIN, PIN_LETTERS, Link, read_link
 from ddlf.peers.wire import Wire

@@ -197,6 +197,22 @@ class Plan:
         return self.mechanism.least if self.mechanism is not None else 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """The plan and the model of a server, as the answer to ``/model``. A Python peer reads it before it uses the code of
+    its link.
+
+    Args:
+        plan: How the peers work together.
+        model: The model's text.
+        layout: SHA-256 of the header of sets.
+    """
+
+    plan: Plan
+    model: str
+    layout: str
+
+
 def usual_merge(way: str) -> str:
     """Return the merge of a way of working together, if the user names none."""
     return "mean" if way == "rounds" else "weighted"

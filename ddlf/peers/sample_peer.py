@@ -18,9 +18,9 @@ import numpy as np
 from ddlf.errors import ConfigError
 from ddlf.peers.frames import Welcome
 from ddlf.peers.keys import account_folder, holds
-from ddlf.peers.link import Offer
 from ddlf.peers.model import Trained
 from ddlf.peers.peer import Peer
+from ddlf.peers.plan import Offer
 from ddlf.privacy.accountant import DELTA, Cost, check_delta
 from ddlf.privacy.poisson import PoissonBatches
 from ddlf.training.checkpoints.durable import explained

@@ -51,6 +51,21 @@ def key_in(port: int, cookies: str, authorization: str) -> str:
     return next((value for name, _, value in pairs if name == cookie_name(port)), "")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """The answer to ``/join``, for the code of a link.
+
+    Args:
+        peer: Number of the new peer.
+        key: Its key.
+        run: Name of the run.
+    """
+
+    peer: int
+    key: str
+    run: str
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A link: the address of a server, with a code.

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import ddlf
-from ddlf.errors import AppError, AuthError, CheckpointError, ConfigError, ConnectError, DatasetError
+from ddlf.errors import AppError, AuthError, CheckpointError, ConfigError, ConnectError, DatasetError, ProtocolError
 from ddlf.events import PeersTold
 from ddlf.monitor.dashboard.server import Dashboard
-from ddlf.peers import front, peer
+from ddlf.peers import front, link, peer
 from ddlf.peers.entries import Posted
 from ddlf.peers.joining import peer_of_app, peer_of_data, peer_of_shard
 from ddlf.peers.keys import forget
@@ -222,3 +222,10 @@ async def test_the_link_of_the_dashboard_is_refused_with_the_wanted_one():
             await asyncio.to_thread(Peer(page.url, lambda offer: Added()).run)
     finally:
         page.close()
+
+
+@pytest.mark.parametrize("answer", ['{"model": "text", "layout": ""}', '{"plan": 3, "model": "", "layout": ""}', "[]"])
+def test_an_answer_of_another_version_is_one_error_that_says_what_to_do(monkeypatch, answer):
+    monkeypatch.setattr(link, "request", lambda *_: (200, answer))
+    with pytest.raises(ProtocolError, match=r"to /model cannot be read: .* install the same version of DDLF"):
+        Peer("http://127.0.0.1:1/#code", lambda offer: Added()).run()

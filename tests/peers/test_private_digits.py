@@ -9,9 +9,8 @@ import numpy as np
 import ddlf
 from ddlf.cli.target import find_target
 from ddlf.peers.joining import peer_of_app, peer_of_data
-from ddlf.peers.link import Offer
 from ddlf.peers.model import arrays_of, settled_text
-from ddlf.peers.plan import Plan
+from ddlf.peers.plan import Offer, Plan
 from ddlf.peers.serving import read_model
 from tests.peers.test_server import Running
 

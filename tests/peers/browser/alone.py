@@ -7,6 +7,7 @@ import importlib
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ class Alone:
         layout = layout_of({name: np.asarray(array) for name, array in named.items()})
         self.set = bytes(layout.encode([np.array(array) for array in named.values()]))
         self.graph = {"graph": layer_graph(model, named), "plan": {}, "name": model.name, "classes": list(classes)}
-        self.graph["visible"] = seen_by(Plan())
+        self.graph["visible"] = asdict(seen_by(Plan()))
         self.codes = {CODE}
         self.answers: dict[str, tuple[int, bytes]] = {}
 

@@ -384,7 +384,7 @@ async def test_the_first_screen_explains_the_privacy_without_scrolling(browser, 
     alone = Alone(digits_model())
     async with joined(browser, alone, width=width, height=height) as page:
         for plan in PLANS:
-            alone.graph |= {"plan": asdict(plan), "visible": seen_by(plan)}
+            alone.graph |= {"plan": asdict(plan), "visible": asdict(seen_by(plan))}
             await page.reload()
             await page.locator("#choose").wait_for()
             explanation, choose = await page.evaluate(TOPS, ["#who", "#choose"])
@@ -397,7 +397,7 @@ async def test_the_screen_explains_who_sees_updates_and_samples(browser):
     alone = Alone(digits_model())
     async with joined(browser, alone, width=320, height=640) as page:
         for plan in PLANS:
-            alone.graph |= {"plan": asdict(plan), "visible": seen_by(plan)}
+            alone.graph |= {"plan": asdict(plan), "visible": asdict(seen_by(plan))}
             await page.reload()
             await page.locator("#who").wait_for()
             rows = [await row.locator("th, td").all_inner_texts() for row in await page.locator("#who-rows tr").all()]
