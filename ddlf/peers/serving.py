@@ -32,7 +32,7 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.app import IApp
-from ddlf.errors import CheckpointMismatch, ConfigError, ListenError
+from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError, ListenError
 from ddlf.events import ModelSaved
 from ddlf.events.facts import from_data, to_data
 from ddlf.events.record import RoundRecord
