@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from ddlf import events as e
 from ddlf.events.record import RoundRecord
@@ -58,8 +58,18 @@ class Teller:
         ledger, plan = self._ledger, self._ledger.plan
         rounded = "" if plan.codec == FLOAT32 else f", sets as {plan.codec}"
         mode = f"peers in {'swaps' if plan.way == 'swap' else 'rounds'}{rounded}"
-        facts: dict[str, Any] = {"run": ledger.run, "mode": mode, "batch_size": plan.batch_size, "seed": seed}
-        self._tell(e.RunBegan(app=name, epochs=0, worker_epochs=1, in_rounds=False, **facts))
+        self._tell(
+            e.RunBegan(
+                run=ledger.run,
+                app=name,
+                mode=mode,
+                epochs=0,
+                batch_size=plan.batch_size,
+                worker_epochs=1,
+                seed=seed,
+                in_rounds=False,
+            )
+        )
         version = ledger.counts.get("posts", 0)
         ends_after_s = plan.end if plan.end >= 1 else 0.0
         self._tell(
@@ -96,10 +106,15 @@ class Teller:
                     posts.new += 1
                     posts.batches += updates
             case Validated():
-                facts: dict[str, Any] = {
-                    name: getattr(entry, name) for name in ("set", "peer", "accuracy", "loss", "samples")
-                }
-                self._tell(e.SetValidated(**facts))
+                self._tell(
+                    e.SetValidated(
+                        set=entry.set,
+                        peer=entry.peer,
+                        accuracy=entry.accuracy,
+                        loss=entry.loss,
+                        samples=entry.samples,
+                    )
+                )
 
     def report(self, kind: str, text: str) -> None:
         """Tell something that the terminal has shown, too."""
@@ -189,7 +204,7 @@ class PeersWriter(FolderWriter):
         continues: Whether an earlier server has begun the run.
     """
 
-    def __init__(self, path: Any, plan: Plan, name: str, *, continues: bool) -> None:
+    def __init__(self, path: Path, plan: Plan, name: str, *, continues: bool) -> None:
         self._plan = plan
         super().__init__(None, path, {}, name=name, continues=continues)
 

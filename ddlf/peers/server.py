@@ -789,15 +789,15 @@ class PeerServer:
 
     async def _admit(self, peer: int, name: str, samples: int, *, keeps: bool) -> None:
         """Let a peer take part, with its own samples or with a shard."""
-        facts: dict[str, Any] = {"peer": peer, "name": name, "keeps": keeps}
         shards = self.model.shards
+        arrived = Arrived(at=clock.now(), peer=peer, name=name, samples=samples, keeps=keeps)
         if shards is None:
-            await self.writer.commit(Arrived(at=clock.now(), samples=samples, **facts))
+            await self.writer.commit(arrived)
         else:
             async with self._leasing:  # a shard is free until the entry is on the disk
                 shard = self.ledger.shard_for(peer, samples)
                 samples = shards.sizes[shard - 1]
-                await self.writer.commit(Arrived(at=clock.now(), samples=samples, shard=shard, **facts))
+                await self.writer.commit(replace(arrived, at=clock.now(), samples=samples, shard=shard))
         of = f" of shard {self.ledger.members[peer].shard}" if shards is not None else ""
         noun = "sample" if samples == 1 else "samples"
         line = f"here      {self.ledger.label(peer)} with {samples:,} {noun}{of}{' again' * keeps}"
