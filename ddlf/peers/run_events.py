@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 
@@ -132,8 +133,10 @@ class Teller:
         self._ticked_at, self._posts = now, {}
         if not posts:
             return None
-        ledger, batch = self._ledger, self._ledger.plan.batch_size
+        ledger, samples = self._ledger, 0
         for peer, counts in posts.items():
+            trained = self._samples(peer, counts.batches)
+            samples += trained
             self._tell(
                 e.PeerPosted(
                     peer=peer,
@@ -141,7 +144,7 @@ class Teller:
                     posts=ledger.members[peer].number,
                     new=counts.new,
                     batches=counts.batches,
-                    samples=counts.batches * batch,
+                    samples=trained,
                     seconds=seconds,
                     accuracy=counts.accuracy,
                     loss=counts.loss,
@@ -163,7 +166,7 @@ class Teller:
             slot=max(posts),
             version=ledger.counts.get("posts", 0),
             epochs=1,
-            samples=batch * sum(counts.batches for counts in posts.values()),
+            samples=samples,
             seconds=seconds,
             compute_s=0.0,
             transfer_s=0.0,
@@ -185,6 +188,11 @@ class Teller:
     def end(self, how: e.How, reason: str) -> None:
         """Tell that the run has ended."""
         self._tell(e.RunEnded(run=self._ledger.run, how=how, version=self._ledger.counts.get("posts", 0), why=reason))
+
+    def _samples(self, peer: int, batches: int) -> int:
+        """Return the samples in batches of a peer. The last batch of each pass over its data may be smaller."""
+        own = self._ledger.members[peer].samples
+        return round(batches * own / ceil(own / self._ledger.plan.batch_size))
 
     def _name(self, peer: int) -> str:
         return self._ledger.members[peer].name or f"peer {peer}"

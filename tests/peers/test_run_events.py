@@ -1,12 +1,13 @@
 """Tests of the events of a training by peers, and of the run folder and board that are made from them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from ddlf import events as e
 from ddlf.monitor.dashboard.board import Board, Received
-from ddlf.monitor.runs import folder, report, run_reader
+from ddlf.monitor.runs import folder, report, run_reader, table
 from ddlf.peers.entries import Arrived, Began, Invited, Joined, Left, Posted, Validated
 from ddlf.peers.plan import Plan
 from ddlf.peers.run_events import PeersWriter, Teller
@@ -110,6 +111,19 @@ def test_the_folder_of_a_resumed_run_has_one_report_of_both_parts(tmp_path, repo
     assert (run.status.state, run.status.app, run.status.restarts) == ("finished", "peers of digits", 1)
     assert [record.version for record in run.records] == [3, 4]
     assert run.setting("batch_size") == 10
-    tables = {table["title"]: table["rows"] for table in report.record_of(run)["tables"]}
+    tables = {part["title"]: part["rows"] for part in report.record_of(run)["tables"]}
     assert [row[0] for row in tables["Peers"][1:]] == ["clinic", "peer 2"]
     assert (tmp_path / folder.REPORT).exists()
+    quantities = dict(table.run_rows([run])[1:])
+    expected = {"peers": "2", "batch size of peers": "10", "posts": "4", "sent": "2.00 kB", "received": "4.00 kB"}
+    assert {name: quantities[name] for name in expected} == expected
+    unmeasured = ("workers", "updates", "local epochs", "seconds per", "computing", "transfer", "waiting", "staleness")
+    assert not [name for name in quantities if any(word in name for word in unmeasured)]
+
+
+def test_a_small_batch_has_only_the_samples_that_the_peer_has(reported):
+    """A pass over 100 samples in batches of 64 has two batches, and one of 10 samples has one batch."""
+    for own, batches, samples in ((100, 6, 300), (10, 6, 60), (64, 6, 384), (128, 6, 384)):
+        reported.ledger.members[1].samples = own
+        reported.teller._ledger.plan = replace(PLAN, batch_size=64)
+        assert reported.teller._samples(1, batches) == samples

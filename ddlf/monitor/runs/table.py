@@ -35,9 +35,7 @@ def run_rows(pasts: Sequence[Past]) -> Rows:
 
 
 def _quantities(past: Past) -> dict[str, str]:
-    began, built, data, training = (
-        past.facts.get(name) for name in ("RunBegan", "ModelBuilt", "DataLoaded", "TrainingBegan")
-    )
+    began, built, data = (past.facts.get(name) for name in ("RunBegan", "ModelBuilt", "DataLoaded"))
     facts = {
         "application": past.status.app,
         "state": past.status.state,
@@ -46,12 +44,7 @@ def _quantities(past: Past) -> dict[str, str]:
         "model": built.name if built else "",
         "parameters": f"{built.parameters}" if built else "",
         "training samples": f"{data.samples}" if data else "",
-        "workers": f"{training.workers}" if training else "",
-        "slots": f"{past.records[-1].slots or (training.slots if training else 0)}" if past.records else "",
-        "batch size per worker": f"{began.batch_size}" if began else "",
-        "local epochs per round": f"{began.worker_epochs}"
-        if began and not (began.worker_steps or began.round_samples)
-        else "",
+        **(_of_peers(past) if peer_count(past) else _of_workers(past)),
         "samples per round": f"{began.round_samples}" if began and began.round_samples else "",
         "batches per round": f"{began.worker_steps}" if began and began.worker_steps else "",
         "seed": f"{began.seed}" if began else "",
@@ -59,6 +52,28 @@ def _quantities(past: Past) -> dict[str, str]:
     for name in ("merge", "outer", "codec", "weights_codec", "precision", "optimizer_state"):
         facts[name.replace("_", " ")] = str(past.setting(name) or "")
     return facts | _measured(past)
+
+
+def _of_workers(past: Past) -> dict[str, str]:
+    began, training = past.facts.get("RunBegan"), past.facts.get("TrainingBegan")
+    return {
+        "workers": f"{training.workers}" if training else "",
+        "slots": f"{past.records[-1].slots or (training.slots if training else 0)}" if past.records else "",
+        "batch size per worker": f"{began.batch_size}" if began else "",
+        "local epochs per round": f"{began.worker_epochs}"
+        if began and not (began.worker_steps or began.round_samples)
+        else "",
+    }
+
+
+def _of_peers(past: Past) -> dict[str, str]:
+    began = past.facts.get("RunBegan")
+    return {"peers": f"{peer_count(past)}", "batch size of peers": f"{began.batch_size}" if began else ""}
+
+
+def peer_count(past: Past) -> int:
+    """Return the number of peers with private data that have taken part; 0 in a run of workers."""
+    return sum(lane.is_peer for lane in past.board.state.lanes.values())
 
 
 def _measured(past: Past) -> dict[str, str]:
@@ -69,11 +84,18 @@ def _measured(past: Past) -> dict[str, str]:
     spent = max(past.times[-1] - past.times[0] + records[0].seconds, 1e-9)
     trained = sum(record.samples * record.epochs for record in records)
     unit = "rounds" if last.slot is None else "updates"
-    facts = {
-        unit: f"{count}",
+    speed = {
         "training time (s)": number(spent),
         "total time (s)": number(past.seconds),
         "samples per second": number(trained / spent),
+    }
+    if peer_count(past):  # a record has the posts of a short time, and nobody measures the work of peers
+        sent, received = (sum(getattr(record, name) for record in records) for name in ("bytes_out", "bytes_back"))
+        facts = {"posts": f"{last.version}", **speed, "sent": size(sent), "received": size(received)}
+        return facts | _results(past)
+    facts = {
+        unit: f"{count}",
+        **speed,
         f"seconds per {unit[:-1]}": number(sum(record.seconds for record in records) / count),
         "computing, slowest worker (s)": number(sum(record.compute_s for record in records) / count),
         "transfer, slowest worker (s)": number(sum(record.transfer_s for record in records) / count),
@@ -86,6 +108,11 @@ def _measured(past: Past) -> dict[str, str]:
         facts["largest staleness"] = f"{max(record.staleness for record in records)}"
     if recomputed := sum(record.recomputed for record in records):
         facts["slots computed again"] = f"{recomputed}"
+    return facts | _results(past)
+
+
+def _results(past: Past) -> dict[str, str]:
+    facts = {}
     for name, value in newest(past).items():
         facts[f"final {name.replace('_', ' ')}"] = number(value)
     if (best := best_test(past)) is not None:
