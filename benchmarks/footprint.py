@@ -100,7 +100,7 @@ async def trained(width: int, workers: int, way: str) -> dict[str, float]:
     async with Cluster.local(workers) as cluster:
         await Wide(cluster, 8, **how).train_model()  # so that all that is imported and made once is there
         app = Wide(cluster, width, **how)
-        pids = [(await worker.status())["executor_pid"] for worker in cluster.workers]
+        pids = [(await worker.status()).executor_pid for worker in cluster.workers]
         before = {pid: begin(pid) for pid in (*pids, os.getpid())}
         later: list[int] = []
 

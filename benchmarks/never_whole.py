@@ -121,7 +121,7 @@ async def in_parts(width: int, workers: int, most: int, out: str) -> dict[str, A
 
         app.subscribe(look)
         await app.train_model()
-        pids = [(await worker.status())["executor_pid"] for worker in cluster.workers]
+        pids = [(await worker.status()).executor_pid for worker in cluster.workers]
         peaks = {"workers": [peak(pid) for pid in pids], "master": later[0] - before, "end": peak() - before}
         await app.save_model(out)
         x, _ = data(width)

@@ -109,7 +109,7 @@ async def measured(name: str, budgets: Sequence[float]) -> Cost:
             for _ in range(1 if budgets else 2):
                 app = MODELS[name](cluster)
                 await app.train_model()
-            pids = [(await worker.status())["executor_pid"] for worker in cluster.workers]
+            pids = [(await worker.status()).executor_pid for worker in cluster.workers]
             return Cost(
                 plans=tuple(times),
                 sha256=digest(app.model.get_weights()),

@@ -96,7 +96,7 @@ async def trained(name: str, batch: int, limit: int | None = None) -> int:
         app.on_round = enough
         try:
             await app.train_model()
-            pid = (await cluster.workers[0].status())["executor_pid"]
+            pid = (await cluster.workers[0].status()).executor_pid
             most = memory_peak(pid)
         except DDLFError as error:
             print(f"{name}, batch {batch}, limit {limit}: {str(error)[:120]}", file=sys.stderr, flush=True)

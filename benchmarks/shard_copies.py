@@ -119,7 +119,7 @@ async def kill(run: Any, chance: random.Random, options: argparse.Namespace, don
         worker = chance.choice(
             [member for member, (_, shards, _) in zip(run.cluster.workers, placements, strict=True) if shards]
         )
-        pid = (await worker.status())["executor_pid"]
+        pid = (await worker.status()).executor_pid
         os.kill(pid, signal.SIGKILL)
         done.append(worker.id)
         await asyncio.sleep(options.pause)

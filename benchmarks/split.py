@@ -323,7 +323,7 @@ async def peaks(micro_batches: int, rounds: int) -> list[int]:
 
         app.subscribe(hear)
         await app.train_model()
-        pids = {worker.id: (await worker.status())["executor_pid"] for worker in cluster.workers}
+        pids = {worker.id: (await worker.status()).executor_pid for worker in cluster.workers}
         return [memory_of(pids[worker])[1] for _, worker in sorted(workers.items())]
 
 

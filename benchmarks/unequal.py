@@ -83,7 +83,7 @@ async def main(options: argparse.Namespace) -> None:
     accuracies: dict[str, list[float]] = {name: [] for name in variants}
     overheads: dict[str, list[float]] = {name: [] for name in variants}
     async with Cluster.local(2) as cluster:
-        pid = (await cluster.status())[1]["executor_pid"]
+        pid = (await cluster.status())[1].executor_pid
         await train(cluster, options, master_epochs=1)  # warm
         for repeat in range(options.repeats):
             for name, (slow, attributes) in variants.items():

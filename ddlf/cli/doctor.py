@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.launch.launcher import Check, Launcher, Workers
     from ddlf.cluster.proxy import ProxyWorker
+    from ddlf.worker.status import WorkerStatus
 
 HERE = "this machine"
 ROUND_TRIPS = 8
@@ -74,7 +75,7 @@ class Answer:
     Args:
         name: Name of the worker, for people.
         error: The error of the questions to this worker; None if it has answered.
-        status: The worker's answer for ``ddlf status``.
+        status: The worker's answer for ``ddlf status``; None without one.
         machine: Facts about the worker's machine, from ``ddlf.worker.machine.machine_facts``.
         round_trip_s: Fastest round trip of some small questions, in seconds.
         clock_s: Seconds by which the worker's clock is ahead of this machine's clock.
@@ -84,12 +85,17 @@ class Answer:
 
     name: str
     error: DDLFError | None = None
-    status: dict[str, Any] = field(default_factory=dict)
+    status: WorkerStatus | None = None
     machine: dict[str, Any] = field(default_factory=dict)
     round_trip_s: float = 0.0
     clock_s: float = 0.0
     there_mbs: float | None = None
     back_mbs: float | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it has answered, and neither a master has it nor a method runs."""
+        return self.error is None and self.status is not None and not (self.status.lease or self.status.busy)
 
 
 @dataclass(slots=True)
@@ -416,7 +422,7 @@ async def _examine_workers(
         report.answers = await ask_workers(workers, timeout_s, say)
         for worker, answer in zip(workers, report.answers, strict=True):
             # A measurement would slow down a run on this worker.
-            if answer.error is None and not (answer.status["lease"] or answer.status["busy"]):
+            if answer.is_free:
                 try:
                     answer.there_mbs = await _speed(worker, bytes(PIECE_BYTES), 0)
                     answer.back_mbs = await _speed(worker, b"", PIECE_BYTES)
@@ -432,9 +438,7 @@ async def _examine_pairs(options: argparse.Namespace, report: Diagnosis, say: Ca
     moment.
     """
     answers = enumerate(report.answers, 1)
-    free = [
-        n for n, answer in answers if answer.error is None and not (answer.status["lease"] or answer.status["busy"])
-    ]
+    free = [n for n, answer in answers if answer.is_free]
     if len(free) < 2:
         return []
     try:
@@ -548,8 +552,8 @@ def _line(this_machine: dict[str, Any], answer: Answer) -> str:
     parts = [f"{difference(this_machine, answer.machine)}; {size(answer.machine)}", f"clock {answer.clock_s:+.2f} s"]
     if answer.there_mbs is not None and answer.back_mbs is not None:
         parts.append(f"{answer.there_mbs:,.0f} MB/s there, {answer.back_mbs:,.0f} back")
-    elif lease := answer.status["lease"]:
-        parts.append(f"in use by {lease['holder']}")
+    elif answer.status is not None and (lease := answer.status.lease):
+        parts.append(f"in use by {lease.holder}")
     return "; ".join(parts)
 
 

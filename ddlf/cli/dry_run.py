@@ -114,9 +114,9 @@ def _wrong_card_problems(cluster: Cluster, answers: Sequence[Answer]) -> Iterato
     from ddlf.cluster.cluster import check_cards
 
     for worker, answer in zip(cluster.workers, answers, strict=False):
-        if answer.error is None:
+        if answer.status is not None and answer.error is None:
             try:
-                check_cards(cluster, worker, answer.status)
+                check_cards(cluster, worker, answer.status.gpus, answer.status.gpu_uuids)
             except ConfigError as error:
                 yield problem_of_error(error, answer.name)
 
@@ -144,10 +144,10 @@ def _facts(
 
 
 def _line(this_machine: dict[str, Any], answer: Answer) -> str:
-    if answer.error is not None:
+    if answer.status is None or answer.error is not None:
         return "no answer, see below"
-    lease = answer.status["lease"]
-    used = f"; in use by {lease['holder']} since {lease['since']}" if lease else ""
+    lease = answer.status.lease
+    used = f"; in use by {lease.holder} since {lease.since}" if lease else ""
     return f"{difference(this_machine, answer.machine)}; {size(answer.machine)}{used}"
 
 
@@ -222,7 +222,7 @@ def _short_path(path: str | Path) -> str:
 
 def _exit_code(answers: list[Answer], enough: int, options: argparse.Namespace) -> int:
     """Return the exit code: 0 if the run could begin."""
-    if any(answer.status.get("lease") for answer in answers) and not (options.takeover or options.wait):
+    if any(answer.status and answer.status.lease for answer in answers) and not (options.takeover or options.wait):
         return LeaseError.exit_code
     errors = [answer.error for answer in answers if answer.error is not None]
     return max((error.exit_code for error in errors), default=0) if len(answers) - len(errors) < enough else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from ddlf.rpc.messages import Request
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker
+    from ddlf.worker.activity import HeldPart, Shard
+    from ddlf.worker.status import DataSets, WorkerStatus
 
 
 def _status_options(parser: Parser) -> None:
@@ -51,14 +54,14 @@ async def status(options: argparse.Namespace) -> int:
             )
         return _status_of_run(folder.find(runs_folder(options), options.run), options)
     workers = named_cluster(options, guest=True).workers
-    answers = await asyncio.gather(*(ask(worker, "status", options.timeout) for worker in workers))
+    answers = await asyncio.gather(*(ask_status(worker, options.timeout) for worker in workers))
     if options.json:
         print(
             json.dumps(
                 [
                     {
                         "address": worker.address,
-                        **(answer if isinstance(answer, dict) else {"error": str(answer)}),
+                        **({"error": str(answer)} if isinstance(answer, DDLFError) else to_data(answer)),
                     }
                     for worker, answer in zip(workers, answers, strict=True)
                 ]
@@ -99,7 +102,7 @@ def _status_of_run(path: Path, options: argparse.Namespace) -> int:
     return 0
 
 
-def describe(answer: Any, label: str) -> str:
+def describe(answer: WorkerStatus | DDLFError, label: str) -> str:
     """Return the current work of a worker, in words.
 
     Args:
@@ -109,55 +112,63 @@ def describe(answer: Any, label: str) -> str:
     if isinstance(answer, DDLFError):
         answer.worker = ""  # the line says which
         return f"unreachable: {str(answer).removeprefix(f'{label}: ')}"
-    busy = answer["busy"]
-    doing = f"busy with {busy['method']!r} for {busy['seconds']:.1f} s" if busy else "idle"
-    state = doing if answer["executor"] == "ready" else f"executor {answer['executor']}"
-    details = f", restarts {answer['restarts']}" if answer["restarts"] else ""
-    lease = answer["lease"]
-    details += f", leased by {lease['holder']} since {lease['since']}" if lease else ""
-    methods = answer.get("methods") or []
+    busy, lease, methods = answer.busy, answer.lease, answer.methods
+    doing = f"busy with {busy.method!r} for {busy.seconds:.1f} s" if busy else "idle"
+    state = doing if answer.executor == "ready" else f"executor {answer.executor}"
+    details = f", restarts {answer.restarts}" if answer.restarts else ""
+    details += f", leased by {lease.holder} since {lease.since}" if lease else ""
     holds = [
-        *data_sets(answer),
-        *weights_held(answer.get("shard")),
-        *part_of_model(answer.get("part")),
+        *data_sets(answer.datasets),
+        *weights_held(answer.shard),
+        *part_of_model(answer.part),
         *([f"{len(methods)} method{'s' * (len(methods) > 1)}"] if methods else []),
     ]
     details += f", holds {' and '.join(holds)}" if holds else ""
-    details += f", on card {', '.join(gpus)}" if (gpus := answer.get("gpus")) else ""
-    readings = [f"{card['number']}: {as_text(card)}" for card in answer.get("cards") or ()]
+    details += f", on card {', '.join(answer.gpus)}" if answer.gpus else ""
+    readings = [f"{card.number}: {as_text(asdict(card))}" for card in answer.cards]
     details += f" ({'; '.join(readings)})" if readings else ""
-    plain = ", INSECURE PLAINTEXT" if answer["insecure_plaintext"] else ""
-    return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{details}{plain}"
+    plain = ", INSECURE PLAINTEXT" if answer.insecure_plaintext else ""
+    return f"{state}; {answer.host}, up {answer.uptime_s:.0f} s, Python {answer.python}{details}{plain}"
 
 
-def data_sets(status: dict[str, Any]) -> list[str]:
+def data_sets(data: DataSets) -> list[str]:
     """Return the number and size of the data sets that a worker has in memory, as a list of at most one text to print."""
-    data = status.get("datasets") or {"count": 0, "bytes": 0}
-    sets = "data set" if data["count"] == 1 else "data sets"
-    return [f"{data['count']} {sets} of {data['bytes'] / 1e6:,.1f} MB"] if data["count"] else []
+    sets = "data set" if data.count == 1 else "data sets"
+    return [f"{data.count} {sets} of {data.bytes / 1e6:,.1f} MB"] if data.count else []
 
 
-def weights_held(shard: dict[str, Any] | None) -> list[str]:
+def weights_held(shard: Shard | None) -> list[str]:
     """Return the part of a run's weights that a worker keeps as a server, as a list of texts to print."""
     if shard is None:
         return []
-    share = f"values {shard['begin'] + 1:,} to {shard['end']:,} of {shard['of']:,}"
-    shards, copies = shard.get("shards", 1), shard.get("copies", 0)  # a daemon of 0.1.0 sends neither
-    parts = [f"a shard ({share}, version {shard['version']})"] if shards else []
+    share = f"values {shard.begin + 1:,} to {shard.end:,} of {shard.of:,}"
+    shards, copies = shard.shards, shard.copies
+    parts = [f"a shard ({share}, version {shard.version})"] if shards else []
     parts += [f"{shards - 1} more shard{'s' * (shards > 2)}"] if shards > 1 else []
     parts += [f"{'copies' if copies > 1 else 'a copy'} of {copies} other{'s' * (copies > 1)}"] if copies else []
-    return [*parts[:-1], f"{parts[-1]} of run {shard['run']}"]
+    return [*parts[:-1], f"{parts[-1]} of run {shard.run}"]
 
 
-def part_of_model(part: dict[str, Any] | None) -> list[str]:
+def part_of_model(part: HeldPart | None) -> list[str]:
     """Return the part of a model that a worker has, as a list of texts to print."""
     if part is None:
         return []
-    number, copies, of_run = part["number"], part["copies"], f"of run {part['run']}"
-    size, version = f"{part['nbytes'] / 1e6:,.1f} MB", part["version"]
-    own_part = [f"part {number} of {part['of']} of the model ({size}, version {version})"] if number else []
+    number, copies, of_run = part.number, part.copies, f"of run {part.run}"
+    size, version = f"{part.nbytes / 1e6:,.1f} MB", part.version
+    own_part = [f"part {number} of {part.of} of the model ({size}, version {version})"] if number else []
     backups = [f"{'copies' if copies > 1 else 'a copy'} of {copies} part{'s' * (copies > 1)}"] if copies else []
     return [f"{' and '.join([*own_part, *backups])} {of_run}"]
+
+
+async def ask_status(worker: ProxyWorker, timeout_s: float) -> WorkerStatus | DDLFError:
+    """Ask the daemon of a worker for its state, and return the state or the error."""
+    try:
+        await worker.connect_control(timeout_s=timeout_s)
+        return await worker.status(timeout_s)
+    except DDLFError as error:
+        return error
+    finally:
+        await worker.close()
 
 
 async def ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: Any) -> Any:
@@ -220,12 +231,12 @@ async def in_use(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWork
     """Return the workers that another living master uses, each with the master's name and the time of its lease, as
     text.
     """
-    answers = await asyncio.gather(*(ask(worker, "status", timeout_s) for worker in workers))
-    leases = [None if isinstance(answer, DDLFError) else answer["lease"] for answer in answers]
+    answers = await asyncio.gather(*(ask_status(worker, timeout_s) for worker in workers))
+    leases = [None if isinstance(answer, DDLFError) else answer.lease for answer in answers]
     return {
-        worker: f"{lease['holder']} since {lease['since']}"
+        worker: f"{lease.holder} since {lease.since}"
         for worker, lease in zip(workers, leases, strict=True)
-        if lease and lease["state"] != "dead"
+        if lease and lease.state != "dead"
     }
 
 
@@ -282,7 +293,7 @@ async def clean(workers: list[ProxyWorker], options: argparse.Namespace) -> int:
     return max((getattr(text, "exit_code", 0) for text in ended), default=0)
 
 
-async def _take(worker: ProxyWorker, timeout_s: float) -> dict[str, Any] | DDLFError:
+async def _take(worker: ProxyWorker, timeout_s: float) -> WorkerStatus | DDLFError:
     """Lease a worker, so that no run starts on it meanwhile. Return its status, or the error."""
     try:
         await worker.connect_control(timeout_s=timeout_s)
@@ -292,7 +303,7 @@ async def _take(worker: ProxyWorker, timeout_s: float) -> dict[str, Any] | DDLFE
         return error
 
 
-async def _clean(worker: ProxyWorker, status: dict[str, Any] | DDLFError, options: argparse.Namespace) -> Any:
+async def _clean(worker: ProxyWorker, status: WorkerStatus | DDLFError, options: argparse.Namespace) -> Any:
     if isinstance(status, DDLFError):
         return status
     try:
@@ -303,14 +314,14 @@ async def _clean(worker: ProxyWorker, status: dict[str, Any] | DDLFError, option
         for name in methods:
             await worker.rpc(Request("remove_method", name), options.timeout)
     except RequestTimeout:
-        busy = status["busy"]
-        call = f" with {busy['method']!r} since {busy['seconds']:.0f} s" if busy else ""
+        busy = status.busy
+        call = f" with {busy.method!r} since {busy.seconds:.0f} s" if busy else ""
         return RequestTimeout(f"is busy{call}", hint="end that with: ddlf stop --restart")
     except DDLFError as error:
         error.worker = ""
         return error
     freed = [
-        *data_sets(status),
+        *data_sets(status.datasets),
         *([f"variables {', '.join(sorted(variables))}"] if variables else []),
         *([f"methods {', '.join(methods)}"] if methods else []),
     ]

@@ -26,6 +26,7 @@ from ddlf.cluster.proxy import ProxyWorker, workers_table
 from ddlf.data.app import UserApp
 from ddlf.errors import ConfigError, DDLFError, NotPicklable, RemoteError
 from ddlf.events import Event
+from ddlf.events.facts import to_data
 from ddlf.events.sinks import Events, Sink
 from ddlf.monitor.terminal.echo import Echo
 from ddlf.rpc.code import PickleOnce, Snapshot
@@ -34,6 +35,7 @@ from ddlf.rpc.iworker import checked_function, method_name
 from ddlf.rpc.messages import Request
 from ddlf.rpc.tls import Security, client_context
 from ddlf.worker.assignment import NO_WISH, CardWish
+from ddlf.worker.status import WorkerStatus
 
 if TYPE_CHECKING:
     from ddlf.monitor.dashboard.server import Dashboard
@@ -151,7 +153,7 @@ async def _look(worker: ProxyWorker, members: Members, reach: bool) -> dict[str,
             await worker.connect_control(timeout_s=LOOK_S)
         if worker.connected:
             status = await worker.status(LOOK_S)
-            facts |= {name: status.get(name) for name in SHOWN}
+            facts |= {name: to_data(getattr(status, name)) for name in SHOWN}
     except DDLFError as error:
         error.worker = ""
         facts["why"] = str(error).removeprefix(worker.label).lstrip(": ")
@@ -530,7 +532,7 @@ class Group:
         """Return the seconds of a round trip to each worker's daemon."""
         return await self._collect([worker.ping() for worker in self._workers])
 
-    async def status(self) -> list[dict[str, Any]]:
+    async def status(self) -> list[WorkerStatus]:
         """Return the state of each worker; ``ProxyWorker.status`` describes it."""
         return await self._collect([worker.status() for worker in self._workers])
 
@@ -818,7 +820,7 @@ class Cluster(Group):
             ConfigError: A worker was started with others.
         """
         for worker in self._members.present:
-            check_cards(self, worker, worker.facts)
+            check_cards(self, worker, worker.facts["gpus"], worker.facts["gpu_uuids"])
 
     async def add(self, host: str, port: int = 9000) -> ProxyWorker:
         """Add a worker to the cluster. A training run gives it slots from its next round.
@@ -942,20 +944,20 @@ def default_cluster() -> Cluster:
     return Cluster.from_config(path) if path is not None else Cluster.local()
 
 
-def check_cards(cluster: Cluster, worker: ProxyWorker, facts: Mapping[str, Any]) -> None:
+def check_cards(cluster: Cluster, worker: ProxyWorker, cards: Sequence[str], uuids: Sequence[str]) -> None:
     """Compare the cards of a worker with cluster.yaml.
 
     Args:
         cluster: The cluster.
         worker: Its worker.
-        facts: The worker's facts, or its status.
+        cards: The worker's cards.
+        uuids: Their unique names.
 
     Raises:
         ConfigError: It was started with others.
     """
     wish = cluster._wishes.get((worker.host, worker.port), NO_WISH)
-    cards = facts.get("gpus", [])
-    if wish.differs(cards, facts.get("gpu_uuids", [])):
+    if wish.differs(cards, uuids):
         raise ConfigError(
             f"{worker.name} computes on {', '.join(cards) or 'no card'}, and cluster.yaml says "
             f"{' '.join(wish.arguments())}",

@@ -63,6 +63,19 @@ from ddlf.rpc.handshake import Role
 from ddlf.rpc.heartbeats import ControlChannel, Liveness, Timing, end_when_silent
 from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, Limits, Request, loads, refuse_loading
 from ddlf.rpc.tls import Security
+from ddlf.worker.events import (
+    KINDS,
+    CardsRead,
+    DaemonEvent,
+    ExecutorExited,
+    LeaseLost,
+    Leaving,
+    Logged,
+    StoppedBy,
+    Wanted,
+    Wrote,
+)
+from ddlf.worker.status import WorkerStatus
 
 
 class Identity:
@@ -150,11 +163,10 @@ class DataChannel(Channel):
 
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 OFFERS = 3
 """Offered connections of a worker that has joined, tried one after another."""
-EVENTS = frozenset({"cards", "executor_exited", "leaving", "lease_lost", "logged", "stopped_by", "wanted", "wrote"})
-"""Events that a daemon reports. Other events, from newer daemons, are ignored."""
 NEWS_S = 2.0
 """Seconds that the master waits, after a data connection ended, for the daemon's report about the executor."""
 
@@ -247,7 +259,7 @@ class LinkState:
         self.lease: LeaseError | None = None
         self.notice: Notice | None = None
         self.loss: WorkerLost | None = None
-        self._stopped_by = self._stopped_hint = self._lost_card = ""
+        self._stopped: StoppedBy | None = None
         self._find_end = find_end
         self._last_lines = last_lines
         self._when_lost = when_lost
@@ -266,7 +278,7 @@ class LinkState:
     def open(self) -> None:
         """Record that the daemon has accepted the master, which makes earlier reports irrelevant."""
         self.status, self.lease, self.notice, self.loss = LinkStatus.OPEN, None, None, None
-        self._stopped_by = self._lost_card = ""
+        self._stopped = None
 
     def note_end(self) -> None:
         """Record that the connection to the daemon has ended."""
@@ -303,45 +315,50 @@ class LinkState:
             hint = f"{hint}; {self._when_lost}"
         return WorkerLost(text, worker=worker, hint=hint, may_have_run=False)
 
-    def note_event(self, event: str, facts: dict[str, Any], worker: str, *, epoch: int, first_id: int) -> None:
-        """Record an event that the daemon reports, because it may be the reason why requests fail.
+    def on_executor_exited(self, end: ExecutorExited, worker: str, first_id: int) -> None:
+        """Record how an executor ended, because it may be the reason why requests fail.
 
         Args:
-            event: ``"executor_exited"``, ``"stopped_by"`` or ``"lease_lost"``.
-            facts: Facts of the event.
+            end: The event of the daemon.
             worker: The worker's name in error messages.
-            epoch: Epoch of this master's lease.
             first_id: The lowest number of this master's requests.
         """
-        if event == "executor_exited":
-            gave_up, ran = facts.get("gave_up") is True, int(facts["id"])
-            method = f" while it ran {facts['method']!r}" if facts["method"] and not gave_up else ""
-            self.crash = ExecutorCrashed(
-                f"the executor {facts['text']}{method}",
-                worker=worker,
-                hint=facts["hint"],
-                exit_code_of_process=facts["exit_code"],
-                signal=facts["signal"],
-                stderr_tail=facts["stderr_tail"],
-                pid=facts.get("pid"),
-                gave_up=gave_up,
-                # If it ran another master's request, or none, the crash says nothing about this master's requests.
-                begun=max(ran, int(facts.get("beside", 2**64))) if ran >= first_id else 2**64,
-            )
-            self.changed.set()
-            if gave_up:
-                log.warning("%s; the state that methods kept in it is lost", self.crash)
-        elif event == "stopped_by":
-            self._stopped_by = str(facts["by"])
-            self._stopped_hint = str(facts.get("hint", "ask that user, and start the worker again"))
-            self._lost_card = str(facts.get("lost_card", ""))
-        else:
-            self.lease = LeaseError(
-                f"was taken over by {facts['by']} at {facts['since']}, epoch {facts['epoch']} > {epoch}",
-                hint="end this run, or close the cluster and connect again",
-                worker=worker,
-                may_have_run=True,
-            )
+        method = f" while it ran {end.method!r}" if end.method and not end.gave_up else ""
+        self.crash = ExecutorCrashed(
+            f"the executor {end.text}{method}",
+            worker=worker,
+            hint=end.hint,
+            exit_code_of_process=end.exit_code,
+            signal=end.signal,
+            stderr_tail=end.stderr_tail,
+            pid=end.pid,
+            gave_up=end.gave_up,
+            # If it ran another master's request, or none, the crash says nothing about this master's requests.
+            begun=max(end.begun, end.beside) if end.begun >= first_id else 2**64,
+        )
+        self.changed.set()
+        if end.gave_up:
+            log.warning("%s; the state that methods kept in it is lost", self.crash)
+
+    def on_stopped(self, event: StoppedBy) -> None:
+        """Record that the worker ends, which may be the reason why requests fail."""
+        self._stopped = event
+
+    def on_lease_lost(self, event: LeaseLost, worker: str, epoch: int) -> LeaseError:
+        """Record that another master has the worker. Return the error for this master's requests.
+
+        Args:
+            event: The event of the daemon.
+            worker: The worker's name in error messages.
+            epoch: Epoch of this master's lease.
+        """
+        self.lease = LeaseError(
+            f"was taken over by {event.by} at {event.since}, epoch {event.epoch} > {epoch}",
+            hint="end this run, or close the cluster and connect again",
+            worker=worker,
+            may_have_run=True,
+        )
+        return self.lease
 
     async def executor_crash(self, data: DataChannel, reason: BaseException | None) -> ExecutorCrashed | None:
         """Wait until the daemon reports how the executor of a data connection ended, and return this error.
@@ -376,7 +393,9 @@ class LinkState:
             code = end.exit_code
             lost.signal = signal.Signals(-code).name if code is not None and code < 0 else None
             lost.cause = end.cause
-            if self._lost_card:  # the worker has said more than its exit code does
+            if (
+                self._stopped is not None and self._stopped.lost_card
+            ):  # the worker has said more than its exit code does
                 lost.cause = Cause.CARD
                 return
             if end.words or code is not None:
@@ -404,22 +423,22 @@ class LinkState:
         if self.notice is not None:
             lost.message, lost.hint = f"was stopped by {self.notice.reason}", "start it there again"
             lost.cause = Cause.NOTICE
-        if self._stopped_by:
-            lost.message, lost.hint = f"was stopped by {self._stopped_by}", self._stopped_hint
-        if self._lost_card:
-            lost.message, lost.cause = f"has ended, because {self._lost_card}", Cause.CARD
+        if self._stopped is not None:
+            lost.message, lost.hint = f"was stopped by {self._stopped.by}", self._stopped.hint
+            if self._stopped.lost_card:
+                lost.message, lost.cause = f"has ended, because {self._stopped.lost_card}", Cause.CARD
         return lost
 
 
-def start_failure(last_exit: dict[str, Any], worker: str) -> ExecutorCrashed:
-    """Return the error for a worker that has given up starting its executor."""
+def start_failure(end: ExecutorExited, worker: str) -> ExecutorCrashed:
+    """Return the error for a worker that has given up starting its executor, from the end of the last one."""
     return ExecutorCrashed(
-        f"it cannot start its executor, the last one {last_exit['text']}",
+        f"it cannot start its executor, the last one {end.text}",
         worker=worker,
         hint="remove the cause, then run: ddlf stop --restart",
-        exit_code_of_process=last_exit["exit_code"],
-        signal=last_exit["signal"],
-        stderr_tail=last_exit["stderr_tail"],
+        exit_code_of_process=end.exit_code,
+        signal=end.signal,
+        stderr_tail=end.stderr_tail,
     )
 
 
@@ -508,30 +527,38 @@ class WorkerEvents:
         if self._is_connected:
             self._emit(ExecutorEnded(**self._worker_facts(), why=reason))
 
-    def wrote(self, facts: dict[str, Any]) -> None:
+    def wrote(self, event: Wrote) -> None:
         """Emit events with the lines that user code on the worker wrote to both streams, in their order, as the daemon
         sent them.
         """
-        dropped = int(facts["dropped"])
-        self.last_lines.extend(str(text) for _, text in facts["lines"][-LAST_LINES:])
-        for stream, lines in groupby(facts["lines"], itemgetter(0)):
-            texts = tuple(str(text) for _, text in lines)
+        dropped = event.dropped
+        self.last_lines.extend(event.texts[-LAST_LINES:])
+        for stream, lines in groupby(zip(event.streams, event.texts, strict=True), itemgetter(0)):
+            texts = tuple(text for _, text in lines)
             self._emit(WorkerWrote(**self._worker_facts(), stream=STREAMS[stream], lines=texts, dropped=dropped))
             dropped = 0
         if dropped:
             self._emit(WorkerWrote(**self._worker_facts(), stream="stdout", lines=(), dropped=dropped))
 
-    def read_cards(self, facts: dict[str, Any]) -> None:
+    def read_cards(self, event: CardsRead) -> None:
         """Emit an event for each card of the worker, with what the daemon has read."""
-        for card in facts["cards"]:
-            values = {name: card[name] for name in ("memory", "total", "utilisation", "watts", "celsius")}
-            self._emit(CardRead(**self._worker_facts(), card=f"{card['number']} ({card['name']})", **values))
+        for reading in event.cards:
+            self._emit(
+                CardRead(
+                    **self._worker_facts(),
+                    card=f"{reading.number} ({reading.name})",
+                    memory=reading.memory,
+                    total=reading.total,
+                    utilisation=reading.utilisation,
+                    watts=reading.watts,
+                    celsius=reading.celsius,
+                )
+            )
 
-    def logged(self, facts: dict[str, Any]) -> None:
+    def logged(self, event: Logged) -> None:
         """Emit the event with the lines that native code and the daemon of the worker wrote."""
-        lines = tuple(map(str, facts["lines"]))
-        self.last_lines.extend(lines)
-        self._emit(WorkerLogged(**self._worker_facts(), lines=lines, left_out=int(facts["left_out"])))
+        self.last_lines.extend(event.lines)
+        self._emit(WorkerLogged(**self._worker_facts(), lines=tuple(event.lines), left_out=event.left_out))
 
 
 CONNECT_TIMEOUT_S = 10.0
@@ -551,9 +578,6 @@ async def _keep_open(stream: Connection) -> None:
             return
         with contextlib.suppress(ConnectionError):
             stream.send(Kind.CANCEL, 0, "", [])  # no request has this number
-
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False, repr=False)
@@ -709,6 +733,24 @@ class Link:
             await self._wait_for_explanation(timeout_s)
         return await self._open_to_ask().call(Request(command, *args, **kwargs), Deadline(timeout_s))
 
+    async def status(self, timeout_s: float | None = None) -> WorkerStatus:
+        """Return the state of the worker."""
+        return self.answered(WorkerStatus, await self.ask("status", timeout_s=timeout_s))
+
+    def answered(self, kind: type[T], answer: object) -> T:
+        """Return an answer of the worker, which must be of a kind.
+
+        Raises:
+            VersionError: It is of another kind, as that of another release.
+        """
+        if isinstance(answer, kind):
+            return answer
+        raise VersionError(
+            f"answers with a {type(answer).__name__} in place of a {kind.__name__}",
+            worker=self.name,
+            hint="install the same version of DDLF on all machines",
+        )
+
     def _open_to_ask(self) -> ControlChannel:
         if self.control is not None:
             return self.control
@@ -850,10 +892,10 @@ class Link:
             try:
                 return await self._dial(Role.DATA, timeout_s)
             except ConnectError:
-                status = await self.ask("status", timeout_s=timeout_s)
-                if status["executor"] == "failed":
-                    raise start_failure(status["last_exit"], self.name) from None
-                busy, is_over = status["busy"], deadline.left_s() == 0
+                status = await self.status(timeout_s)
+                if status.executor == "failed" and status.last_exit is not None:
+                    raise start_failure(status.last_exit, self.name) from None
+                busy, is_over = status.busy, deadline.left_s() == 0
                 if busy and not self.identity.guest and not is_over:
                     # An earlier master's call is still running. The daemon ends it some seconds after that master was
                     # lost.
@@ -861,10 +903,10 @@ class Link:
                     continue
                 if busy:
                     raise ConnectError(
-                        f"{self.name} is busy with {busy['method']!r} since {busy['seconds']:.0f} s",
+                        f"{self.name} is busy with {busy.method!r} since {busy.seconds:.0f} s",
                         hint="wait, or end it with: ddlf stop --restart",
                     ) from None
-                if is_over or (status["executor"] == "ready" and self.link_state.crash is crash_before):
+                if is_over or (status.executor == "ready" and self.link_state.crash is crash_before):
                     raise
                 # The executor ended during the dial, or the next one takes long to start.
 
@@ -966,45 +1008,48 @@ class Link:
             await self.ask("cancel", id)
 
     def on_event(self, frame: Frame) -> None:
-        """Handle an event of the daemon. Ignore events that ``EVENTS`` does not name.
+        """Handle an event of the daemon. Ignore events of newer daemons.
 
         Raises:
-            ProtocolError: It has other facts than expected.
+            ProtocolError: It is not an event of its name.
         """
-        if frame.name not in EVENTS:
-            return  # an event of a newer worker
-        facts = loads(frame.buffers)
+        kind = KINDS.get(frame.name)
+        if kind is None:
+            return
         try:
-            match frame.name:
-                case "wanted":
-                    question = (str(facts[key]) for key in ("what", "name", "file"))
-                    self.spawn(self._sources.give(self.ask, self.name, int(facts["id"]), *question))
-                case "wrote":
-                    self.worker_events.wrote(facts)
-                case "cards":
-                    self.worker_events.read_cards(facts)
-                case "logged":
-                    self.worker_events.logged(facts)
-                case "leaving":
-                    self._on_notice(facts)
-                case "executor_exited" | "stopped_by" | "lease_lost":
-                    self._on_reason(frame.name, facts)
+            event = loads(frame.buffers)
+            if type(event) is not kind:
+                raise TypeError(f"it is a {type(event).__name__}, not a {kind.__name__}")
+            self._handle(event)
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ProtocolError(f"event {frame.name[:40]!r} cannot be read ({type(error).__name__}: {error})") from None
 
-    def _on_notice(self, facts: dict[str, Any]) -> None:
+    def _handle(self, event: DaemonEvent) -> None:
+        match event:
+            case Wanted():
+                self.spawn(self._sources.give(self.ask, self.name, event.id, event.kind, event.name, event.file))
+            case Wrote():
+                self.worker_events.wrote(event)
+            case CardsRead():
+                self.worker_events.read_cards(event)
+            case Logged():
+                self.worker_events.logged(event)
+            case Leaving():
+                self._on_leaving(event)
+            case ExecutorExited():
+                self.link_state.on_executor_exited(event, self.name, self._first_id)
+                if self.link_state.crash is not None:
+                    self.worker_events.executor_ended(self.link_state.crash.message)
+            case StoppedBy():
+                self.link_state.on_stopped(event)
+            case LeaseLost():
+                self.drop(self.link_state.on_lease_lost(event, self.name, self.identity.epoch))
+
+    def _on_leaving(self, event: Leaving) -> None:
         """Record that the worker will end soon, and let its work go to other workers."""
-        until = asyncio.get_running_loop().time() + float(facts["within_s"])
-        self.link_state.notice = Notice(str(facts["by"]), until)
+        until = asyncio.get_running_loop().time() + event.within_s
+        self.link_state.notice = Notice(event.by, until)
         if self.on_leaving is not None:
             self.on_leaving()
         else:
             self.spawn(self._release_when_idle())
-
-    def _on_reason(self, event: str, facts: dict[str, Any]) -> None:
-        """Record an event that may be the reason why requests fail, and do what follows from it."""
-        self.link_state.note_event(event, facts, self.name, epoch=self.identity.epoch, first_id=self._first_id)
-        if event == "executor_exited" and self.link_state.crash is not None:
-            self.worker_events.executor_ended(self.link_state.crash.message)
-        if event == "lease_lost" and self.link_state.lease is not None:
-            self.drop(self.link_state.lease)

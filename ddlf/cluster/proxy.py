@@ -29,6 +29,7 @@ from ddlf.rpc.heartbeats import State, Timing
 from ddlf.rpc.iworker import IWorker, checked_function, method_name
 from ddlf.rpc.messages import MAX_BODY_BYTES, Request
 from ddlf.rpc.tls import TOKEN_ONLY, Security
+from ddlf.worker.status import WorkerStatus
 
 COLUMNS = ("worker", "name", "state", "machine", "cores", "threads", "Python", "sent", "received")
 
@@ -450,9 +451,9 @@ class ProxyWorker(IWorker):
         await self.ask("ping", timeout_s=timeout_s)
         return loop.time() - begin
 
-    async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
+    async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> WorkerStatus:
         """Return the worker's state: what it is busy with and since when, its restarts, and its process ids."""
-        return dict(await self.ask("status", timeout_s=timeout_s))
+        return await self._link.status(timeout_s)
 
     async def load_mnist(self) -> Any:
         return await self.rpc(Request("load_mnist"))

@@ -13,6 +13,7 @@ import os
 import struct
 import tempfile
 import time
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 _RUNNING = struct.Struct("<Qd120s")  # id of the last request that began (0: none), monotonic start in seconds, name
@@ -53,7 +54,8 @@ class Running(NamedTuple):
     seconds: float
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Shard:
     """The part of a run's weights that is kept on this worker.
 
     Args:
@@ -75,7 +77,8 @@ class Shard(NamedTuple):
     copies: int = 0
 
 
-class HeldPart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HeldPart:
     """The part of a model that a worker trains.
 
     Args:
@@ -135,7 +138,7 @@ class Activity:
 
     def show_shard(self, shard: Shard | None) -> None:
         """Record which part of a run's weights this worker keeps now."""
-        begin, end, of, version, run, *counts = shard or (0, 0, 0, 0, "", 0, 0)
+        begin, end, of, version, run, *counts = astuple(shard) if shard is not None else (0, 0, 0, 0, "", 0, 0)
         _SHARD.pack_into(self._page, _SHARD_AT, begin, end, of, version, run.encode(errors="replace")[:32], *counts)
 
     @property
@@ -146,7 +149,7 @@ class Activity:
 
     def show_part(self, part: HeldPart | None) -> None:
         """Record which part of a model this worker has now."""
-        *numbers, run = part or (0, 0, 0, 0, 0, "")
+        *numbers, run = astuple(part) if part is not None else (0, 0, 0, 0, 0, "")
         _PART.pack_into(self._page, _PART_AT, *numbers, run.encode(errors="replace")[:32])
 
     @property

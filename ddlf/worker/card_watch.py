@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ddlf.worker.cards import FELL_OFF, NEEDS_RESET, NOT_FOUND_CARD, Card, Loss
@@ -48,24 +48,20 @@ class Reading:
     Args:
         number: Its number in ``nvidia-smi``.
         name: The product.
-        utilisation: Percent of the time in which it computes.
         memory: Used bytes of its memory.
         total: All bytes of its memory.
+        utilisation: Percent of the time in which it computes.
         watts: Its power.
         celsius: Its temperature.
     """
 
     number: str
     name: str
+    memory: int
+    total: int
     utilisation: int | None = None
-    memory: int | None = None
-    total: int | None = None
     watts: float | None = None
     celsius: int | None = None
-
-    def data(self) -> dict[str, Any]:
-        """Return the reading as data."""
-        return asdict(self)
 
 
 class CardWatch:

@@ -42,8 +42,9 @@ from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, describe, dumps, load
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import make_certificate, worker_tls
 from ddlf.worker.assignment import Assignment
-from ddlf.worker.card_watch import CardWatch
+from ddlf.worker.card_watch import CardWatch, Reading
 from ddlf.worker.cards import REPAIR
+from ddlf.worker.events import NAMES, CardsRead, DaemonEvent, ExecutorExited, LeaseLost, Leaving, StoppedBy
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess, Questions
 from ddlf.worker.forwarding import LOOK_S
 from ddlf.worker.joining import Dialled, Join, Joining
@@ -52,6 +53,7 @@ from ddlf.worker.lost_cards import remember_lost
 from ddlf.worker.machine import addresses_of, cores, cpu_group, footprint, same_machine
 from ddlf.worker.options import Options
 from ddlf.worker.source import Source, source
+from ddlf.worker.status import Busy, DataSets, LeaseStatus, WorkerStatus
 
 FOLDER_PREFIX = "ddlf-"
 LOCK = "lock"
@@ -189,10 +191,10 @@ class Control:
         self._is_held_back = False
         self._connection = Connection(sock, self._on_frame, self._on_close, limits=CONTROL_LIMITS)
 
-    def event(self, name: str, facts: dict[str, Any]) -> None:
+    def report(self, event: DaemonEvent) -> None:
         """Send an event to the master."""
         with contextlib.suppress(ConnectionError):
-            self._connection.send(Kind.EVENT, 0, name, dumps(facts))
+            self._connection.send(Kind.EVENT, 0, NAMES[type(event)], dumps(event))
 
     @property
     def queued_bytes(self) -> int:
@@ -217,17 +219,13 @@ class Control:
         """Seconds that this master waits for a silent worker."""
         return (self._liveness.timing if self._liveness is not None else Timing()).dead_after_s
 
-    def facts(self, lease: Lease) -> dict[str, Any]:
-        """Return the facts about this master's lease as data, for ``ddlf status``."""
+    def lease_status(self, lease: Lease) -> LeaseStatus:
+        """Return the state of this master's lease."""
         silent_s = self._liveness.silent_s(self._loop.time()) if self._liveness is not None else 0.0
         since = lease.holder.since if lease.holder else ""
-        return {
-            "holder": self.master_name,
-            "since": since,
-            "epoch": lease.epoch,
-            "state": self.judge(),
-            "silent_s": silent_s,
-        }
+        return LeaseStatus(
+            holder=self.master_name, since=since, epoch=lease.epoch, state=self.judge(), silent_s=silent_s
+        )
 
     def _on_frame(self, frame: Frame) -> None:
         self.hear()
@@ -450,7 +448,7 @@ class Daemon:
         self._controls: set[Control] = set()
         self._questions = Questions()
         self.process.on_question = lambda question, descriptor: self._questions.put(
-            question, descriptor, self._holder.event if self._holder else None
+            question, descriptor, self._holder.report if self._holder else None
         )
         self.process.lines.master = lambda: self._holder
         self._lease = Lease()
@@ -578,7 +576,7 @@ class Daemon:
         while (loss := self._card_watch.loss(self._holder.dead_after_s if self._holder else None)) is None:
             if self._holder is not None and self._card_watch.readings and time.monotonic() - told_at >= CARD_TELL_S:
                 told_at = time.monotonic()
-                self._holder.event("cards", {"cards": self._readings()})
+                self._holder.report(CardsRead(cards=self._readings()))
             if self._card_watch.problem != problem:
                 problem = self._card_watch.problem
                 self.log(problem or "NVML reads the cards again")
@@ -586,14 +584,13 @@ class Daemon:
         await asyncio.to_thread(remember_lost, loss.card.uuid, loss.reason)
         self.log(f"{loss}; this worker ends")
         if self._holder is not None:
-            facts = {"by": f"its daemon, because {loss}", "lost_card": str(loss), "hint": REPAIR}
-            self._holder.event("stopped_by", facts)
+            self._holder.report(StoppedBy(by=f"its daemon, because {loss}", lost_card=str(loss), hint=REPAIR))
         self.end_error = WorkerLost(str(loss), hint=f"{REPAIR}; a new worker takes another card")
         self._stop.set()
 
-    def _readings(self) -> list[dict[str, Any]]:
-        """Return the newest readings of the worker's cards, as data."""
-        return [] if self._card_watch is None else [reading.data() for reading in self._card_watch.readings]
+    def _readings(self) -> list[Reading]:
+        """Return the newest readings of the worker's cards."""
+        return [] if self._card_watch is None else list(self._card_watch.readings)
 
     @property
     def failure(self) -> str:
@@ -612,7 +609,7 @@ class Daemon:
             self.stop(by)
             return
         self.is_leaving = True
-        self._holder.event("leaving", {"by": by, "within_s": within_s})
+        self._holder.report(Leaving(by=by, within_s=within_s))
         asyncio.get_running_loop().call_later(within_s, self.stop, by)
 
     def released(self, control: Control) -> None:
@@ -628,7 +625,7 @@ class Daemon:
                 search for the reason.
         """
         if by and self._holder is not None:
-            self._holder.event("stopped_by", {"by": by, "hint": "start it there again"})
+            self._holder.report(StoppedBy(by=by, hint="start it there again"))
         self._stop.set()
 
     def _stop_listening(self) -> None:
@@ -701,9 +698,9 @@ class Daemon:
             if is_owned:
                 sock.close()
 
-    def _announce(self, facts: dict[str, Any]) -> None:
+    def _announce(self, end: ExecutorExited) -> None:
         for control in list(self._controls):
-            control.event("executor_exited", facts)
+            control.report(end)
 
     def drop(self, control: Control) -> None:
         """Forget a closed connection. Free its lease, and end the running requests of its master."""
@@ -744,7 +741,7 @@ class Daemon:
         self.process.grant(self._lease.key)
         if former is not None and former is not control:
             if former.master_id != master.master_id:
-                former.event("lease_lost", {"by": str(master), "since": master.since, "epoch": epoch})
+                former.report(LeaseLost(by=str(master), since=master.since, epoch=epoch))
                 former.orphan_grace_s = CANCEL_GRACE_S  # a master waits now
                 self.log(f"{master} takes over from {former.master_name}")
             former.close()
@@ -765,33 +762,34 @@ class Daemon:
 
     # -- the commands of a control connection -----------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
-        """Return a description of this worker and of its present activity as data, for ``ddlf status``."""
-        running = self.process.activity.running()
-        return {
-            "host": platform.node(),
-            "pid": os.getpid(),
-            "executor_pid": self.process.pid,
-            "executor": self.process.state,
-            "restarts": self.process.restarts,
-            "last_exit": self.process.last_exit or None,
-            "busy": None if running is None else {"id": running.id, "method": running.name, "seconds": running.seconds},
-            "uptime_s": time.monotonic() - self._started,
-            "cores": cores(),
-            "gpus": self.assignment.described(),
-            "gpu_uuids": [card.uuid for card in self.assignment.cards],
-            "cards": self._readings(),
-            "memory": footprint(os.getpid(), self.process.pid),
-            "masters": sum(1 for control in self._controls if control.claimed),  # leave out the listening sockets
-            "datasets": dict(zip(("count", "bytes"), self.process.activity.datasets, strict=True)),
-            "shard": None if (shard := self.process.activity.shard) is None else shard._asdict(),
-            "part": None if (part := self.process.activity.part) is None else part._asdict(),
-            "methods": self.process.methods,
-            "lease": self._holder.facts(self._lease) if self._holder else None,
-            "python": platform.python_version(),
-            "tls": self.encrypts,
-            "insecure_plaintext": self.insecure_plaintext,
-        }
+    def status(self) -> WorkerStatus:
+        """Return the state of this worker."""
+        activity = self.process.activity
+        running = activity.running()
+        return WorkerStatus(
+            host=platform.node(),
+            pid=os.getpid(),
+            executor_pid=self.process.pid,
+            executor=self.process.state,
+            restarts=self.process.restarts,
+            last_exit=self.process.last_exit,
+            busy=None if running is None else Busy(running.id, running.name, running.seconds),
+            uptime_s=time.monotonic() - self._started,
+            cores=cores(),
+            gpus=self.assignment.described(),
+            gpu_uuids=[card.uuid for card in self.assignment.cards],
+            cards=self._readings(),
+            memory=footprint(os.getpid(), self.process.pid),
+            masters=sum(1 for control in self._controls if control.claimed),  # leave out the listening sockets
+            datasets=DataSets(*activity.datasets),
+            shard=activity.shard,
+            part=activity.part,
+            methods=self.process.methods,
+            lease=self._holder.lease_status(self._lease) if self._holder else None,
+            python=platform.python_version(),
+            tls=self.encrypts,
+            insecure_plaintext=self.insecure_plaintext,
+        )
 
     def addresses(self) -> dict[str, Any]:
         """Return the addresses of this worker for connections from others, as data."""
@@ -873,7 +871,7 @@ class Daemon:
                 since = self._lease.holder.since if self._lease.holder else ""
                 raise LeaseError(f"in use by {holder.master_name} since {since}", hint="--force ends that run")
             if doing == "stopped":  # a restarted executor reports its own end
-                holder.event("stopped_by", {"by": requester})
+                holder.report(StoppedBy(by=requester))
         self.log(
             f"{doing} by {requester}"
             + (f", while {holder.master_name} had this worker" if holder not in (None, control) else "")

@@ -18,12 +18,14 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ddlf.errors import ConnectError, ProtocolError
 from ddlf.rpc.tls import Security
 from ddlf.worker.activity import Activity
+from ddlf.worker.events import DaemonEvent, ExecutorExited, Wanted
 from ddlf.worker.forwarding import Forwarding
 from ddlf.worker.options import ExecutorOptions
 from ddlf.worker.output_capture import LINES
@@ -74,26 +76,26 @@ class Questions:
         self._open: dict[int, socket.socket] = {}
         self._ids = itertools.count(1)
 
-    def put(self, question: bytes, descriptor: int, event: Callable[[str, dict[str, Any]], None] | None) -> None:
+    def put(self, question: bytes, descriptor: int, report: Callable[[DaemonEvent], None] | None) -> None:
         """Send a question of the executor, such as for a module to import, to the master.
 
         Args:
             question: ``[what, name, file]`` in JSON.
             descriptor: Descriptor of the socket.
-            event: Sends an event to the master that has the worker; None if no master has it.
+            report: Sends an event to the master that has the worker; None if no master has it.
         """
         sock = socket.socket(fileno=descriptor)
         sock.setblocking(False)
         try:
             kind, name, file = json.loads(question)
         except ValueError:
-            event = None
-        if event is None:
+            report = None
+        if report is None:
             sock.close()
             return
         id = next(self._ids)
         self._open[id] = sock
-        event("wanted", {"id": id, "what": kind, "name": name, "file": file})
+        report(Wanted(id=id, kind=str(kind), name=str(name), file=str(file)))
 
     async def give(self, id: int, piece: bytes, is_last: bool) -> None:
         """Pass a part of the answer to the executor. The thread that asked may have ended."""
@@ -152,7 +154,7 @@ class ExecutorProcess:
         state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often without serving a connection).
         settled: Set while the state is not ``"starting"``.
         restarts: Number of starts after the first.
-        last_exit: Facts about the last end; empty before the first end.
+        last_exit: How the last executor ended; None before the first end.
         lines: Forwards the output of user code to the master.
     """
 
@@ -161,7 +163,7 @@ class ExecutorProcess:
         options: Options,
         session_dir: Path,
         state_dir: Path,
-        on_exit: Callable[[dict[str, Any]], None],
+        on_exit: Callable[[ExecutorExited], None],
         log: Callable[[str], None],
         certificate: Path | None = None,
         environment: Mapping[str, str] | None = None,
@@ -194,12 +196,14 @@ class ExecutorProcess:
         self.state = "starting"
         self.settled = asyncio.Event()
         self.restarts = -1
-        self.last_exit: dict[str, Any] = {}
+        self.last_exit: ExecutorExited | None = None
 
     @property
     def given_up(self) -> str:
         """Return how the last executor ended, if the daemon starts no other one; otherwise an empty text."""
-        return f"{self.last_exit['text']}\n{self.last_exit['stderr_tail']}" if self.state == "failed" else ""
+        if self.state != "failed" or self.last_exit is None:
+            return ""
+        return f"{self.last_exit.text}\n{self.last_exit.stderr_tail}"
 
     @property
     def pid(self) -> int | None:
@@ -218,11 +222,11 @@ class ExecutorProcess:
             await self._may_start.wait()
             try:
                 await self._start()
-                facts = self._facts(await self._wait(), self.pid)
+                end = self._exited(await self._wait(), self.pid)
             except OSError as error:  # no memory or no process number is free, which may be temporary
                 self._close_channel()
                 self._reason = Reason(f"could not be started: {error.strerror}")
-                facts = self._facts(None, None)
+                end = self._exited(None, None)
                 await asyncio.sleep(START_RETRY_S)
             if self._is_replacing:
                 self._is_replacing = False
@@ -230,21 +234,21 @@ class ExecutorProcess:
                 self.activity.clear()
                 continue
             self.settled.clear()
-            self.last_exit = facts
             self.activity.clear()
             self.state = "starting"
             self._start_failures = 0 if self._has_served else self._start_failures + 1
             if self._start_failures < MAX_START_FAILURES:
-                self._log(f"executor {facts['text']}; starting a new one")
+                self._log(f"executor {end.text}; starting a new one")
             else:
                 self.state = "failed"
                 self._may_start.clear()
                 self.settled.set()
                 self._log(
-                    f"executor {facts['text']}; {MAX_START_FAILURES} executors in a row ended at their start, so no other one "
-                    f"is started. Its last output:\n{facts['stderr_tail']}"
+                    f"executor {end.text}; {MAX_START_FAILURES} executors in a row ended at their start, so no other one "
+                    f"is started. Its last output:\n{end.stderr_tail}"
                 )
-            self._on_exit({**facts, "state": self.state})
+            self.last_exit = replace(end, state=self.state)
+            self._on_exit(self.last_exit)
 
     async def _start(self) -> None:
         self.restarts += 1
@@ -321,23 +325,23 @@ class ExecutorProcess:
         self._close_channel()
         return code
 
-    def _facts(self, code: int | None, pid: int | None) -> dict[str, Any]:
-        """Return the facts about how the executor's process ended, for the event ``executor_exited``."""
+    def _exited(self, code: int | None, pid: int | None) -> ExecutorExited:
+        """Return how the executor's process ended."""
         name = signal.Signals(-code).name if code is not None and code < 0 else None
         reason, self._reason = self._reason or reason_of(code, name), None
         running = self.activity.running()
-        return {
-            "text": reason.text,
-            "pid": pid,
-            "exit_code": None if name or code == UNKNOWN else code,
-            "signal": name,
-            "stderr_tail": self._tail(),
-            "hint": reason.hint,
-            "id": self.activity.begun,
-            "method": running.name if running else "",
-            "beside": self.activity.beside,
-            "gave_up": reason.gave_up,
-        }
+        return ExecutorExited(
+            text=reason.text,
+            hint=reason.hint,
+            pid=pid,
+            exit_code=None if name or code == UNKNOWN else code,
+            signal=name,
+            stderr_tail=self._tail(),
+            begun=self.activity.begun,
+            method=running.name if running else "",
+            beside=self.activity.beside,
+            gave_up=reason.gave_up,
+        )
 
     def _tail(self) -> str:
         if self._stderr is None or self._stderr.closed:

@@ -11,9 +11,10 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from ddlf.worker.activity import Activity
+from ddlf.worker.events import DaemonEvent, Logged, Wrote
 from ddlf.worker.file_tail import GrowingFile
 
 FLUSH_S, LOOK_S = 0.1, 0.5
@@ -38,7 +39,7 @@ class Master(Protocol):
     def queued_bytes(self) -> int:
         """The number of bytes that wait to be sent to the master."""
 
-    def event(self, name: str, facts: dict[str, Any]) -> None:
+    def report(self, event: DaemonEvent) -> None:
         """Send the master an event."""
 
 
@@ -194,17 +195,18 @@ class Forwarding:
     def _send(self) -> None:
         """Send the waiting lines, and how much is missing before them, to the master if it accepts them."""
         while (self._waiting or self._missing) and (master := self.master()) and master.queued_bytes < MAX_QUEUED_BYTES:
-            lines, length = [], 0
+            streams, texts, length = list[int](), list[str](), 0
             while self._waiting and length < MAX_EVENT_BYTES:
                 stream, text = self._waiting.popleft()
-                lines.append([stream, text])
+                streams.append(stream)
+                texts.append(text)
                 length += len(text)
             missing, self._missing = self._missing, 0
-            master.event("wrote", {"lines": lines, "dropped": missing})
+            master.report(Wrote(streams=streams, texts=texts, dropped=missing))
         while (self._log or self._left_out) and (master := self.master()) and master.queued_bytes < MAX_QUEUED_BYTES:
-            texts, length = [], 0
+            lines, length = list[str](), 0
             while self._log and length < MAX_EVENT_BYTES:
-                texts.append(self._log.popleft())
-                length += len(texts[-1])
+                lines.append(self._log.popleft())
+                length += len(lines[-1])
             left_out, self._left_out = self._left_out, 0
-            master.event("logged", {"lines": texts, "left_out": left_out})
+            master.report(Logged(lines=lines, left_out=left_out))

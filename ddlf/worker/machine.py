@@ -23,6 +23,7 @@ from typing import Any
 from ddlf.errors import ConfigError
 from ddlf.worker.cards import MASK, facts_of_cards
 from ddlf.worker.source import source
+from ddlf.worker.status import Footprint
 
 TENSORFLOWS = (
     *("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu", "intel-tensorflow", "tensorflow-rocm"),
@@ -283,12 +284,10 @@ def disks(folders: Iterable[Path]) -> list[dict[str, Any]]:
     return list(by_device.values())
 
 
-def footprint(*pids: int | None) -> dict[str, int | None]:
-    """Return bytes of memory: ``"used"`` by some processes, and ``"total"`` and ``"free"`` of the machine. Unknown
-    values are None.
-    """
+def footprint(*pids: int | None) -> Footprint:
+    """Return the memory of some processes and of the machine."""
     total, free = memory()
-    return {"used": sum(map(_resident, pids)) or None, "total": total, "free": free}
+    return Footprint(sum(map(_resident, pids)) or None, total, free)
 
 
 def _resident(pid: int | None) -> int:

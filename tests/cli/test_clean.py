@@ -9,6 +9,7 @@ from ddlf.cli.workers import clean, describe
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import LeaseError
 from ddlf.rpc.messages import Request
+from ddlf.worker.status import DataSets
 from tests.cluster.test_membership import Machines
 from tests.daemons import TOKEN
 from tests.processes import command
@@ -64,11 +65,11 @@ async def test_clean_frees_data_of_earlier_runs_and_methods_only_on_request(mach
     first_line, second_line = capsys.readouterr().out.splitlines()
     assert first_line.endswith("freed: 1 data set of 8.0 MB; variables v")
     assert second_line.endswith("nothing to free")
-    assert [answer["methods"] for answer in await status(machines)] == [["hosted"], []]
+    assert [answer.methods for answer in await status(machines)] == [["hosted"], []]
     assert await clean(proxies(machines), options(methods=True)) == 0
     assert "freed: methods hosted" in capsys.readouterr().out
     answer = (await status(machines))[0]
-    assert (answer["methods"], answer["datasets"]) == ([], {"count": 0, "bytes": 0})
+    assert (answer.methods, answer.datasets) == ([], DataSets(0, 0))
     await first.connect()
     assert await first.run_code("len(self.data)") == 0
     await first.close()
@@ -82,7 +83,7 @@ async def test_clean_frees_nothing_while_a_worker_is_in_use(machines, capsys):
     with pytest.raises(LeaseError, match="1 of 2 workers are in use, so none was cleaned; wait for the runs"):
         await clean(proxies(machines), options(methods=True))
     assert "leased by" in capsys.readouterr().out
-    assert [answer["datasets"]["count"] for answer in await status(machines)] == [1, 1]
+    assert [answer.datasets.count for answer in await status(machines)] == [1, 1]
     assert await second.run("hosted") == 1
     await second.close()
     assert await clean(proxies(machines), options()) == 0

@@ -223,10 +223,10 @@ async def test_doctor_does_not_disturb_a_worker_in_use(daemons):
         report = await examine(options(port))
         (answer,) = report.answers
         assert report.findings == []
-        assert answer.status["lease"]["state"] == "alive"
+        assert answer.status.lease.state == "alive"
         assert answer.there_mbs is None
         assert answer.machine == machine()
-        assert (await master.status())["lease"]["epoch"] == epoch
+        assert (await master.status()).lease.epoch == epoch
         assert await master.run_code("1 + 1") == 2
 
 

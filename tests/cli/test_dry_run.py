@@ -143,7 +143,7 @@ async def test_dry_run_asks_workers_as_guest_and_prints_versions(folder, capsys,
         assert await planned(*hosts) == 3
         assert "in use by " in capsys.readouterr().out
         assert await planned(*hosts, "--takeover") == 0
-        assert (await master.status())["lease"]["state"] == "alive"
+        assert (await master.status()).lease.state == "alive"
     capsys.readouterr()
     monkeypatch.setattr("ddlf.worker.machine.machine_facts", lambda folders=(), needs=(): machine(python="3.12.0"))
     assert await planned(hosts[0], f"{hosts[1]},127.0.0.1:{free_port}", *hosts[2:]) == 3

@@ -10,6 +10,7 @@ import shlex
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
@@ -23,6 +24,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.launch.launcher import OWN
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConnectError, LeaseError
+from ddlf.worker.activity import HeldPart, Shard
 from tests.patience import PATIENCE_S
 from tests.processes import command, is_listening, without_waits
 
@@ -293,23 +295,23 @@ def test_status_prints_each_worker_and_fails_when_one_is_unreachable(standing, p
 
 
 def test_status_prints_the_weights_that_a_worker_holds():
-    shard = {"begin": 10, "end": 1_250_000, "of": 10_000_000, "version": 7, "run": "3f2a"}
+    shard = Shard(begin=10, end=1_250_000, of=10_000_000, version=7, run="3f2a")
     assert weights_held(shard) == ["a shard (values 11 to 1,250,000 of 10,000,000, version 7) of run 3f2a"]
-    both = " and ".join(weights_held({**shard, "shards": 2, "copies": 1}))
+    both = " and ".join(weights_held(replace(shard, shards=2, copies=1)))
     assert (
         both
         == "a shard (values 11 to 1,250,000 of 10,000,000, version 7) and 1 more shard and a copy of 1 other of run 3f2a"
     )
-    assert weights_held({**shard, "shards": 0, "copies": 2}) == ["copies of 2 others of run 3f2a"]
+    assert weights_held(replace(shard, shards=0, copies=2)) == ["copies of 2 others of run 3f2a"]
     assert weights_held(None) == []
 
 
 def test_status_prints_the_part_of_a_model_that_a_worker_has():
-    part = {"number": 2, "of": 3, "nbytes": 187_500_000, "version": 7, "copies": 0, "run": "3f2a"}
+    part = HeldPart(number=2, of=3, nbytes=187_500_000, version=7, copies=0, run="3f2a")
     assert part_of_model(part) == ["part 2 of 3 of the model (187.5 MB, version 7) of run 3f2a"]
-    (both,) = part_of_model({**part, "copies": 1})
+    (both,) = part_of_model(replace(part, copies=1))
     assert both == "part 2 of 3 of the model (187.5 MB, version 7) and a copy of 1 part of run 3f2a"
-    assert part_of_model({**part, "number": 0, "of": 0, "copies": 2}) == ["copies of 2 parts of run 3f2a"]
+    assert part_of_model(replace(part, number=0, of=0, copies=2)) == ["copies of 2 parts of run 3f2a"]
     assert part_of_model(None) == []
 
 
@@ -346,7 +348,7 @@ LOOP = """
 import asyncio
 async def main(cluster):
     call = asyncio.ensure_future(cluster.run_code("import time; time.sleep(3600)"))
-    while not all(status["busy"] for status in await cluster.status()):
+    while not all(status.busy for status in await cluster.status()):
         await asyncio.sleep(0.01)
     print("running", flush=True)
     await call

@@ -444,7 +444,7 @@ async def main(cluster):
 WORKING = """
 async def main(cluster):
     call = __import__("asyncio").ensure_future(cluster.run_code("import time; time.sleep(3600)"))
-    while not all(status["busy"] for status in await cluster.status()):
+    while not all(status.busy for status in await cluster.status()):
         await __import__("asyncio").sleep(0.01)
     print("now", flush=True)
     await call

@@ -530,7 +530,7 @@ async def test_impossible_options_are_refused(cluster, options, text):
 
 async def test_ping_and_status_answer_for_each_worker(cluster):
     assert all(0 < seconds < 1 for seconds in await cluster.ping())
-    assert [status["executor"] for status in await cluster.status()] == ["ready", "ready"]
+    assert [status.executor for status in await cluster.status()] == ["ready", "ready"]
 
 
 async def test_connect_and_close_can_be_called_again(start_worker, token_file):
@@ -574,7 +574,7 @@ async def test_close_ends_open_calls_and_their_methods(start_worker, token_file)
     cluster = Cluster(["127.0.0.1"], worker.port, token_file=token_file)
     await cluster.connect()
     call = asyncio.ensure_future(cluster.run_code("while True: pass"))
-    while not (await cluster.status())[0]["busy"]:
+    while not (await cluster.status())[0].busy:
         pass
     await cluster.close()
     with pytest.raises(WorkerLost, match="the connection was closed on this side"):
@@ -672,7 +672,7 @@ async def test_a_busy_worker_names_its_method(start_worker, token_file, monkeypa
     worker = start_worker()
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as first:
         call = asyncio.ensure_future(first.run_code("import time; time.sleep(3600)"))
-        while not (await first.status())[0]["busy"]:
+        while not (await first.status())[0].busy:
             pass
         with pytest.raises(
             ConnectError, match=r"busy with 'run_code' since \d+ s; wait, or end it with: ddlf stop --res"

@@ -99,11 +99,11 @@ async def test_an_error_names_the_whole_deadline_including_the_wait_for_the_conn
 async def test_a_retried_request_may_have_run_although_another_master_has_the_worker_now(cluster):
     worker, proxy, daemon = cluster.workers[0], cluster.machine(1).proxy, cluster.machine(1)._daemon
     running = asyncio.ensure_future(cluster.options(idempotent=True).run_code(WAIT))
-    while not (await worker.status())["busy"]:
+    while not (await worker.status()).busy:
         pass
     proxy.partition()
     proxy.reset()
-    await until(lambda: not worker.connected and daemon.status()["lease"] is None)
+    await until(lambda: not worker.connected and daemon.status().lease is None)
     second_master = ProxyWorker("127.0.0.1", daemon.port, worker._link.token)
     await second_master.connect()
     proxy.heal()

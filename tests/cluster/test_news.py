@@ -72,7 +72,7 @@ async def test_a_cluster_emits_events_about_ended_executors_and_lost_and_returne
     async with cluster:
         (worker,) = cluster.workers
         waiting = asyncio.ensure_future(worker.run_method(wait))
-        while not (await worker.status())["busy"]:
+        while not (await worker.status()).busy:
             pass
         cluster.machine(1).kill()
         (outcome,) = await asyncio.gather(waiting, return_exceptions=True)

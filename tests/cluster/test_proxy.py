@@ -90,7 +90,7 @@ async def test_bytes_are_counted_over_all_connections(worker):
 async def test_a_proxy_shows_its_name_and_address(worker):
     assert repr(worker) == f"ProxyWorker(worker 1 (127.0.0.1:{worker.port}))"
     assert worker._link.token.decode() not in repr(worker) + repr(worker._link)
-    assert worker.facts["pid"] == (await worker.status())["executor_pid"]
+    assert worker.facts["pid"] == (await worker.status()).executor_pid
 
 
 async def test_a_worker_with_another_python_is_refused_with_both_versions(worker, monkeypatch):
@@ -155,7 +155,7 @@ async def test_a_master_that_only_asks_the_daemon_needs_no_executor(start_worker
     process = start_worker()
     worker = ProxyWorker("127.0.0.1", process.port, token_file.read_text().strip().encode())
     await worker.connect_control()
-    assert (await worker.status())["executor"] == "ready"
+    assert (await worker.status()).executor == "ready"
     assert worker.bytes_sent == 0
     await worker.shutdown()
     assert process.process.wait(PATIENCE_S) == 0

@@ -1,24 +1,16 @@
 """Tests of the state of a link and the reason for a closed link, without a worker."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from ddlf.cluster.launch.launcher import Cause, Left
 from ddlf.cluster.link import LinkState, LinkStatus
 from ddlf.errors import LeaseError, ProtocolError, WorkerLost
+from ddlf.worker.events import ExecutorExited, LeaseLost, StoppedBy
 
-EXITED = {
-    "text": "was killed",
-    "pid": 7,
-    "exit_code": None,
-    "signal": "SIGKILL",
-    "stderr_tail": "",
-    "hint": "",
-    "id": 12,
-    "method": "f",
-    "beside": 14,
-}
+EXITED = ExecutorExited(text="was killed", pid=7, signal="SIGKILL", begun=12, method="f", beside=14)
 
 
 class Data:
@@ -74,7 +66,7 @@ def test_each_phase_except_open_refuses_requests_with_its_own_text(standing, ste
 
 def test_requests_to_a_worker_that_was_taken_over_are_refused_until_it_is_reclaimed(standing):
     standing.open()
-    standing.note_event("lease_lost", {"by": "anna", "since": "noon", "epoch": 3}, "w", epoch=2, first_id=1)
+    standing.on_lease_lost(LeaseLost(by="anna", since="noon", epoch=3), "w", 2)
     standing.note_end()
     assert type(standing.refusal("w")) is LeaseError
     assert "taken over by anna at noon, epoch 3 > 2" in str(standing.refusal("w"))
@@ -84,7 +76,7 @@ def test_requests_to_a_worker_that_was_taken_over_are_refused_until_it_is_reclai
 
 @pytest.mark.parametrize(("first_id", "begun"), [(1, 14), (13, 2**64)])
 def test_a_crash_tells_which_requests_may_have_begun(standing, first_id, begun):
-    standing.note_event("executor_exited", EXITED, "w", epoch=1, first_id=first_id)
+    standing.on_executor_exited(EXITED, "w", first_id)
     assert standing.crash.begun == begun
     assert str(standing.crash) == "w: the executor was killed while it ran 'f'"
 
@@ -93,10 +85,10 @@ async def test_the_end_of_an_executor_is_awaited_until_its_daemon_reports_it_or_
     standing.open()
     waiting = asyncio.ensure_future(standing.executor_crash(Data(), None))
     await asyncio.sleep(0)
-    standing.note_event("executor_exited", EXITED | {"pid": 6}, "w", epoch=1, first_id=1)
+    standing.on_executor_exited(replace(EXITED, pid=6), "w", 1)
     await asyncio.sleep(0)
     assert not waiting.done(), "that was the executor before"
-    standing.note_event("executor_exited", EXITED, "w", epoch=1, first_id=1)
+    standing.on_executor_exited(EXITED, "w", 1)
     assert (await waiting).pid == 7
     standing.crash = None
     waiting = asyncio.ensure_future(standing.executor_crash(Data(), None))
@@ -119,7 +111,7 @@ async def test_the_launcher_of_a_process_gives_the_reason_of_its_end(code, text)
 
     standing = LinkState(left)
     standing.open()
-    standing.note_event("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
+    standing.on_stopped(StoppedBy(by="anna"))
     lost = await standing.reason_of_loss(None, "w", 0.5)
     assert str(lost) == f"w: {text}; connect again: that starts a new one"
     assert lost.last_seen_s == 0.5
@@ -127,7 +119,7 @@ async def test_the_launcher_of_a_process_gives_the_reason_of_its_end(code, text)
 
 async def test_a_stopped_worker_names_the_user_who_stopped_it(standing):
     standing.open()
-    standing.note_event("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
+    standing.on_stopped(StoppedBy(by="anna"))
     assert (
         str(await standing.reason_of_loss(None, "w", None))
         == "w: was stopped by anna; ask that user, and start the worker again"

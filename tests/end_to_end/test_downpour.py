@@ -74,7 +74,7 @@ async def test_downpour_survives_kills_and_nan_and_stops_early():
 
         async def kill(record):
             if record.version == 6:
-                os.kill((await cluster.workers[2].status())["executor_pid"], signal.SIGKILL)
+                os.kill((await cluster.workers[2].status()).executor_pid, signal.SIGKILL)
 
         app.on_round = kill
         await app.train_model()
@@ -108,7 +108,7 @@ async def test_downpour_survives_kills_and_nan_and_stops_early():
 
         async def kill_the_server(record):
             if record.version == 3:
-                os.kill((await cluster.workers[2].status())["executor_pid"], signal.SIGKILL)
+                os.kill((await cluster.workers[2].status()).executor_pid, signal.SIGKILL)
 
         dedicated.on_round = kill_the_server
         await dedicated.train_model()

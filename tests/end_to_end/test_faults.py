@@ -74,7 +74,7 @@ def starts(path):
 
 async def busy(worker):
     async with asyncio.timeout(PATIENCE_S):
-        while not (await worker.status())["busy"]:
+        while not (await worker.status()).busy:
             pass
 
 
@@ -101,13 +101,13 @@ async def test_executor_killed_at_any_moment_harms_nobody_else(workers):
             call = asyncio.ensure_future(first.run_method(spin))
             await busy(first)
             await asyncio.sleep(random.uniform(0, 0.05))
-            os.kill((await first.status())["executor_pid"], signal.SIGKILL)
+            os.kill((await first.status()).executor_pid, signal.SIGKILL)
             with pytest.raises(ExecutorCrashed, match="SIGKILL while it ran 'spin'") as caught:
                 await asyncio.wait_for(call, PATIENCE_S)
             assert (caught.value.signal, caught.value.attempts, caught.value.may_have_run) == ("SIGKILL", 1, True)
             assert first.state == "alive"
         assert await cluster.run_method(add, a=1, b=2) == [3, 3]
-        assert (await first.status())["restarts"] == 5
+        assert (await first.status()).restarts == 5
         assert await second.run_method(os.getpid) == pid
 
 
@@ -132,7 +132,7 @@ async def test_daemon_killed_in_mid_frame_leaves_no_process_or_memory(workers):
     async with cluster_of(workers, port, dead_after_s=RARELY_S) as cluster:
         worker = cluster.workers[0]
         assert (await worker.run_method(array_of_ones, 200_000_000)).size == 200_000_000
-        executor = (await worker.status())["executor_pid"]
+        executor = (await worker.status()).executor_pid
         gc.collect()
         before = psutil.Process().memory_info().rss
         received = worker.bytes_received
@@ -490,7 +490,7 @@ async def test_master_that_never_reads_costs_a_bounded_queue(workers):
         worker = cluster.workers[0]
         size, count = 4_000_000, 100
         await worker.run_method(array_of_ones, size)
-        executor = psutil.Process((await worker.status())["executor_pid"])
+        executor = psutil.Process((await worker.status()).executor_pid)
         before = executor.memory_info().rss
         connection = worker._link.data.stream
         connection.pause_reading()

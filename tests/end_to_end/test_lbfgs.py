@@ -63,7 +63,7 @@ async def test_a_keras_model_is_minimized_and_a_killed_or_stopped_owner_of_the_s
         async def kill(record):
             if record.version in (2, 5):
                 worker = cluster.workers[0 if record.version == 2 else 1]
-                if pid := (await worker.status())["executor_pid"]:
+                if pid := (await worker.status()).executor_pid:
                     os.kill(pid, signal.SIGKILL if record.version == 2 else signal.SIGSTOP)
 
         killed.on_round = kill

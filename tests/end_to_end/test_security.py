@@ -98,7 +98,7 @@ async def test_session_between_machines_shows_neither_token_nor_data(start_worke
             await cluster.set_variable("marker", marker * 1000)
             assert await cluster.get_variable("marker") == [marker * 1000]
             (status,) = await cluster.status()
-            assert (status["tls"], status["insecure_plaintext"]) == (True, False)
+            assert (status.tls, status.insecure_plaintext) == (True, False)
     assert len(relay.heard) > 80_000
     for secret in (marker.encode(), token_file.read_bytes().strip(), b"set_variable", b"run_"):
         assert secret not in relay.heard
@@ -123,7 +123,7 @@ async def main():
     async with Cluster(["127.0.0.1"], PORT) as cluster:
         print(*await cluster.run_method(start))
         (status,) = await cluster.status()
-        print(status["executor_pid"])
+        print(status.executor_pid)
 
 asyncio.run(main())
 """

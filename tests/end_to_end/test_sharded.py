@@ -44,7 +44,7 @@ async def test_sharded_run_has_the_bits_of_the_star_also_after_a_kill_and_a_cut_
 
         async def kill(record):
             if record.round == 1:
-                os.kill((await cluster.workers[1].status())["executor_pid"], signal.SIGKILL)
+                os.kill((await cluster.workers[1].status()).executor_pid, signal.SIGKILL)
 
         app, actual, _ = await trained(cluster, "sharded", on_round=kill)
         assert actual == expected

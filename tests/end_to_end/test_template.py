@@ -62,6 +62,6 @@ async def test_forked_executors_train_to_the_bits_of_separate_processes(monkeypa
             await app.train_sync()
             results.append(bits(app))
             parents = {parent for parent, _ in await cluster.run_method(origin)}
-            daemons = {status["pid"] for status in await cluster.status()}
+            daemons = {status.pid for status in await cluster.status()}
             assert (len(parents), parents == daemons) == ((1, False) if forked else (2, True))
     assert results[0] == results[1]

@@ -64,9 +64,9 @@ async def test_status_has_the_readings_of_the_card():
         cluster.subscribe(lambda event: read.set() if isinstance(event, CardRead) else None)
         async with asyncio.timeout(PATIENCE_S):
             await read.wait()
-        (card,) = (await cluster.workers[0].status())["cards"]
-    assert card["number"] == "0"
-    assert card["total"] > card["memory"] > 0
-    assert 0 <= card["utilisation"] <= 100
-    assert card["watts"] > 10
-    assert 10 < card["celsius"] < 110
+        (card,) = (await cluster.workers[0].status()).cards
+    assert card.number == "0"
+    assert card.total > card.memory > 0
+    assert 0 <= card.utilisation <= 100
+    assert card.watts > 10
+    assert 10 < card.celsius < 110

@@ -30,7 +30,7 @@ class App(ddlf.IApp):
         print("round", record.round, flush=True)
         if record.round == 10 and not os.path.exists("killed"):
             open("killed", "w").close()
-            os.kill((await self.cluster.workers[1].status())["executor_pid"], signal.SIGKILL)
+            os.kill((await self.cluster.workers[1].status()).executor_pid, signal.SIGKILL)
 """
 
 

@@ -98,7 +98,7 @@ async def accepts_masters(worker):
     for role in MASTERS:
         sock, _ = await dial("127.0.0.1", worker.port, role, TOKEN, max_message_bytes=1000)
         sock.close()
-    assert worker.daemon.status()["restarts"] == 0
+    assert worker.daemon.status().restarts == 0
     return True
 
 

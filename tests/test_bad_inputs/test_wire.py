@@ -72,11 +72,11 @@ def frame(buffers, *, kind=Kind.REQUEST, id=1, name="ping"):
 @pytest_asyncio.fixture(loop_scope="module")
 async def serves_other_masters(running):
     """After the test, check that the executor has not restarted, and that the worker serves another master."""
-    before = running.daemon.status()["executor_pid"]
+    before = running.daemon.status().executor_pid
     yield
     async with connected(running.port) as other:
         assert await other.run_code("1 + 1") == 2
-    assert running.daemon.status()["executor_pid"] == before
+    assert running.daemon.status().executor_pid == before
 
 
 def argument(tag, *fields):

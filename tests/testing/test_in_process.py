@@ -85,7 +85,7 @@ async def test_a_method_that_waits_can_be_cancelled_and_times_out(cluster):
     with pytest.raises(RequestTimeout):
         await cluster.options(timeout_s=0.1, workers=[1]).run_code("import asyncio; await asyncio.sleep(60)")
     assert await cluster.run_code("2") == [2, 2, 2]
-    assert [status["busy"] for status in await cluster.status()] == [None] * 3
+    assert [status.busy for status in await cluster.status()] == [None] * 3
 
 
 async def test_a_kill_crashes_only_its_worker_which_loses_its_data(cluster):
@@ -95,7 +95,7 @@ async def test_a_kill_crashes_only_its_worker_which_loses_its_data(cluster):
     waiting = [
         asyncio.ensure_future(worker.run_code("import asyncio; await asyncio.sleep(60)")) for worker in cluster.workers
     ]
-    while any(status["busy"] is None for status in await cluster.status()):
+    while any(status.busy is None for status in await cluster.status()):
         pass
     assert cluster.machine(2).kill()
     with pytest.raises(ExecutorCrashed, match="SIGKILL"):
@@ -107,7 +107,7 @@ async def test_a_kill_crashes_only_its_worker_which_loses_its_data(cluster):
     assert await cluster.run_code("len(self.data)") == [1, 0, 1]
     assert [len(variables) for variables in await cluster.variables()] == [1, 1, 1]  # the master sends them again
     assert await cluster.run("hosted") == ["still here"] * 3
-    assert [status["restarts"] for status in await cluster.status()] == [0, 1, 0]
+    assert [status.restarts for status in await cluster.status()] == [0, 1, 0]
 
 
 async def test_a_restart_gives_a_new_executor(cluster):
@@ -119,7 +119,7 @@ async def test_a_restart_gives_a_new_executor(cluster):
 async def test_faults_of_the_network_can_be_injected():
     async with in_process_cluster(2, proxied=True) as cluster:
         waiting = asyncio.ensure_future(cluster.workers[1].run_code("import asyncio; await asyncio.sleep(60)"))
-        while (await cluster.workers[1].status())["busy"] is None:
+        while (await cluster.workers[1].status()).busy is None:
             pass
         cluster.machine(2).proxy.reset()
         with pytest.raises(WorkerLost):

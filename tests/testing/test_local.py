@@ -32,7 +32,7 @@ async def cluster(shared):
 
 
 async def process_ids(cluster):
-    return [(status["pid"], status["executor_pid"]) for status in await cluster.status()]
+    return [(status.pid, status.executor_pid) for status in await cluster.status()]
 
 
 async def stopped(process):
@@ -50,7 +50,7 @@ async def test_the_processes_belong_to_the_worker(cluster):
 async def test_a_killed_executor_crashes_only_its_worker(cluster):
     before = cluster.machine(1).executor.pid, cluster.machine(2).executor.pid
     running = asyncio.ensure_future(cluster.workers[1].run_code("while True: pass"))
-    while not (await cluster.workers[1].status())["busy"]:
+    while not (await cluster.workers[1].status()).busy:
         pass
     assert cluster.machine(2).kill()
     with pytest.raises(ExecutorCrashed, match="SIGKILL"):

@@ -389,7 +389,7 @@ async def test_training_with_killed_workers_ends_with_the_same_bits():
                 await trained.train_sync()
             assert len(injection.done) == len(plan.faults)
             runs.append(trained.model.get_weights())
-            assert [status["restarts"] for status in await cluster.status()] == [len(plan.faults) // 2] * 2
+            assert [status.restarts for status in await cluster.status()] == [len(plan.faults) // 2] * 2
     assert equal(*runs)
 
 

@@ -166,9 +166,9 @@ async def _wrong_numbers(cluster: Cluster, workers: Workers) -> list[str]:
     place_by_pid = {process.pid: place for place, process in workers.processes.items()}
     statuses = {worker.id: await worker.status() for worker in cluster.workers}
     return [
-        f"worker {number} is at place {place_by_pid.get(about['pid'])}"
+        f"worker {number} is at place {place_by_pid.get(about.pid)}"
         for number, about in statuses.items()
-        if place_by_pid.get(about["pid"]) != number - 1
+        if place_by_pid.get(about.pid) != number - 1
     ]
 
 

@@ -139,7 +139,7 @@ async def with_fault(cards: Cards, kind: str, chance: random.Random, workers: in
         app.full_in = number if kind == "full" else 0
 
         async def kill() -> None:
-            os.kill((await cluster.workers[worker - 1].status())["executor_pid"], signal.SIGKILL)
+            os.kill((await cluster.workers[worker - 1].status()).executor_pid, signal.SIGKILL)
 
         def look(event: Event) -> None:
             if isinstance(event, SlotStarted) and (event.round, event.worker) == (number, worker) and not doing:

@@ -422,7 +422,7 @@ class Chaos:
                     await self._connect_again(worker)
                     if await worker.run_code("6 * 7") != 42:
                         raise AssertionError
-                    while (await worker.status())["busy"]:  # noqa: ASYNC110
+                    while (await worker.status()).busy:  # noqa: ASYNC110
                         await asyncio.sleep(0.05)
                 await asyncio.sleep(0.3)  # a request that has not started must not start now
             except (DDLFError, TimeoutError, AssertionError) as error:

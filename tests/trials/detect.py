@@ -79,7 +79,7 @@ async def until(condition: Callable[[], Any], limit_s: float = PATIENCE_S) -> No
 async def busy(worker: ProxyWorker) -> None:
     """Wait until the worker runs a method."""
     async with asyncio.timeout(PATIENCE_S):
-        while not (await worker.status())["busy"]:
+        while not (await worker.status()).busy:
             pass
 
 
@@ -134,7 +134,8 @@ async def kills(count: int) -> list[dict[str, Any]]:
                         noticed = None
                         while noticed is None:
                             await wait_for_executor(worker)
-                            pid = (await worker.status())["executor_pid" if target == "executor" else "pid"]
+                            status = await worker.status()
+                            pid = status.executor_pid if target == "executor" else status.pid
                             noticed = await one_kill(worker, pid, situation)
                             if target == "daemon":
                                 process.wait()

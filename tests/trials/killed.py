@@ -64,7 +64,7 @@ async def master(facts: dict[str, Any]) -> None:
                 if not app.history or not all(worker.connected for worker in cluster.workers):
                     continue
                 with contextlib.suppress(ddlf.DDLFError, ProcessLookupError):
-                    pid = (await chance.choice(cluster.workers).status())["executor_pid"]
+                    pid = (await chance.choice(cluster.workers).status()).executor_pid
                     if pid:
                         os.kill(pid, signal.SIGKILL)
                         note("kill")

@@ -53,7 +53,7 @@ def test_the_daemon_sees_the_kept_slice_of_weights_until_a_new_executor_starts(p
     daemon, executor = Activity(page), Activity(page)
     assert daemon.shard is None
     executor.show_shard(Shard(5, 2**40, 2**41, 7, "3f2a9b", shards=2, copies=3))
-    assert daemon.shard == (5, 2**40, 2**41, 7, "3f2a9b", 2, 3)
+    assert daemon.shard == Shard(5, 2**40, 2**41, 7, "3f2a9b", 2, 3)
     executor.show_shard(None)
     assert daemon.shard is None
     executor.show_shard(Shard(0, 1, 1, 0, "run"))
@@ -68,7 +68,7 @@ def test_the_daemon_sees_the_workers_part_of_a_model_until_a_new_executor_starts
     assert daemon.part is None
     executor.show_part(HeldPart(2, 3, 2**41, 7, 1, "3f2a9b"))
     executor.grant(b"l" * 24)
-    assert daemon.part == (2, 3, 2**41, 7, 1, "3f2a9b")
+    assert daemon.part == HeldPart(2, 3, 2**41, 7, 1, "3f2a9b")
     assert daemon.shard.run == "s" * 32
     executor.show_part(None)
     assert daemon.part is None

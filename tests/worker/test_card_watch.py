@@ -41,9 +41,9 @@ def until(condition):
 def test_readings_contain_the_values_of_the_card(cards, watch):
     cards.has(card(0, free=4 * GIB, utilisation=87, watts=310.5, celsius=61), card(1))
     watch.start()
-    assert until(lambda: watch.readings) == (Reading("0", "Test Card", 87, 12 * GIB, 16 * GIB, 310.5, 61),)
+    assert until(lambda: watch.readings) == (Reading("0", "Test Card", 12 * GIB, 16 * GIB, 87, 310.5, 61),)
     cards.has(card(0))
-    until(lambda: watch.readings == (Reading("0", "Test Card", None, 0, 16 * GIB, None, None),))
+    until(lambda: watch.readings == (Reading("0", "Test Card", 0, 16 * GIB, None, None, None),))
     assert watch.loss() is None
 
 

@@ -48,7 +48,7 @@ async def test_a_daemon_that_ends_leaves_no_process_port_folder_or_descriptor(tm
         folders = set((own_folders / "tmp").iterdir())
         running = RunningDaemon(tmp_path)
         await running.ready.wait()
-        pid = running.daemon.status()["executor_pid"]
+        pid = running.daemon.status().executor_pid
         await running.end()
         assert not psutil.pid_exists(pid)
         assert not is_listening(running.port)
@@ -99,14 +99,14 @@ def broken_numpy(tmp_path, monkeypatch):
 async def test_an_executor_that_crashes_at_every_start_is_given_up_with_its_last_words(tmp_path, broken_numpy):
     running = RunningDaemon(tmp_path)
     await asyncio.wait_for(running.ready.wait(), PATIENCE_S)
-    assert running.daemon.status()["executor"] == "failed"
-    assert running.daemon.status()["restarts"] == MAX_START_FAILURES - 1
+    assert running.daemon.status().executor == "failed"
+    assert running.daemon.status().restarts == MAX_START_FAILURES - 1
     assert "libopenblas.so.0 is missing" in running.daemon.failure
     worker = ProxyWorker("127.0.0.1", running.port, TOKEN)
     with pytest.raises(ExecutorCrashed, match=r"cannot start its executor.*exit code 1.*ddlf stop --restart") as caught:
         await worker.connect()
     assert "libopenblas.so.0 is missing" in str(caught.value)
-    assert running.daemon.status()["restarts"] == MAX_START_FAILURES - 1  # there was no further attempt
+    assert running.daemon.status().restarts == MAX_START_FAILURES - 1  # there was no further attempt
     broken_numpy.unlink()
     await worker.restart()
     await worker.connect()
@@ -127,7 +127,7 @@ async def test_a_failed_process_start_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail_at_first)
     running = RunningDaemon(tmp_path)
     await asyncio.wait_for(running.ready.wait(), PATIENCE_S)
-    assert running.daemon.status()["executor"] == "ready"
+    assert running.daemon.status().executor == "ready"
     assert [line for line in running.lines if "could not be started: no more processes" in line] == running.lines
     await running.end()
 
@@ -161,21 +161,21 @@ def segfault():
 async def test_restart_starts_a_new_executor_that_knows_the_hosted_methods(running):
     async with connected(running.port) as worker:
         await worker.add_method(add)
-        before = (await worker.status())["executor_pid"]
+        before = (await worker.status()).executor_pid
         await worker.restart()
         assert await worker.run("add", a=1, b=2) == 3
-        assert (await worker.status())["executor_pid"] != before
+        assert (await worker.status()).executor_pid != before
         await worker.remove_method("add")
 
 
 async def test_status_describes_the_executor_and_its_methods(running):
     async with connected(running.port) as worker:
         status = await worker.status()
-    assert status["executor"] == "ready"
-    assert status["busy"] is None
-    assert status["pid"] == os.getpid()
-    assert status["insecure_plaintext"] is False
-    assert status["masters"] >= 1
+    assert status.executor == "ready"
+    assert status.busy is None
+    assert status.pid == os.getpid()
+    assert status.insecure_plaintext is False
+    assert status.masters >= 1
 
 
 # -- several masters, one after another ---------------------------------------------------------------------------------
@@ -201,14 +201,14 @@ async def test_a_worker_whose_master_was_killed_while_a_method_looped_serves_the
     master = await asyncio.create_subprocess_exec(sys.executable, "-c", MASTER, str(running.port), TOKEN.decode())
     async with asyncio.timeout(PATIENCE_S):
         async with connected(running.port, guest=True) as looker:
-            while not (await looker.status())["busy"]:
+            while not (await looker.status()).busy:
                 pass
-        pid = running.daemon.status()["executor_pid"]
+        pid = running.daemon.status().executor_pid
         master.kill()
         await master.wait()
         async with connected(running.port) as worker:
             assert await worker.run_method(add, a=1, b=2) == 3
-    assert running.daemon.status()["executor_pid"] == pid
+    assert running.daemon.status().executor_pid == pid
 
 
 async def test_a_master_that_disconnects_does_not_end_a_method_of_another_master(running):
@@ -266,7 +266,7 @@ async def test_killing_the_daemon_ends_its_executor_and_the_master_sees_it(start
     process = start_worker()
     async with Cluster(["127.0.0.1"], [process.port], token_file=token_file) as cluster:
         worker = cluster.workers[0]
-        executor = (await worker.status())["executor_pid"]
+        executor = (await worker.status()).executor_pid
         waiting = asyncio.ensure_future(worker.run_method(loop_indefinitely))
         await worker.ping()
         process.end(signal.SIGKILL)

@@ -101,8 +101,8 @@ async def busy(worker, method=None):
     """Wait until the worker runs something."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            call = (await worker.status())["busy"]
-            if call and method in (None, call["method"]):
+            call = (await worker.status()).busy
+            if call and method in (None, call.method):
                 return call
 
 
@@ -129,9 +129,9 @@ async def test_a_crash_is_an_error_at_once_and_the_worker_stays_usable(cluster, 
     assert method.__name__ in str(error)
     assert await first.run_method(add, a=1, b=2) == 3
     after = await first.status()
-    assert after["restarts"] == before["restarts"] + 1
-    assert after["executor_pid"] != before["executor_pid"]
-    assert after["pid"] == before["pid"]
+    assert after.restarts == before.restarts + 1
+    assert after.executor_pid != before.executor_pid
+    assert after.pid == before.pid
     assert await second.run_method(process_id) == pid_of_second
 
 
@@ -163,7 +163,7 @@ async def test_killing_an_executor_from_outside_is_reported_as_a_crash(cluster):
     worker = cluster.workers[0]
     running = asyncio.ensure_future(worker.run_method(loop_indefinitely))
     await busy(worker)
-    os.kill((await worker.status())["executor_pid"], signal.SIGKILL)
+    os.kill((await worker.status()).executor_pid, signal.SIGKILL)
     with pytest.raises(ExecutorCrashed, match=r"SIGKILL while it ran 'loop_indefinitely'.*memory"):
         await asyncio.wait_for(running, PATIENCE_S)
     assert await worker.run_method(add, a=1, b=2) == 3
@@ -285,9 +285,9 @@ async def test_ping_and_status_answer_while_a_method_blocks_and_a_cancelled_call
     worker = cluster.workers[0]
     pid = await worker.run_method(process_id)
     running = asyncio.ensure_future(worker.run_method(method))
-    assert (await busy(worker))["method"] == method.__name__
+    assert (await busy(worker)).method == method.__name__
     await worker.ping()
-    assert (await worker.status())["busy"], "it is the daemon that answers, and does not wait for the method"
+    assert (await worker.status()).busy, "it is the daemon that answers, and does not wait for the method"
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -307,7 +307,7 @@ async def test_a_call_is_interrupted_when_its_time_is_over(cluster, method):
 async def test_looping_code_is_interrupted_too(cluster):
     worker = cluster.workers[0]
     running = asyncio.ensure_future(worker.run_code("while True: pass"))
-    assert (await busy(worker))["method"] == "run_code"
+    assert (await busy(worker)).method == "run_code"
     running.cancel()
     assert await asyncio.wait_for(worker.run_code("1 + 1"), PATIENCE_S) == 2
 
@@ -318,7 +318,7 @@ async def test_a_looping_concurrent_method_is_interrupted_too(cluster):
     running = asyncio.ensure_future(worker.run("loop_and_say_so"))
     while await worker.run_code("self.data.get('state')") != "loops":
         pass
-    assert (await worker.status())["busy"] is None, "others can run"
+    assert (await worker.status()).busy is None, "others can run"
     running.cancel()
     while await worker.run_code("self.data['state']") != "ended":
         pass
@@ -332,7 +332,7 @@ async def test_a_method_that_ignores_the_interrupt_is_killed_and_a_new_executor_
     async with asyncio.timeout(PATIENCE_S):
         while not (tmp_path / "begun").exists():  # a method that is cancelled before it has begun simply ends
             await worker.status()
-    id = (await busy(worker))["id"]
+    id = (await busy(worker)).id
     assert await worker.ask("cancel", id, 0.2) == "killed"
     with pytest.raises(ExecutorCrashed):
         await running
@@ -342,7 +342,7 @@ async def test_a_method_that_ignores_the_interrupt_is_killed_and_a_new_executor_
 async def test_calls_waiting_behind_a_killed_method_run_in_the_new_executor(cluster, caplog):
     worker = cluster.workers[0]
     running = asyncio.ensure_future(worker.run_method(loop_stubbornly))
-    id = (await busy(worker))["id"]
+    id = (await busy(worker)).id
     waiting = asyncio.gather(*(worker.run_method(add, a=1, b=number) for number in range(5)), worker.run_code("1 + 1"))
     timed = asyncio.ensure_future(worker.rpc(Request("run_method", add, a=1, b=1), PATIENCE_S))
     assert await worker.ask("cancel", id, 0.2) == "killed"
@@ -462,7 +462,7 @@ def loop_and_clean_up(self):
 async def test_no_token_is_in_the_environment_or_the_arguments_of_the_executor(cluster):
     worker = cluster.workers[0]
     secret = worker._link.token.decode()
-    process = psutil.Process((await worker.status())["executor_pid"])
+    process = psutil.Process((await worker.status()).executor_pid)
     for member in (process, process.parent()):
         assert secret not in " ".join(member.cmdline())
         assert secret not in " ".join(member.environ().values())

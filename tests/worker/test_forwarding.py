@@ -4,6 +4,7 @@ import pytest
 
 from ddlf.worker import file_tail
 from ddlf.worker.activity import Activity
+from ddlf.worker.events import Logged
 from ddlf.worker.file_tail import GrowingFile
 from ddlf.worker.forwarding import Forwarding
 
@@ -16,8 +17,8 @@ class Master:
     def __init__(self):
         self.events = []
 
-    def event(self, name, facts):
-        self.events.append((name, facts))
+    def report(self, event):
+        self.events.append(event)
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ async def test_lines_wait_for_a_master_and_are_dropped_before_the_next_one(log):
     forwarding.log("of the daemon")
     forwarding.master = lambda: master
     forwarding.look_at_native()
-    assert master.events == [("logged", {"lines": ["of the daemon", "native"], "left_out": 0})]
+    assert master.events == [Logged(lines=["of the daemon", "native"])]
     forwarding.master = lambda: None
     log.write(b"for the first one\n")
     forwarding.log("for it, too")
@@ -74,7 +75,7 @@ async def test_lines_wait_for_a_master_and_are_dropped_before_the_next_one(log):
     forwarding.master = lambda: master
     log.write(b"an unfinished line")
     forwarding.end()
-    assert master.events[1:] == [("logged", {"lines": ["an unfinished line"], "left_out": 0})]
+    assert master.events[1:] == [Logged(lines=["an unfinished line"])]
 
 
 async def test_tokens_are_hidden_in_lines(log):
@@ -84,5 +85,5 @@ async def test_tokens_are_hidden_in_lines(log):
     log.write(b"joins with s3cret or other\n")
     forwarding.log("s3crets3cret")
     forwarding.end()
-    lines = [line for _, facts in master.events for line in facts["lines"]]
+    lines = [line for event in master.events for line in event.lines]
     assert sorted(lines) == ["******", "joins with *** or ***"]

@@ -12,6 +12,7 @@ import pytest
 from ddlf.worker import forwarding as forwarding_module
 from ddlf.worker import output_capture
 from ddlf.worker.activity import Activity
+from ddlf.worker.events import Wrote
 from ddlf.worker.forwarding import Forwarding
 from ddlf.worker.output_capture import LINES, NOTHING, Written, append_to_line, shown_line
 from tests.patience import PATIENCE_S
@@ -25,11 +26,11 @@ class Master:
         self.lines, self.dropped, self.counts = [], 0, []
         self.news = asyncio.Event()
 
-    def event(self, name, facts):
-        assert name == "wrote"
-        self.counts.append((len(facts["lines"]), facts["dropped"]))
-        self.lines += [tuple(line) for line in facts["lines"]]
-        self.dropped += facts["dropped"]
+    def report(self, event):
+        assert type(event) is Wrote
+        self.counts.append((len(event.texts), event.dropped))
+        self.lines += zip(event.streams, event.texts, strict=True)
+        self.dropped += event.dropped
         self.news.set()
 
 

@@ -420,7 +420,7 @@ async def test_a_reset_link_loses_its_open_calls_and_is_dialled_again():
 async def test_status_counts_masters_and_not_connected_peers(peers):
     for worker in worker_in_process(peers[0]).peers.values():
         await worker._listening
-    assert (await peers[1].status())["masters"] == 1
+    assert (await peers[1].status()).masters == 1
 
 
 # -- a worker with a false identity -----------------------------------------------------------------------------------

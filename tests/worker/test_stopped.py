@@ -59,7 +59,7 @@ async def test_a_stopped_executor_is_ended_and_a_busy_one_is_not():
         first, second = cluster.workers
         asking = asyncio.ensure_future(first.run_method(wait_indefinitely))
         busy = asyncio.ensure_future(second.run_method(hold_the_gil, 3))
-        while not (await first.status())["busy"]:
+        while not (await first.status()).busy:
             pass
         cluster.machine(1).freeze("executor")
         with pytest.raises(ExecutorCrashed, match=r"was stopped \(SIGSTOP\) for \d s, so its daemon ended it while it"):

@@ -109,9 +109,9 @@ async def test_an_idle_executor_is_replaced_by_one_that_has_the_module():
         (before,) = await cluster.status()
         await preload(cluster, MODULE)
         ((pid, parent, imported_in),) = await cluster.run_method(process_of_module, module=MODULE)
-        assert (imported_in, pid != before["executor_pid"]) == (parent, True)
+        assert (imported_in, pid != before.executor_pid) == (parent, True)
         (after,) = await cluster.status()
-        assert (after["restarts"], after["last_exit"]) == (0, None)  # the replacement does not count as a restart
+        assert (after.restarts, after.last_exit) == (0, None)  # the replacement does not count as a restart
 
 
 async def test_a_killed_executor_is_back_without_an_import(cluster):
@@ -121,7 +121,7 @@ async def test_a_killed_executor_is_back_without_an_import(cluster):
     assert imported_in
     for _ in range(2):
         running = asyncio.ensure_future(cluster.workers[0].run_code("while True: pass"))
-        while not (await cluster.workers[0].status())["busy"]:
+        while not (await cluster.workers[0].status()).busy:
             pass
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(ExecutorCrashed, match="was ended by SIGKILL"):
@@ -145,7 +145,7 @@ async def test_an_executor_that_may_hold_something_is_not_replaced(use):
         await use(cluster)
         (before,) = await cluster.status()
         await preload(cluster, MODULE)
-        assert (await cluster.status())[0]["executor_pid"] == before["executor_pid"]
+        assert (await cluster.status())[0].executor_pid == before.executor_pid
 
 
 async def test_hosted_methods_survive_the_replacement():
@@ -216,7 +216,7 @@ async def test_without_a_template_executors_are_separate_processes(monkeypatch):
         await preload(cluster, MODULE)
         (status,) = await cluster.status()
         ((_, parent, _),) = await cluster.run_method(process_of_module, module=MODULE)
-        assert parent == status["pid"]
+        assert parent == status.pid
 
 
 async def test_workers_survive_when_their_template_is_killed(descendants):
@@ -326,19 +326,19 @@ async def test_exit_codes_signals_and_last_output_are_reported_for_the_executor(
 
 async def test_a_method_that_blocks_is_interrupted(cluster):
     running = asyncio.ensure_future(cluster.workers[0].run_code("while True: pass"))
-    while not (await cluster.workers[0].status())["busy"]:
+    while not (await cluster.workers[0].status()).busy:
         pass
-    pid = (await cluster.workers[0].status())["executor_pid"]
+    pid = (await cluster.workers[0].status()).executor_pid
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    while (await cluster.workers[0].status())["busy"]:
+    while (await cluster.workers[0].status()).busy:
         pass
-    assert (await cluster.workers[0].status())["executor_pid"] == pid
+    assert (await cluster.workers[0].status()).executor_pid == pid
 
 
 async def processes(worker):
     status = await worker.status()
-    return status["pid"], status["executor_pid"]
+    return status.pid, status.executor_pid
 
 
 # -- nothing outlives its daemon ----------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ async def processes(worker):
 async def test_a_looping_executor_ends_after_its_daemon_was_killed(descendants):
     async with Cluster.local(2) as cluster:
         running = asyncio.ensure_future(cluster.workers[0].run_code("while True: pass"))
-        while not (await cluster.workers[0].status())["busy"]:
+        while not (await cluster.workers[0].status()).busy:
             pass
         daemon, executor = await processes(cluster.workers[0])
         os.kill(daemon, signal.SIGKILL)
@@ -361,7 +361,7 @@ async def test_a_looping_executor_ends_after_its_daemon_was_killed(descendants):
 async def test_a_looping_executor_ends_after_its_template_and_its_daemon_were_killed(descendants):
     async with Cluster.local(1) as cluster:
         running = asyncio.ensure_future(cluster.workers[0].run_code("while True: pass"))
-        while not (await cluster.workers[0].status())["busy"]:
+        while not (await cluster.workers[0].status()).busy:
             pass
         daemon, executor = await processes(cluster.workers[0])
         (process,) = (

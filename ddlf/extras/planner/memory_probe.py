@@ -61,12 +61,12 @@ async def memory_of(
     workers = [worker for worker in app.cluster.workers if worker.connected]
     if not workers:
         return Memory(problem="no worker is connected")
-    facts = {worker.id: (await worker.status())["memory"] for worker in workers}
+    memory = {worker.id: (await worker.status()).memory for worker in workers}
     workers_of_host = Counter(worker.host for worker in workers)
 
     def share(worker: Any) -> float:
-        fact = facts[worker.id]
-        return (fact["used"] or 0) + fact["free"] / workers_of_host[worker.host] if fact["free"] else float("inf")
+        used, free = memory[worker.id].used or 0, memory[worker.id].free
+        return used + free / workers_of_host[worker.host] if free else float("inf")
 
     worker = min(workers, key=share)
     if worker.facts["gpus"]:

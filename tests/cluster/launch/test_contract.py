@@ -153,7 +153,7 @@ async def test_error_of_a_request_has_the_reason_of_the_engine(keys, descendants
         running = asyncio.ensure_future(worker.run_code("import time; time.sleep(1000)")) if is_busy else None
         process = worker_at(launcher.gate, 0)
         if is_busy:
-            while not (await worker.status())["busy"]:  # noqa: ASYNC110 - there is no event
+            while not (await worker.status()).busy:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
         while not is_busy and worker.connected:  # noqa: ASYNC110 - there is no event

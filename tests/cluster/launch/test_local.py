@@ -63,7 +63,7 @@ async def test_a_worker_whose_daemon_is_killed_is_lost_at_once_and_the_signal_is
     async with Cluster.local(2) as cluster:
         first, second = cluster.workers
         running = asyncio.ensure_future(first.run_method(sleep_long))
-        pid = (await first.status())["pid"]
+        pid = (await first.status()).pid
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match="its process was ended by SIGKILL; connect again: that starts") as caught:
             await asyncio.wait_for(running, PATIENCE_S)
@@ -91,7 +91,7 @@ async def test_a_busy_worker_does_not_delay_the_close(leftovers, monkeypatch):
     monkeypatch.setattr("ddlf.cluster.launch.processes.STOP_S", 1000)
     async with Cluster.local(1) as cluster:
         call = asyncio.ensure_future(cluster.run_code("while True: pass"))
-        while not (await cluster.status())[0]["busy"]:
+        while not (await cluster.status())[0].busy:
             pass
         closing = asyncio.ensure_future(cluster.close())
         await asyncio.wait_for(closing, PATIENCE_S)
@@ -177,7 +177,7 @@ async def test_reconnect_restarts_a_dead_worker_but_not_after_close(leftovers):
 
 async def kill_daemon(worker):
     running = asyncio.ensure_future(worker.run_method(sleep_long))
-    os.kill((await worker.status())["pid"], signal.SIGKILL)
+    os.kill((await worker.status()).pid, signal.SIGKILL)
     with pytest.raises(WorkerLost):
         await running
 
@@ -258,9 +258,9 @@ def loop_indefinitely():
 
 async def main():
     async with Cluster.local(2) as cluster:
-        pids = [[status["pid"], status["executor_pid"]] for status in await cluster.status()]
+        pids = [[status.pid, status.executor_pid] for status in await cluster.status()]
         call = asyncio.ensure_future(cluster.run_method(loop_indefinitely))
-        while not all(status["busy"] for status in await cluster.status()):
+        while not all(status.busy for status in await cluster.status()):
             pass
         print(json.dumps({"pids": sum(pids, []), "ports": [worker.port for worker in cluster.workers]}), flush=True)
         await call

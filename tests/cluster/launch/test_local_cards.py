@@ -43,7 +43,7 @@ async def test_each_card_gets_one_worker_whose_executors_know_it(cards):
     async with cluster:
         assert await cluster.run_method(mask) == [(FIRST, False), (SECOND, False)]
         assert [worker.facts["gpus"] for worker in cluster.workers] == [["0 (Test Card)"], ["1 (Test Card)"]]
-        assert (await cluster.workers[1].status())["gpus"] == ["1 (Test Card)"]
+        assert (await cluster.workers[1].status()).gpus == ["1 (Test Card)"]
         with pytest.raises(DDLFError):
             await cluster.workers[1].run_method(die)
         assert await cluster.workers[1].run_method(mask) == (SECOND, False)
@@ -64,7 +64,7 @@ async def test_status_and_events_have_the_readings_of_cards(cards):
     cluster.subscribe(look)
     async with cluster, asyncio.timeout(PATIENCE_S):
         await read.wait()
-        (reading,) = (await cluster.workers[0].status())["cards"]
+        (reading,) = (await cluster.workers[0].status()).cards
         status = await cluster.workers[0].status()
     assert events[0] == CardRead(
         worker=1,
@@ -76,7 +76,7 @@ async def test_status_and_events_have_the_readings_of_cards(cards):
         watts=310.5,
         celsius=61,
     )
-    assert reading["celsius"] == 61
+    assert reading.celsius == 61
     assert "on card 0 (Test Card) (0: 87 %, 0.0 of 17.2 GB, 310 W, 61 °C)" in describe(status, "")
 
 
