@@ -139,8 +139,9 @@ def test_the_lines_of_the_start_of_a_run():
     text = "model     cnn: 515,146 parameters, Keras 3.1 on jax and tensorflow, threads per worker 1-2, ready in 2.0 s"
     assert line(events.ModelBuilt(**built, bfloat16_gain=1.3)) == text
     assert line(events.ModelBuilt(**built, bfloat16_gain=1.94)) == (
-        f"{text}\nprecision float32; matrix products are 1.9x as fast in bfloat16 here: try mixed_bfloat16"
+        f"{text}\nprecision float32; large matrix products are about 1.9x as fast in bfloat16 here: try mixed_bfloat16"
     )
+    assert "about 11x as fast in bfloat16" in line(events.ModelBuilt(**built, bfloat16_gain=11.2))
     assert line(events.ModelBuilt(**built, batch_parts=2)) == f"{text}\ncards     2 cards of a worker share each batch"
     data = dict(samples=60000, shape=(28, 28), content="abc", seconds=0.25)
     text = "data      60,000 samples of shape (28, 28), content abc: "

@@ -41,6 +41,8 @@ MOST_SHOWN = 6
 MOST_OF_A_VALUE = 60
 """Maximum length of a decided value in a line. The model text in the run's folder has the whole value."""
 GAIN_WORTH_SAYING = 1.3
+EXACT_GAIN = 3.0
+"""Larger gains are printed without decimals, because they vary between runs."""
 """Minimum speed-up of matrix products by bfloat16 for a printed line. The rest of a training step gets no faster."""
 
 
@@ -146,9 +148,10 @@ def _line(event: e.Event) -> str:
                 f"threads per worker {'-'.join(map(str, event.threads))}, ready in {event.seconds:.1f} s"
             )
             if event.bfloat16_gain > GAIN_WORTH_SAYING:
+                gain = event.bfloat16_gain
                 text += (
-                    f"\nprecision float32; matrix products are {event.bfloat16_gain:.1f}x as fast in bfloat16 here: "
-                    "try mixed_bfloat16"
+                    f"\nprecision float32; large matrix products are about {gain:.{0 if gain > EXACT_GAIN else 1}f}x as fast in "
+                    "bfloat16 here: try mixed_bfloat16"
                 )
             if event.batch_parts > 1:
                 text += f"\ncards     {event.batch_parts} cards of a worker share each batch"

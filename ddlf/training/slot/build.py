@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import re
 import sys
 import time
@@ -335,6 +336,9 @@ def describe(value: Any, depth: int = 0) -> str:
     return f"{type(value).__qualname__}({shown})"
 
 
+LEAST_WEIGHT = 2**18
+"""Minimum number of values of a model's largest weight, so that products in bfloat16 make the model faster. The products of
+smaller weights take less time than the other work (docs/LAB.md)."""
 PROBE_SIZE = 512
 PROBE_S = 0.1
 LEAST_TURNS = 4
@@ -398,6 +402,11 @@ def set_precision(name: str, format: NumberFormat | None = None) -> None:
     global_state.set_global_attribute("dtype_policy", None)
     if policy:
         keras.config.set_dtype_policy(policy)
+
+
+def has_large_products(model: Any) -> bool:
+    """Return whether a model has a weight that is large enough to gain from products in bfloat16."""
+    return any(math.prod(variable.shape) >= LEAST_WEIGHT for variable in model.trainable_variables)
 
 
 @cache

@@ -36,6 +36,7 @@ from ddlf.training.slot.build import (
     NumberFormat,
     fresh_names,
     gain_of_bfloat16,
+    has_large_products,
     ready_model,
     set_precision,
 )
@@ -350,11 +351,13 @@ class Replica:
         )
 
     def _may_gain(self) -> bool:
-        """Return whether this worker says what bfloat16 gains. One is enough, and only float32 can become mixed."""
+        """Return whether this worker says what bfloat16 gains. One is enough, only float32 can become mixed, and only large
+        products gain.
+        """
         import keras
 
         is_open = self.app.precision == "auto" and keras.config.floatx() == "float32"
-        return self.MIXED and is_open and self.app.worker.id == 1
+        return self.MIXED and is_open and self.app.worker.id == 1 and has_large_products(self.app.model)
 
     def use(self, model: TrainableModel, samples: Samples | None = None) -> None:
         """Use a model for all following rounds.

@@ -12,7 +12,7 @@ from ddlf.data.app_data import check_data
 from ddlf.errors import AppError
 from ddlf.testing import FakeWorker
 from ddlf.training.slot import keras_model
-from ddlf.training.slot.build import describe_weights
+from ddlf.training.slot.build import describe_weights, has_large_products
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import final_weights, read_optimizer
 from ddlf.training.slot.replica import Replica, run_train
@@ -290,6 +290,15 @@ class Exact(Replica):
     MIXED = False
 
 
+def test_only_a_model_with_a_large_weight_gains_from_bfloat16():
+    import keras
+
+    def model(units):
+        return keras.Sequential([keras.Input((512,)), keras.layers.Dense(units), keras.layers.Dense(1)])
+
+    assert [has_large_products(model(units)) for units in (511, 512)] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("kind", "worker", "precision", "floatx", "gain"),
     [
@@ -306,6 +315,7 @@ def test_one_worker_says_what_mixed_precision_would_gain_if_it_is_possible(
     import keras
 
     monkeypatch.setattr("ddlf.training.slot.replica.gain_of_bfloat16", lambda: 2.0)
+    monkeypatch.setattr("ddlf.training.slot.build.LEAST_WEIGHT", 1)
     monkeypatch.setattr(keras.config, "floatx", lambda: floatx)
     replica = kind(FakeWorker(worker), Blobs(), "run")
     replica.app.precision = precision
