@@ -176,7 +176,11 @@ def _help_without_command(name: str) -> None:
     if (kind := kinds.get(name.lower())) is not None:
         print(errors.explained(kind), end="")
         sys.exit(0)
-    if name.startswith("-") or name in ("help", *core_commands(), *NOT_COMMANDS) or name in (commands := all_commands()):
+    if (
+        name.startswith("-")
+        or name in ("help", *core_commands(), *NOT_COMMANDS)
+        or name in (commands := all_commands())
+    ):
         return
     from ddlf.cli.options import GROUPS
 

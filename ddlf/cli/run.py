@@ -305,13 +305,23 @@ def _described_training(app: IApp, cluster: Cluster) -> str:
     length = f"{steps} batch{'es' * (steps != 1)}" if steps else spec.local.epochs
     length = f"{app.round_samples} samples" if app.round_samples else length
     slots = app.slots or (cluster.places if cluster.places > cluster.N else None)
-    per = (
-        _group(cluster.N // (slots or 1))
-        if spec.exchange.spans_workers
-        else _slots(slots, cluster.N, spec.train.extra_workers)
-    )
+    if spec.exchange.spans_workers:
+        per = _group(cluster.N // (slots or 1))
+    elif app.slots is None and _resumes(app):
+        per = f"slot, slots of the checkpoint on {_workers(cluster.N)}"
+    else:
+        per = _slots(slots, cluster.N, spec.train.extra_workers)
     batches = _batches(spec, slots, cluster.N, per)
     return f"{type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, {batches}, seed {app.seed}"
+
+
+def _resumes(app: IApp) -> bool:
+    """Return whether a run continues from a checkpoint, which has the number of its slots."""
+    if str(app.resume) != "auto" or app.checkpoint is None:
+        return app.resume is not None
+    from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+
+    return CheckpointFolder(app.checkpoint).newest_round() is not None
 
 
 def requeue_of(app: IApp, cluster: Cluster) -> Requeue:

@@ -152,7 +152,10 @@ def test_help_shows_first_steps_and_every_command(run_here):
         (["status", "--token", "x"], "tokens on the command line are visible to other users; use --token-file"),
         (["help", "WorkerLst"], "there is no help on 'WorkerLst', did you mean 'WorkerLost'?"),
         (["help", "rnu"], "there is no help on 'rnu', did you mean 'run'?"),
-        (["help", "nonsense"], "name a command of ddlf --help, an error such as WorkerLost, or options such as downpour"),
+        (
+            ["help", "nonsense"],
+            "name a command of ddlf --help, an error such as WorkerLost, or options such as downpour",
+        ),
         (["help", "downpour"], "'downpour' is a group of options: ddlf run --help downpour"),
         (["help", "train"], "did you mean 'ddlf run'?"),
         (["status", "--config", "nofile.yaml"], "nofile.yaml"),

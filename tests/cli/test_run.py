@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ from ddlf.app import IApp
 from ddlf.cli import main
 from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
-from ddlf.cli.run import _batches, _slots, resolve_cluster
+from ddlf.cli.run import _batches, _described_training, _slots, resolve_cluster
 from ddlf.cli.target import find_target, function_arguments, prepare_app
 from ddlf.cluster.launch.launcher import Workers
 from ddlf.errors import AppError, ConfigError, ConnectError
@@ -865,7 +866,6 @@ async def test_wait_is_how_long_listen_waits_for_workers():
         await cluster.connect()
 
 
-
 @pytest.mark.parametrize(
     ("cores", "description"),
     [
@@ -941,6 +941,21 @@ def test_run_omits_the_batch_of_lbfgs(mode, slots, words):
     run = IApp()
     run.mode = mode
     assert _batches(spec_of(run), slots, 3, "worker x 3 workers") == words
+
+
+def test_run_that_resumes_says_that_the_checkpoint_has_the_slots(tmp_path):
+    run, cluster = IApp(), SimpleNamespace(N=2, places=2)
+    for resume, checkpoint, words in (
+        (None, None, "per worker x 2 workers"),
+        (tmp_path, None, "per slot, slots of the checkpoint on 2 workers"),
+        ("auto", tmp_path / "new", "per worker x 2 workers"),
+        ("auto", tmp_path, "per slot, slots of the checkpoint on 2 workers"),
+    ):
+        (tmp_path / "round-000004").mkdir(exist_ok=True)
+        run.resume, run.checkpoint = resume, checkpoint
+        assert words in _described_training(run, cluster)
+    run.slots = 4
+    assert "per slot, 4 slots on 2 workers" in _described_training(run, cluster)
 
 
 IN_A_LIBRARY = """

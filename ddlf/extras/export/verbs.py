@@ -32,7 +32,11 @@ def _compare_options(parser: Parser) -> None:
 
 
 def _add_model(parser: Parser) -> None:
-    parser.add("model", type=Path, help="a .keras file, a model as text (.nnm), or a run: its folder, or the beginning of its name")
+    parser.add(
+        "model",
+        type=Path,
+        help="a .keras file, a model as text (.nnm), or a run: its folder, or the beginning of its name",
+    )
     parser.add(
         "--layers", dest="code", type=Path, metavar="FILE", help="Python file with your own layers, to run first"
     )
