@@ -299,9 +299,10 @@ async def test_groups_have_the_planned_connections_only(one_template):
 
 
 @pytest.mark.slow
-async def test_two_slots_equal_two_slots_of_the_gradient_exchange(two_workers):
+@pytest.mark.parametrize("schedule", [None, "warmup:0.3,cosine"])
+async def test_two_slots_equal_two_slots_of_the_gradient_exchange(two_workers, schedule):
     """Each epoch is one step, so both exchanges have the same samples in it."""
-    options = dict(samples=50, batch_size=32, master_epochs=6, optimizer="adam")
+    options = dict(samples=50, batch_size=32, master_epochs=6, optimizer="adam", schedule=schedule)
     split = app(two_workers, Blobs, split="stages:1", slots=2, micro_batches=4, **options)
     await split.train_model()
     usual = app(two_workers, Blobs, exchange="gradient", slots=2, **options)

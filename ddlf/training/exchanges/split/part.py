@@ -26,6 +26,7 @@ from ddlf.training.exchanges.split.graph import functional
 from ddlf.training.exchanges.split.plan import Plan
 from ddlf.training.exchanges.split.program import WHOLE, Name, Segment
 from ddlf.training.slot.metric_variables import make_variables_of
+from ddlf.training.slot.optimizers import state_of
 
 LARGE = 1 << 20
 """Tensors with more values are added, and stepped, one by one."""
@@ -442,9 +443,8 @@ class TensorFlowPart(ModelPart):
         # of these steps begin with the same values of variables that belong to all weights, such as the step count.
         import tensorflow as tf
 
-        optimizer = self._model.optimizer
         weight_of = dict(zip(self._plan.optimizer.paths, self._plan.optimizer.weight_of, strict=True))
-        shared = [variable for variable in optimizer.variables if weight_of[variable.path] is None]
+        shared = [variable for variable in state_of(self._model) if weight_of[variable.path] is None]
         initial = [tf.convert_to_tensor(variable) for variable in shared]
         for number, positions in enumerate(one_by_one(gradients)):
             for variable, value in zip(shared, initial, strict=True) if number else ():

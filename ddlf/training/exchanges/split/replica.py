@@ -55,7 +55,7 @@ from ddlf.training.roles import REPLICA
 from ddlf.training.slot.build import ModelReport, describe_optimizer, fresh_names, ready_model
 from ddlf.training.slot.distribution import check_one_card
 from ddlf.training.slot.keras_model import reseed
-from ddlf.training.slot.optimizers import RunPosition, write_rates
+from ddlf.training.slot.optimizers import RunPosition, state_of, write_rates
 from ddlf.training.slot.parts import SlotPart
 from ddlf.training.slot.pushes import RoundPushes
 from ddlf.training.slot.replica import MOVED_EVERY_S, Replica, call
@@ -487,14 +487,14 @@ class SplitReplica(Replica, Restored):
 
     def _set_optimizer(self, values: Mapping[str, Any]) -> None:
         """Set the variables of the optimizer by their paths, if they are known."""
-        for variable in self.app.model.optimizer.variables if values else ():
+        for variable in state_of(self.app.model) if values else ():
             variable.assign(values[variable.path])
 
     def _keep(self, part: ModelPart, version: int) -> Fault | None:
         """Keep the state of the part in a file. Return why the weights cannot be used, if they cannot."""
         model, paths = self.app.model, self._plan.optimizer.paths
         variables = [(weight_name(i), model.weights[i]) for i in self._plan.parts[part.number].all_weights]
-        variables += [(optimizer_name(paths.index(v.path)), v) for v in model.optimizer.variables]
+        variables += [(optimizer_name(paths.index(v.path)), v) for v in state_of(model)]
         state = State([(name, np.dtype(v.dtype).name, tuple(v.shape)) for name, v in variables])
         for name, variable in variables:
             value = value_of(variable)
