@@ -78,7 +78,7 @@ async def measure(facts: dict[str, Any]) -> dict[str, Any]:
         app.location, app.data_memory = facts["place"], facts["memory"]
         app.checkpoint, app.resume, app.round_samples = facts["folder"], "auto", facts["samples"] // ROUNDS
         records = await app.train_sync(master_epochs=facts["epochs"])
-        peaks = [_peak(pid) for worker in cluster.workers for pid in _family(worker.facts["pid"])]
+        peaks = [_peak(pid) for worker in cluster.workers for pid in _family(worker.executor.pid)]
         exact = bool(app.ledger.is_exact(facts["epochs"]))
         sha256 = digest(app.model.get_weights())
     seconds = [record.seconds for record in records]

@@ -34,7 +34,7 @@ async def test_one_slot_gives_the_metrics_of_plain_keras_in_every_epoch(name, tw
     app = kind(two_workers.options(workers=[1]))
     app.verbose = False
     # The plain program runs on a worker, too: TensorFlow rounds differently with another number of threads.
-    app.threads = two_workers.workers[1].facts["threads"]
+    app.threads = two_workers.workers[1].executor.threads
     elsewhere = two_workers.options(workers=[2]).run_method(
         run_plainly, program=(FOLDER / f"{name}_keras.py").read_text()
     )

@@ -31,6 +31,7 @@ from ddlf.training.registry import spec_of
 from ddlf.training.strategy import strategy_and_exchange
 from ddlf.worker.assignment import CardWish, cards_for, unused_cards
 from ddlf.worker.machine import machine_facts
+from ddlf.worker.status import ExecutorInfo
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
@@ -91,7 +92,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         if preview := await strategy_and_exchange(spec)[1].preview(app, spec):
             print(f"exchange  {spec.exchange.name}: {preview}")
         for preview_plan in hooks("preview_plan"):
-            if preview := preview_plan(app, _facts(cluster, this_machine, answers, options)):
+            if preview := preview_plan(app, _executors(cluster, this_machine, answers, options)):
                 print(f"plan      {preview}")
     _print_files()
     findings = [
@@ -132,15 +133,20 @@ def _facts_of_cluster_file(cluster: Cluster, options: argparse.Namespace) -> tup
     return config.launcher is not None, config.run.connect_timeout_s, config.run.min_workers or cluster.N
 
 
-def _facts(
+def _executors(
     cluster: Cluster, this_machine: dict[str, Any], answers: Sequence[Answer], options: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Return facts about the machine of each worker, as its executor would report them; empty facts if they are unknown."""
+) -> list[ExecutorInfo]:
+    """Return the executor that each worker would have; an unknown one if its machine is unknown."""
     machines = [answer.machine for answer in answers]
     if not machines:
         machines = [this_machine if new_workers(options) else {}] * cluster.N
     # An executor reports the cards that it has got.
-    return [{} if not machine or machine["gpus"]["cards"] else {**machine, "gpus": []} for machine in machines]
+    return [
+        ExecutorInfo()
+        if not machine or machine["gpus"]["cards"]
+        else ExecutorInfo(host=machine["host"], python=machine["python"], cores=machine["cores"])
+        for machine in machines
+    ]
 
 
 def _line(this_machine: dict[str, Any], answer: Answer) -> str:

@@ -287,7 +287,7 @@ async def _run_app(
             await _connect(cluster, options.wait, display, app.run_context.emit, PRELOADED)
             try:
                 await check_needs(cluster, target, display.say, local=new_workers(options))
-                gpus = (", ".join(worker.facts.get("gpus", ())) for worker in cluster.workers)
+                gpus = (", ".join(worker.executor.gpus) for worker in cluster.workers)
                 for text in card_lines(gpus, app.deterministic):
                     display.say(f"cards     {text}")
                 await choose_settings(app)

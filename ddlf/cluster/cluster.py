@@ -820,7 +820,7 @@ class Cluster(Group):
             ConfigError: A worker was started with others.
         """
         for worker in self._members.present:
-            check_cards(self, worker, worker.facts["gpus"], worker.facts["gpu_uuids"])
+            check_cards(self, worker, worker.executor.gpus, worker.executor.gpu_uuids)
 
     async def add(self, host: str, port: int = 9000) -> ProxyWorker:
         """Add a worker to the cluster. A training run gives it slots from its next round.

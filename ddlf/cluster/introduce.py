@@ -84,7 +84,7 @@ async def introduced(
         raise ConfigError(f"worker {unknown[0]} is named in calls, but is not among the introduced workers")
     endpoints = dict(zip(workers, await asyncio.gather(*map(_endpoint, workers)), strict=True))
     _check_distinct(endpoints)
-    executors = {worker.id: worker.facts["executor"] for worker in workers}
+    executors = {worker.id: worker.executor.name for worker in workers}
     await asyncio.gather(*(worker.rpc(_introduction(worker, endpoints, run, calls)) for worker in workers))
     unmet = await _meet(workers, workers)
     refused = await asyncio.gather(*(_dial_back(caller, callee, endpoints, run) for caller, callee, _ in unmet))
@@ -123,7 +123,7 @@ async def _dial_back(
     addresses = _candidates(caller, callee, endpoints)
     if not addresses or _advertised_addresses(callee, endpoints[callee], caller.id):
         return None
-    number = offer_number(peer_pass(callee.identity.key["lease"], run, caller.facts["executor"]))
+    number = offer_number(peer_pass(callee.identity.key["lease"], run, caller.executor.name))
     try:
         return str(await callee.ask("dial", addresses, callee.id, number, timeout_s=DIAL_BACK_S))
     except DDLFError as error:  # it is lost, or runs an earlier release; the pair has a reason already
@@ -136,7 +136,7 @@ async def _check_there(worker: ProxyWorker, executor: str) -> None:
     a new one.
     """
     await worker.rpc(Request("list_methods"))
-    if worker.facts["executor"] != executor:
+    if worker.executor.name != executor:
         raise AppMissing("its executor ended while workers were introduced to each other", worker=worker.name)
 
 
@@ -201,13 +201,13 @@ def _introduction(
         run=run,
         me=worker.id,
         lease=worker.identity.key["lease"],
-        callers={other.facts["executor"]: other.id for other in endpoints if may(other, worker)},
+        callers={other.executor.name: other.id for other in endpoints if may(other, worker)},
         peers=[
             {
                 "id": other.id,
                 "name": other.name,
                 "addresses": _candidates(other, worker, endpoints),
-                "shows": peer_pass(other.identity.key["lease"], run, worker.facts["executor"]),
+                "shows": peer_pass(other.identity.key["lease"], run, worker.executor.name),
             }
             for other in endpoints
             if may(worker, other)

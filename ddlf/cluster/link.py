@@ -75,7 +75,7 @@ from ddlf.worker.events import (
     Wanted,
     Wrote,
 )
-from ddlf.worker.status import WorkerStatus
+from ddlf.worker.status import ExecutorInfo, WorkerStatus
 
 
 class Identity:
@@ -486,10 +486,8 @@ class WorkerEvents:
     def _worker_facts(self) -> dict[str, Any]:
         return {"worker": self._session.id, "name": self.name}
 
-    def connected(self, address: str, facts: dict[str, Any]) -> None:
-        """Emit the event that the worker is connected, with the facts that its executor has reported about itself. Only
-        the first of several calls counts.
-        """
+    def connected(self, address: str, executor: ExecutorInfo) -> None:
+        """Emit the event that the worker is connected, with its executor. Only the first of several calls counts."""
         if self._is_connected:
             return
         former, self._present = self._present, self._incarnation()
@@ -500,14 +498,14 @@ class WorkerEvents:
             WorkerConnected(
                 **self._worker_facts(),
                 address=address,
-                host=str(facts["host"]),
-                python=str(facts["python"]),
-                cores=int(facts["cores"]),
-                threads=int(facts["threads"]),
+                host=executor.host,
+                python=executor.python,
+                cores=executor.cores,
+                threads=executor.threads,
                 again=self._was_connected,
                 engine=self._present.engine,
                 incarnation=self._count,
-                gpus=tuple(map(str, facts.get("gpus", ()))),  # workers of earlier releases do not report it
+                gpus=tuple(executor.gpus),
             )
         )
         self._is_connected = self._was_connected = True
@@ -593,7 +591,7 @@ class Link:
         link_state: Whether the link is open, and if not, why.
         control: The connection to the daemon; None without one.
         data: The connection to the executor; None without one.
-        facts: Facts that the executor has reported about itself.
+        executor: The executor, as it has described itself; an unknown one before the first session.
         liveness: When the worker last gave a sign of life, also after the connection has ended; None before the first.
         worker_events: Emits events about the worker.
         on_leaving: Called when the worker announces its end; None releases it when it has no requests.
@@ -622,7 +620,7 @@ class Link:
         self.link_state = LinkState(self.find_end, self.worker_events.last_lines, self.when_lost)
         self.control: ControlChannel | None = None
         self.data: DataChannel | None = None
-        self.facts: dict[str, Any] = {}
+        self.executor = ExecutorInfo()
         self._first_id = 1
         self._ids = itertools.count(1)
         self.liveness: Liveness | None = None  # kept after its connection has ended
@@ -849,24 +847,24 @@ class Link:
         data.crash_before = crash_before
         try:
             await self._begin_session(data, timeout_s)
-            if self.facts["executor"] != self._replayed_to:
+            if self.executor.name != self._replayed_to:
                 self._check_python()
                 for request in self.replay(self.session.id):
                     await data.call(request)
-                self._replayed_to = self.facts["executor"]
+                self._replayed_to = self.executor.name
         except BaseException:
             data.stream.close()  # Otherwise the next request would use an executor with an incomplete session.
             raise
-        self.worker_events.connected(self.address, self.facts)
+        self.worker_events.connected(self.address, self.executor)
         self.spawn(_keep_open(data.stream))
         return data
 
     def _check_python(self) -> None:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        if self.facts["python"].rsplit(".", 1)[0] != version:
+        if self.executor.python.rsplit(".", 1)[0] != version:
             self.close()
             raise VersionError(
-                f"runs Python {self.facts['python']}, the master {sys.version.split()[0]}",
+                f"runs Python {self.executor.python}, the master {sys.version.split()[0]}",
                 worker=self.name,
                 hint=f"code can only be sent between equal minor versions: install {version} on the worker",
             )
@@ -876,13 +874,13 @@ class Link:
         # A guest does not answer questions about modules.
         request = Request("connect", **self.identity.key, **session.arguments(), modules=not self.identity.guest)
         try:
-            self.facts = await data.call(request, Deadline(timeout_s))
+            self.executor = self.answered(ExecutorInfo, await data.call(request, Deadline(timeout_s)))
         except LeaseError:
             # A restarted daemon knows no leases. If so, this request fails with that reason.
             if not self.identity.guest:
                 await self.ask("ping", timeout_s=timeout_s)
             raise
-        data.pid = self.facts["pid"]
+        data.pid = self.executor.pid
         self._sent_session = session
 
     async def _dial_executor(self, timeout_s: float) -> Any:

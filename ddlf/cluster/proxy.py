@@ -29,7 +29,7 @@ from ddlf.rpc.heartbeats import State, Timing
 from ddlf.rpc.iworker import IWorker, checked_function, method_name
 from ddlf.rpc.messages import MAX_BODY_BYTES, Request
 from ddlf.rpc.tls import TOKEN_ONLY, Security
-from ddlf.worker.status import WorkerStatus
+from ddlf.worker.status import ExecutorInfo, WorkerStatus
 
 COLUMNS = ("worker", "name", "state", "machine", "cores", "threads", "Python", "sent", "received")
 
@@ -40,9 +40,12 @@ def workers_table(workers: Iterable[ProxyWorker]) -> str:
 
 
 def _cells(worker: ProxyWorker) -> list[object]:
-    facts = [worker.facts.get(name, "") for name in ("host", "cores", "threads", "python")]
-    carried = [size(worker.bytes_sent), size(worker.bytes_received)] if worker.facts else ["", ""]
-    return [worker.id, worker.label, worker.state if worker.connected else "not connected", *facts, *carried]
+    executor, state = worker.executor, worker.state if worker.connected else "not connected"
+    details: list[object] = [""] * 6
+    if executor.host:
+        carried = size(worker.bytes_sent), size(worker.bytes_received)
+        details = [executor.host, executor.cores, executor.threads, executor.python, *carried]
+    return [worker.id, worker.label, state, *details]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -259,9 +262,9 @@ class ProxyWorker(IWorker):
         return self.identity.epoch
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """Facts that the executor has reported about itself."""
-        return self._link.facts
+    def executor(self) -> ExecutorInfo:
+        """The executor, as it has described itself; an unknown one before the first connection."""
+        return self._link.executor
 
     @property
     def bytes_sent(self) -> int:
@@ -504,7 +507,7 @@ class ProxyWorker(IWorker):
         """
         self._link.session.threads = threads
         await self._link.open_data()
-        if self.facts["threads"] != threads:
+        if self.executor.threads != threads:
             await self.restart()
             await self._link.open_data()
 
@@ -514,16 +517,16 @@ class ProxyWorker(IWorker):
         A process cannot change this, so an executor that does otherwise is restarted and loses its state.
 
         Returns:
-            Whether the executor does so. Workers of earlier releases do not know it.
+            Whether the executor does so.
         """
         await self._link.open_data()
-        if self.facts.get("deterministic", False) != on:
+        if self.executor.deterministic != on:
             self._link.session.deterministic = on
             await self._link.open_data()
-        if self.facts.get("deterministic", on) != on:
+        if self.executor.deterministic != on:
             await self.restart()
             await self._link.open_data()
-        return bool(self.facts.get("deterministic", False)) == on
+        return self.executor.deterministic == on
 
     async def release(self) -> None:
         """Let a worker that has announced its end go, because this master needs nothing from it any more."""

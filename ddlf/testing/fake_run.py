@@ -45,6 +45,7 @@ from ddlf.training.strategies.downpour.server import Servers
 from ddlf.training.strategies.downpour.settings import DownpourSettings
 from ddlf.worker.calls import Hosting
 from ddlf.worker.peers import Unreached
+from ddlf.worker.status import ExecutorInfo
 
 RUN = "made up"
 """Name of the run of the fake workers' roles."""
@@ -230,7 +231,7 @@ class FakeWorker:
 
     def __init__(self, number: int) -> None:
         self.id = number
-        self.facts = {"threads": 1}
+        self.executor = ExecutorInfo(threads=1)
         self.name = f"worker {number}"
         self.bytes_sent = self.bytes_received = 0
         self.lost = False

@@ -345,9 +345,9 @@ class KillShard(PlannedFault):
         owners = {}
         for worker in cluster.workers:
             with contextlib.suppress(DDLFError):  # a lost worker owns no shard
-                shard = (await worker.ask("status"))["shard"]
-                if shard is not None and shard.get("shards", 1):
-                    owners[shard["begin"]] = worker.id
+                shard = (await worker.status()).shard
+                if shard is not None and shard.shards:
+                    owners[shard.begin] = worker.id
         if self.shard > len(owners):
             raise ConfigError(
                 f"there is no shard {self.shard}: {len(owners)} worker{'s have' if len(owners) != 1 else ' has'} shards",

@@ -1,8 +1,8 @@
-"""The state of a worker, as its daemon reports it to every master, for ``ddlf status``. Pure."""
+"""The state of a worker, as its daemon and its executor report it. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddlf.worker.activity import HeldPart, Shard
 from ddlf.worker.card_watch import Reading
@@ -122,3 +122,34 @@ class WorkerStatus:
     python: str
     tls: bool
     insecure_plaintext: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorInfo:
+    """An executor, as it describes itself at the beginning of each session. Without arguments, an unknown one.
+
+    Args:
+        name: Random name, which a new executor does not share.
+        pid: Its process id.
+        host: Name of its machine; empty if the executor is unknown.
+        python: Version of Python.
+        numpy: Version of NumPy.
+        cores: Cores of this worker, which its environment may limit.
+        has_own_cores: Whether an engine has given these cores to this worker only.
+        threads: Threads for computation.
+        deterministic: Whether it computes equal bits in each run.
+        gpus: Its cards, such as ``"0 (NVIDIA H100)"``.
+        gpu_uuids: Their unique names.
+    """
+
+    name: str = ""
+    pid: int = 0
+    host: str = ""
+    python: str = ""
+    numpy: str = ""
+    cores: int = 0
+    has_own_cores: bool = False
+    threads: int = 0
+    deterministic: bool = False
+    gpus: list[str] = field(default_factory=list)
+    gpu_uuids: list[str] = field(default_factory=list)

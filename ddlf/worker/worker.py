@@ -27,6 +27,7 @@ from ddlf.worker.calls import Hosting, Method, Methods, single_use_method
 from ddlf.worker.determinism import set_environment
 from ddlf.worker.machine import THREADS, cores, cores_of_engine
 from ddlf.worker.peers import Peers
+from ddlf.worker.status import ExecutorInfo
 
 
 class Worker(IWorker):
@@ -71,7 +72,7 @@ class Worker(IWorker):
         self.roles: Hosting
         self._own_attributes = frozenset(vars(self)) | {"_own_attributes"}
 
-    async def connect(self, **session: Any) -> dict[str, Any]:
+    async def connect(self, **session: Any) -> ExecutorInfo:
         """Begin a session of a master, or renew its settings.
 
         Args:
@@ -81,11 +82,6 @@ class Worker(IWorker):
             framework computes equal bits in each run. ``pickle_results``, whether the master
                 unpickles. ``lease``, the master's key, or ``guest``, for a master that has no lease and changes
                 nothing.
-
-        Returns:
-            Versions, process id and host name; ``cores``, the cores of this worker, which its environment may limit;
-            ``threads``, the threads of this process; ``deterministic``, whether it computes equal bits in each run;
-            ``gpus``, its cards, and ``gpu_uuids``, their unique names.
         """
         if not session.get("guest"):
             self.id = session.get("id", 0)
@@ -93,19 +89,19 @@ class Worker(IWorker):
             self._threads = self._threads or self._set_threads(session.get("threads"), session.get("share", 1))
             if self._deterministic is None and session.get("deterministic") is not None:
                 self._deterministic = set_environment(session["deterministic"] is True)
-        return {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "pid": os.getpid(),
-            "executor": self._name,
-            "host": platform.node(),
-            "cores": min(cores(), self._own_threads or cores()),
-            "has_own_cores": bool(cores_of_engine()),
-            "threads": self._threads,
-            "deterministic": bool(self._deterministic),
-            "gpus": cards_of_executor(),
-            "gpu_uuids": uuids_of_executor(),
-        }
+        return ExecutorInfo(
+            name=self._name,
+            pid=os.getpid(),
+            host=platform.node(),
+            python=platform.python_version(),
+            numpy=np.__version__,
+            cores=min(cores(), self._own_threads or cores()),
+            has_own_cores=bool(cores_of_engine()),
+            threads=self._threads,
+            deterministic=bool(self._deterministic),
+            gpus=cards_of_executor(),
+            gpu_uuids=uuids_of_executor(),
+        )
 
     def _set_threads(self, threads: int | None, share: int) -> int:
         """Limit the threads of the numeric libraries before they are imported. Return the number of threads."""

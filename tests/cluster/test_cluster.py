@@ -644,7 +644,7 @@ async def test_a_worker_that_dies_during_the_connect_is_tried_again(start_worker
     async def dial(self, timeout_s):
         dialled.append(self)
         if len(dialled) == 1 and part == "executor":
-            os.kill((await self.ask("status"))["executor_pid"], signal.SIGKILL)
+            os.kill((await self.status()).executor_pid, signal.SIGKILL)
         elif len(dialled) == 1:
             started[0].end(signal.SIGKILL)
             started.append(start_worker(port=port))

@@ -171,7 +171,7 @@ async def test_a_map_that_is_never_awaited_warns_that_it_did_not_run(cluster):
 
 
 async def test_a_map_uses_all_workers_or_the_named_ones(cluster):
-    assert set(await cluster.map(pid, range(20))) == {worker.facts["pid"] for worker in cluster.workers}
+    assert set(await cluster.map(pid, range(20))) == {worker.executor.pid for worker in cluster.workers}
     assert set(await cluster.options(workers=[2]).map(worker_id, range(5))) == {2}
 
 
@@ -360,7 +360,7 @@ async def test_every_item_has_a_result_or_says_that_it_may_have_run(cluster):
     async for result in cluster.options(on_error="return").map(nap, range(100)):
         results.append(result)
         if len(results) == 20:
-            os.kill(cluster.workers[0].facts["pid"], signal.SIGKILL)
+            os.kill(cluster.workers[0].executor.pid, signal.SIGKILL)
     failed = [result for result in results if isinstance(result, ExecutorCrashed)]
     assert [result if isinstance(result, int) else result.item_index for result in results] == list(range(100))
     assert len(failed) <= 1  # waiting items go to another worker

@@ -90,7 +90,7 @@ async def test_bytes_are_counted_over_all_connections(worker):
 async def test_a_proxy_shows_its_name_and_address(worker):
     assert repr(worker) == f"ProxyWorker(worker 1 (127.0.0.1:{worker.port}))"
     assert worker._link.token.decode() not in repr(worker) + repr(worker._link)
-    assert worker.facts["pid"] == (await worker.status()).executor_pid
+    assert worker.executor.pid == (await worker.status()).executor_pid
 
 
 async def test_a_worker_with_another_python_is_refused_with_both_versions(worker, monkeypatch):

@@ -6,13 +6,20 @@ from types import SimpleNamespace
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import COLUMNS, table, workers_table
 from ddlf.testing import in_process_cluster
+from ddlf.worker.status import ExecutorInfo
 
-FACTS = dict(host="pc01", cores=8, threads=4, python="3.11.2")
+EXECUTOR = ExecutorInfo(host="pc01", cores=8, threads=4, python="3.11.2")
 
 
 def worker(**more):
     usual = dict(
-        id=1, label="10.0.0.7:9000", connected=True, state="alive", facts=FACTS, bytes_sent=2_000, bytes_received=5
+        id=1,
+        label="10.0.0.7:9000",
+        connected=True,
+        state="alive",
+        executor=EXECUTOR,
+        bytes_sent=2_000,
+        bytes_received=5,
     )
     return SimpleNamespace(**usual | more)
 
@@ -25,7 +32,7 @@ def test_a_row_has_the_name_state_and_transferred_bytes_of_a_worker():
     html = workers_table([worker()])
     assert re.findall(r"<th [^>]*>(.*?)</th>", html) == list(COLUMNS)
     assert cells(html) == ["1", "10.0.0.7:9000", "alive", "pc01", "8", "4", "3.11.2", "2.00 kB", "5 B"]
-    absent = worker(connected=False, state="dead", facts={})
+    absent = worker(connected=False, state="dead", executor=ExecutorInfo())
     assert cells(workers_table([absent])) == ["1", "10.0.0.7:9000", "not connected", *[""] * 6]
 
 

@@ -101,7 +101,7 @@ async def test_each_item_has_one_result_and_runs_once_unless_it_is_idempotent(tm
                 worker, daemon = cluster.workers[number], cluster._launcher._processes[number]
                 if worker.is_open and daemon.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(daemon.pid if part == "daemon" else worker.facts["pid"], signal.SIGKILL)
+                        os.kill(daemon.pid if part == "daemon" else worker.executor.pid, signal.SIGKILL)
 
         killing = asyncio.create_task(kill())
         results = await cluster.options(idempotent=idempotent, on_error="return").map(note, range(count))

@@ -40,14 +40,14 @@ def origin():
 async def test_killed_executors_return_without_an_import(standing_template, two_workers):
     assert await standing_template.preload(PRELOADED) == ""
     await two_workers.connect()  # an executor that an earlier test has killed may not have restarted yet
-    killed = {worker.facts["pid"] for worker in two_workers.workers}
+    killed = {worker.executor.pid for worker in two_workers.workers}
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     (first, is_imported), (second, is_imported_too) = await two_workers.options(idempotent=True).run_method(origin)
     assert first == second
     assert is_imported
     assert is_imported_too
-    assert not killed & {worker.facts["pid"] for worker in two_workers.workers}
+    assert not killed & {worker.executor.pid for worker in two_workers.workers}
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ async def trained(cluster, plan=None, app_class=Pictures, **settings):
 
 async def test_runs_on_a_card_have_equal_bits_also_after_a_kill_and_a_resume(tmp_path):
     async with local_cluster(1) as cluster:
-        assert cluster.workers[0].facts["gpus"], "this worker computes on the CPU"
+        assert cluster.workers[0].executor.gpus, "this worker computes on the CPU"
         expected = sha256(await trained(cluster))
         assert sha256(await trained(cluster)) == expected
         assert sha256(await trained(cluster, FaultPlan().kill(worker=1, at_round=2))) == expected

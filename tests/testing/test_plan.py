@@ -20,6 +20,7 @@ from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
 from ddlf.testing.plan import NAMES, CutLink, FaultPlan
 from ddlf.training.crew.opening import crew_of
+from ddlf.worker.activity import Shard
 from ddlf.worker.calls import concurrent, offered
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
@@ -281,9 +282,15 @@ async def test_after_is_a_share_of_the_workers_last_slot(app):
 
 @pytest.mark.parametrize(("shard", "killed"), [(1, 3), (2, 1)])
 async def test_the_current_owner_of_a_shard_is_killed(shard, killed):
-    shards = {1: {"begin": 5, "shards": 1}, 2: {"begin": 0, "shards": 0}, 3: {"begin": 0, "shards": 2}, 4: None}
+    shards = {
+        1: Shard(5, 9, 9, 1, "run"),
+        2: Shard(0, 5, 9, 1, "run", shards=0),
+        3: Shard(0, 5, 9, 1, "run", shards=2),
+        4: None,
+    }
     workers = [
-        mock.Mock(id=number, ask=mock.AsyncMock(return_value={"shard": content})) for number, content in shards.items()
+        mock.Mock(id=number, status=mock.AsyncMock(return_value=mock.Mock(shard=content)))
+        for number, content in shards.items()
     ]
     workers.append(mock.Mock(id=5, ask=mock.AsyncMock(side_effect=WorkerLost("it is gone", worker="worker 5"))))
     cluster = mock.Mock(workers=workers)

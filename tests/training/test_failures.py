@@ -42,7 +42,7 @@ def with_faults(trained, faults):
 
 
 def kill_executor(cluster, number):
-    return lambda: os.kill(cluster.workers[number - 1].facts["pid"], signal.SIGKILL)
+    return lambda: os.kill(cluster.workers[number - 1].executor.pid, signal.SIGKILL)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -45,7 +45,7 @@ async def test_resumed_run_ends_with_the_same_bits_on_one_new_worker(two_workers
     one_worker = two_workers.options(workers=[2])
     with pytest.raises(Interrupted):
         await stop_after(app(one_worker, checkpoint=tmp_path, **options), 2).train_model()
-    os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)
+    os.kill(two_workers.workers[1].executor.pid, signal.SIGKILL)
     resumed = app(one_worker, checkpoint=tmp_path, resume="auto", **options)
     await resumed.train_model()
     assert equal(resumed.model.get_weights(), plain.model.get_weights())
@@ -105,7 +105,7 @@ async def test_a_crash_of_the_workers_and_of_the_run_together_change_no_bit(two_
     with pytest.raises(Interrupted):
         await stop_after(app(two_workers, checkpoint=tmp_path, **options), 2).train_model()
     for worker in two_workers.workers:
-        os.kill(worker.facts["pid"], signal.SIGKILL)
+        os.kill(worker.executor.pid, signal.SIGKILL)
     resumed = app(two_workers, checkpoint=tmp_path, resume="auto", **options)
     await resumed.train_model()
     assert equal(resumed.model.get_weights(), plain.model.get_weights())

@@ -10,17 +10,18 @@ from ddlf.events import Warned
 from ddlf.testing import FakeRun
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cores
+from ddlf.worker.status import ExecutorInfo
 from tests.training.models import equal
 
 
-def facts(**machines):
-    """Return facts of workers. ``facts(a=(16, 2))`` stands for two workers on a machine with 16 cores."""
-    return [{"host": host, "cores": cores} for host, (cores, workers) in machines.items() for _ in range(workers)]
+def executors(**machines):
+    """Return executors. ``executors(a=(16, 2))`` stands for two workers on a machine with 16 cores."""
+    return [ExecutorInfo(host=host, cores=cores) for host, (cores, workers) in machines.items() for _ in range(workers)]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_chosen_threads_do_not_depend_on_the_workers_of_a_machine(workers):
-    assert chosen_threads(facts(a=(16, workers)), slots=4, expected_workers=workers) == 4
+    assert chosen_threads(executors(a=(16, workers)), slots=4, expected_workers=workers) == 4
 
 
 @pytest.mark.parametrize(
@@ -36,13 +37,13 @@ def test_chosen_threads_do_not_depend_on_the_workers_of_a_machine(workers):
     ],
 )
 def test_chosen_threads_fit_the_smallest_machine(machines, slots, threads):
-    workers = facts(**machines)
+    workers = executors(**machines)
     assert chosen_threads(workers, slots, len(workers)) == threads
 
 
 @pytest.mark.parametrize("present", [1, 2, 4])
 def test_workers_with_their_own_cores_use_all_of_them_whichever_are_present(present):
-    workers = [{**worker, "has_own_cores": True} for worker in facts(a=(4, present))]
+    workers = [dataclasses.replace(worker, has_own_cores=True) for worker in executors(a=(4, present))]
     assert chosen_threads(workers, slots=4, expected_workers=4) == 4
     assert chosen_threads(workers, slots=8, expected_workers=4) == 2
     assert unused_cores(workers, 4) == ""
@@ -50,8 +51,8 @@ def test_workers_with_their_own_cores_use_all_of_them_whichever_are_present(pres
 
 
 def test_unused_cores_are_reported_if_a_worker_could_use_more_threads():
-    assert unused_cores(facts(a=(16, 2)), 8) == ""
-    message = unused_cores(facts(a=(16, 1), b=(4, 1)), 4)
+    assert unused_cores(executors(a=(16, 2)), 8) == ""
+    message = unused_cores(executors(a=(16, 1), b=(4, 1)), 4)
     assert message.startswith("each worker computes with 4 threads, though a has 16 cores for each")
     assert "--threads 16" in message
 
@@ -149,7 +150,7 @@ async def weights_of(cluster, warned=None, **settings):
     if warned is not None:
         app.subscribe(lambda event: warned.append(event.about) if isinstance(event, Warned) else None)
     await app.train_sync()
-    return app.model.get_weights(), {worker.facts["threads"] for worker in cluster.workers}
+    return app.model.get_weights(), {worker.executor.threads for worker in cluster.workers}
 
 
 @pytest.mark.slow
@@ -157,7 +158,7 @@ async def weights_of(cluster, warned=None, **settings):
 async def test_bits_depend_on_threads_and_not_on_the_number_of_workers():
     warned = []
     async with ddlf.Cluster.local(1) as one_worker, ddlf.Cluster.local(2) as two_workers:
-        cores = min(worker.facts["cores"] for worker in one_worker.workers)
+        cores = min(worker.executor.cores for worker in one_worker.workers)
         of_one, threads_of_one = await weights_of(one_worker, warned)
         of_two, threads_of_two = await weights_of(two_workers)
         assert threads_of_one == threads_of_two == {max(1, cores // 2)}

@@ -151,7 +151,7 @@ async def trained(workers: Workers, ports: Sequence[int], location: str, kills: 
             await asyncio.sleep(delay_s)
             if killed < kills:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(cluster.workers[worker - 1].facts["pid"], signal.SIGKILL)
+                    os.kill(cluster.workers[worker - 1].executor.pid, signal.SIGKILL)
                     killed += 1
 
         def follow(event: Event) -> None:

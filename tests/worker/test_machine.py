@@ -156,7 +156,7 @@ def test_cores_follow_the_affinity(monkeypatch, groups):
 async def test_worker_reports_the_cores_of_its_quota(groups, tmp_path):
     groups("0::/", {"cpu.max": "150000 100000"})
     worker = Worker(Methods(tmp_path, tmp_path), ArrayCache())
-    assert (await worker.connect(guest=True))["cores"] == 1
+    assert (await worker.connect(guest=True)).cores == 1
 
 
 @pytest.mark.parametrize(

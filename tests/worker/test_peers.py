@@ -117,7 +117,7 @@ def role(worker):
 
 def worker_in_process(worker):
     """Return the executor of a worker; it is an object of this process."""
-    name = worker.facts["executor"]
+    name = worker.executor.name
     if name not in FOUND:  # a search through all objects is slow
         FOUND.update({executor.peers.executor: executor for executor in gc.get_objects() if type(executor) is Executor})
     return FOUND[name]
@@ -428,7 +428,7 @@ async def test_status_counts_masters_and_not_connected_peers(peers):
 
 def shown(cluster, caller, called):
     """Return the identity and the pass that one worker presents to another one."""
-    executor = caller.facts["executor"]
+    executor = caller.executor.name
     return executor, peer_pass(called.identity.key["lease"], RUN, executor)
 
 

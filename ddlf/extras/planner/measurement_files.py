@@ -13,7 +13,7 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from ddlf.training.context import App, travels
 from ddlf.training.registry import SETTINGS
 from ddlf.version import __version__
 from ddlf.worker.machine import keras_backend, packages
+from ddlf.worker.status import ExecutorInfo
 
 FORMAT = 5
 OF_TIME = (
@@ -153,15 +154,15 @@ def path_of(app: App, cluster: Any = None) -> Path | None:
     None if the user has no home folder, if a worker is not connected, or if a class of the app has no source file, so
     that changes of it would stay unnoticed.
     """
-    return path_on(app, [worker.facts for worker in (cluster or app.cluster).workers])
+    return path_on(app, [worker.executor for worker in (cluster or app.cluster).workers])
 
 
-def path_on(app: App, facts: Sequence[Mapping[str, Any]]) -> Path | None:
-    """Return the file for an app on workers with these facts; None as ``path_of``."""
+def path_on(app: App, executors: Sequence[ExecutorInfo]) -> Path | None:
+    """Return the file for an app on workers with these executors; None as ``path_of``."""
     sources = [
         _source(kind) for kind in type(app).__mro__ if kind.__module__.partition(".")[0] not in ("ddlf", "builtins")
     ]
-    if not all(facts) or not all(sources):
+    if not all(executor.host for executor in executors) or not all(sources):
         return None
     parts = {
         "format": FORMAT,
@@ -172,7 +173,7 @@ def path_on(app: App, facts: Sequence[Mapping[str, Any]]) -> Path | None:
         "parameters": own_parameters(app),
         "settings": {name: _text(getattr(app, name, None)) for name in OF_TIME},
         "data": os.environ.get("DDLF_DATA", ""),
-        "workers": [[_text(worker_facts.get(name)) for name in OF_A_WORKER] for worker_facts in facts],
+        "workers": [[_text(getattr(executor, name)) for name in OF_A_WORKER] for executor in executors],
     }
     name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
     with suppress(AuthError):

@@ -69,7 +69,7 @@ async def memory_of(
         return used + free / workers_of_host[worker.host] if free else float("inf")
 
     worker = min(workers, key=share)
-    if worker.facts["gpus"]:
+    if worker.executor.gpus:
         return Memory(problem=f"{worker.name} computes on a card, and only the memory of the machine is measured")
     of_machine = limit is None and is_goal and share(worker) < float("inf")
     limit = int(share(worker)) if of_machine else limit

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from weakref import WeakSet
 
 from ddlf.app import IApp
@@ -18,6 +17,7 @@ from ddlf.extras.planner.probe import own_ways
 from ddlf.extras.planner.result import Plan, option_words, settings_of, speed_text
 from ddlf.monitor.runs.summary import source_of
 from ddlf.training.context import App
+from ddlf.worker.status import ExecutorInfo
 
 SHORT = 40
 """Letters of the longest value that a message shows."""
@@ -56,26 +56,26 @@ async def choose_settings(app: IApp) -> None:
     await check_settings(app)
     await app.connect()
     assert app.cluster is not None
-    plan = _plan(app, [worker.facts for worker in app.cluster.workers])
+    plan = _plan(app, [worker.executor for worker in app.cluster.workers])
     vars(app).update(_settings_to_take(app, plan))
     _planned.add(app)
     value, reason = _decision(plan)
     app.run_context.emit(Decided(key="run", value=value, rule="planned", why=reason))
 
 
-def preview_plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> str:
+def preview_plan(app: IApp, workers: Sequence[ExecutorInfo]) -> str:
     """Return what a dry run says about the plan of an app; empty if the planner cannot plan such an app.
 
     Args:
         app: The app, with its cluster.
-        workers: Facts about each worker; empty facts if nothing is known about it.
+        workers: The executor of each worker; an unknown one if nothing is known about it.
 
     Raises:
         ConfigError: The app asks for its plan, but the run would be refused.
     """
     if app.private:
         return ""
-    if not all(workers):
+    if not all(worker.host for worker in workers):
         return "unknown, because it belongs to the workers, which are not here yet" * _asks_for_plan(app)
     if _asks_for_plan(app):
         plan = _plan(app, workers)
@@ -120,8 +120,8 @@ def _asks_for_plan(app: App) -> bool:
     return bool(getattr(app, "planned", False)) and not app.private
 
 
-def _plan(app: IApp, workers: Sequence[Mapping[str, Any]]) -> Plan:
-    """Return the plan of an app on workers with these facts.
+def _plan(app: IApp, workers: Sequence[ExecutorInfo]) -> Plan:
+    """Return the plan of an app on workers with these executors.
 
     Raises:
         ConfigError: There is no plan, or the user's files have changed since then.

@@ -355,7 +355,7 @@ def plan_from(
         other_best = wish.best(choices(ordered, length, [batch], range(1, workers + 1), model.ways, memory, balance))
         other_best = other_best if best.epoch.seconds >= WORTH * other_best.epoch.seconds else None
     return Plan(
-        hosts={number: str(worker.facts.get("host", "")) for number, worker in enumerate(app.cluster.workers, 1)},
+        hosts={number: worker.executor.host for number, worker in enumerate(app.cluster.workers, 1)},
         in_other_order=other_best,
         measured=measurements.measured,
         spent_s=spent_s,

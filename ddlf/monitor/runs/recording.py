@@ -275,7 +275,7 @@ class FolderWriter:
                 {
                     "worker": worker.id,
                     "name": worker.name,
-                    **{n: v for n, v in worker.facts.items() if n in OF_A_WORKER},
+                    **({n: getattr(worker.executor, n) for n in OF_A_WORKER} if worker.executor.host else {}),
                 }
                 for worker in workers
             ],

@@ -187,8 +187,8 @@ class Opening:
         if self.threads is None:
             return
         await worker.use_threads(self.threads)
-        if worker.facts["threads"] != self.threads:  # workers of earlier releases use their environment's number
-            sentence = f"{worker.name} computes with {worker.facts['threads']} threads, not {self.threads}: its results may differ in bits"
+        if worker.executor.threads != self.threads:  # workers of earlier releases use their environment's number
+            sentence = f"{worker.name} computes with {worker.executor.threads} threads, not {self.threads}: its results may differ in bits"
             self._tell(Warned(about="threads", why=f"{sentence}. Unset OMP_NUM_THREADS there, or update DDLF"))
 
     async def _use_determinism(self, worker: ProxyWorker) -> None:
@@ -203,9 +203,9 @@ class Opening:
         app, workers = self.app, self.app.cluster.workers
         self.threads = given_threads(app, fresh=fresh)
         if self.threads is None and equal:
-            facts = [worker.facts for worker in workers]
-            self.threads = chosen_threads(facts, app.slots or app.cluster.places, app.cluster.places)
-            if sentence := unused_cores(facts, self.threads):
+            executors = [worker.executor for worker in workers]
+            self.threads = chosen_threads(executors, app.slots or app.cluster.places, app.cluster.places)
+            if sentence := unused_cores(executors, self.threads):
                 app.run_context.emit(Warned(about="threads", why=sentence))
         app.run_context.threads = self.threads
 
@@ -444,7 +444,7 @@ def _tell(app: App, opening: Opening, seconds: float) -> None:
             parameters=app.model.count_params(),
             keras=first.model.keras,
             backends=tuple(sorted({report.model.backend for report in opened.values()})),
-            threads=tuple(sorted({worker.facts["threads"] for worker in app.cluster.workers if worker.id in opened})),
+            threads=tuple(sorted({worker.executor.threads for worker in app.cluster.workers if worker.id in opened})),
             seconds=seconds,
             bfloat16_gain=max(report.model.gain for report in opened.values()),
             tf32=next((arithmetic.tf32 for arithmetic in computed.values() if arithmetic.tf32), ""),

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ddlf.errors import CheckpointError, ConfigError
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import is_checkpoint, read_manifest
 from ddlf.training.checkpoints.resume import checkpoint_folders
 from ddlf.training.context import App
-
-Facts = Mapping[str, Any]
-"""Facts that a worker reports about itself: ``host``, ``cores``."""
+from ddlf.worker.status import ExecutorInfo
 
 
 def given_threads(app: App, *, fresh: bool = False) -> int | None:
@@ -65,31 +62,31 @@ def _recorded(app: App, fresh: bool) -> int | None:
     return before
 
 
-def chosen_threads(workers: Sequence[Facts], slots: int, expected_workers: int) -> int:
+def chosen_threads(workers: Sequence[ExecutorInfo], slots: int, expected_workers: int) -> int:
     """Choose the number of compute threads, so that the slots of a run use all cores of the smallest machine.
 
     The slots count as spread evenly over the machines. If an engine has given each worker its own cores, they count as
     spread evenly over the places.
 
     Args:
-        workers: Facts about each worker.
+        workers: The executor of each worker.
         slots: K, the number of slots.
         expected_workers: Number of workers. It includes workers that have not come yet.
 
     Returns:
         ``max(1, cores // ceil(slots / machines))``, with places instead of machines if each worker has its own cores.
     """
-    parts = len({worker["host"] for worker in workers})
-    if all(worker.get("has_own_cores") for worker in workers):  # workers of earlier releases do not report it
+    parts = len({worker.host for worker in workers})
+    if all(worker.has_own_cores for worker in workers):
         parts = expected_workers
-    cores = min(int(worker["cores"]) for worker in workers)
+    cores = min(worker.cores for worker in workers)
     return max(1, cores // -(-slots // parts))
 
 
-def unused_cores(workers: Sequence[Facts], threads: int) -> str:
+def unused_cores(workers: Sequence[ExecutorInfo], threads: int) -> str:
     """Return a sentence about the machine with the most idle cores, for a warning; "" if the threads use all cores."""
-    count = Counter(worker["host"] for worker in workers if not worker.get("has_own_cores"))
-    shares = {worker["host"]: int(worker["cores"]) // (count[worker["host"]] or 1) for worker in workers}
+    count = Counter(worker.host for worker in workers if not worker.has_own_cores)
+    shares = {worker.host: worker.cores // (count[worker.host] or 1) for worker in workers}
     host, share = max(shares.items(), key=lambda item: item[1], default=("", 0))
     if share <= threads:
         return ""

@@ -42,7 +42,7 @@ async def test_each_card_gets_one_worker_whose_executors_know_it(cards):
     cluster.subscribe(events.append)
     async with cluster:
         assert await cluster.run_method(mask) == [(FIRST, False), (SECOND, False)]
-        assert [worker.facts["gpus"] for worker in cluster.workers] == [["0 (Test Card)"], ["1 (Test Card)"]]
+        assert [worker.executor.gpus for worker in cluster.workers] == [["0 (Test Card)"], ["1 (Test Card)"]]
         assert (await cluster.workers[1].status()).gpus == ["1 (Test Card)"]
         with pytest.raises(DDLFError):
             await cluster.workers[1].run_method(die)

@@ -113,7 +113,7 @@ def test_joblib_computes_on_the_workers_of_the_pool_and_raises_their_errors(pool
     with joblib.parallel_config(backend=pool.joblib()):
         results = joblib.Parallel()(joblib.delayed(lambda x: (double(x), os.getpid()))(x) for x in range(30))
         assert [result for result, _ in results] == [2 * x for x in range(30)]
-        assert {pid for _, pid in results} <= {worker.facts["pid"] for worker in pool.cluster.workers}
+        assert {pid for _, pid in results} <= {worker.executor.pid for worker in pool.cluster.workers}
         with pytest.raises(ValueError, match="odd: 7"):
             joblib.Parallel(n_jobs=2)(joblib.delayed(even_only)(x) for x in (2, 7, 4))
         assert list(joblib.Parallel(return_as="generator")(joblib.delayed(double)(x) for x in (1, 2))) == [2, 4]

@@ -12,6 +12,7 @@ from ddlf.extras.planner import measurement_files
 from ddlf.extras.planner.constants import Constants, measured_rounds
 from ddlf.extras.planner.measurement_files import Measurements, write
 from ddlf.extras.planner.model import Measured, Setting, TimeModel, Way
+from ddlf.worker.status import ExecutorInfo
 from tests.extras.advice.cases import ROUNDS, hidden
 from tests.training.models import Quick
 from tests.training.runs import events_of
@@ -36,8 +37,8 @@ def measured(*exchanges):
 
 def test_the_times_of_an_app_come_from_its_plan(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(measurement_files, "state_folder", lambda: tmp_path)
-    facts = {"host": "pc01", "cores": 2, "gpus": [], "python": "3.12.1"}
-    cluster = SimpleNamespace(workers=[SimpleNamespace(facts=facts)] * 2)
+    executor = ExecutorInfo(host="pc01", cores=2, python="3.12.1")
+    cluster = SimpleNamespace(workers=[SimpleNamespace(executor=executor)] * 2)
     app = Quick(cluster)
     assert measured_rounds(app, None) is measured_rounds(app, cluster) is None
     write(app, Measurements(measured=measured((STAR, 0.1, 0.2)), samples=1000, budget_s=30.0, when=WHEN))

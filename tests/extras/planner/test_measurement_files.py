@@ -12,6 +12,7 @@ from ddlf.extras.planner import measurement_files
 from ddlf.extras.planner.fingerprints import data_of, files_of
 from ddlf.extras.planner.measurement_files import Measurements, path_of, read, write
 from ddlf.extras.planner.model import Measured, Setting, Way
+from ddlf.worker.status import ExecutorInfo
 from tests.training.models import Quick
 
 STAR, INT8 = Way("sync", "star", "float32"), Way("sync", "star", "int8")
@@ -33,7 +34,7 @@ def own_plans(monkeypatch, tmp_path):
 
 
 def an_app(kind=Quick, cores=2, host="pc01", **settings):
-    workers = [SimpleNamespace(facts={"host": host, "cores": cores, "gpus": [], "python": "3.12.1"})] * 2
+    workers = [SimpleNamespace(executor=ExecutorInfo(host=host, cores=cores, python="3.12.1"))] * 2
     app = kind(SimpleNamespace(workers=workers, N=2))
     for name, value in settings.items():
         setattr(app, name, value)
@@ -88,7 +89,7 @@ def test_an_app_without_a_source_file_or_with_a_missing_worker_is_not_kept():
     assert path_of(app) is None
     assert not write(app, KEPT)
     app = an_app()
-    app.cluster.workers[0].facts = {}
+    app.cluster.workers[0].executor = ExecutorInfo()
     assert read(app) is None
 
 

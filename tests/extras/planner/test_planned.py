@@ -12,6 +12,7 @@ from ddlf.extras.planner import measurement_files, watch
 from ddlf.extras.planner.measurement_files import Measurements, write
 from ddlf.extras.planner.model import Measured, Setting, Way
 from ddlf.extras.planner.planned import check_settings, choose_settings, preview_plan
+from ddlf.worker.status import ExecutorInfo
 from tests.training.models import Quick
 
 STAR, INT8, GRADIENT = Way("sync", "star", "float32"), Way("sync", "star", "int8"), Way("sync", "gradient", "float32")
@@ -31,11 +32,11 @@ class Apart(Quick):
         """Do nothing, because there are no workers."""
 
 
-FACTS = {"host": "pc01", "cores": 2, "gpus": [], "python": "3.12.1"}
+EXECUTOR = ExecutorInfo(host="pc01", cores=2, python="3.12.1")
 
 
 def an_app(**settings):
-    app = Apart(SimpleNamespace(workers=[SimpleNamespace(facts=FACTS)] * 2, N=2))
+    app = Apart(SimpleNamespace(workers=[SimpleNamespace(executor=EXECUTOR)] * 2, N=2))
     vars(app).update(settings)
     return app
 
@@ -141,15 +142,15 @@ async def test_a_dry_run_prints_the_effect_of_the_plan(exchanges, settings, prin
         keep(**exchanges)
     app = an_app(**settings)
     before = {name: value for name, value in vars(app).items() if name != "run_context"}
-    assert re.fullmatch(printed, preview_plan(app, [FACTS, FACTS]))
+    assert re.fullmatch(printed, preview_plan(app, [EXECUTOR, EXECUTOR]))
     assert {name: value for name, value in vars(app).items() if name != "run_context"} == before
 
 
 def test_a_dry_run_is_refused_like_the_run_if_the_workers_are_known():
     with pytest.raises(ConfigError, match="there is no plan of Apart"):
-        preview_plan(an_app(), [FACTS, FACTS])
-    assert preview_plan(an_app(), [FACTS, {}]).startswith("unknown, because it belongs to the workers")
-    assert preview_plan(an_app(planned=False), [{}, {}]) == ""
+        preview_plan(an_app(), [EXECUTOR, EXECUTOR])
+    assert preview_plan(an_app(), [EXECUTOR, ExecutorInfo()]).startswith("unknown, because it belongs to the workers")
+    assert preview_plan(an_app(planned=False), [ExecutorInfo(), ExecutorInfo()]) == ""
 
 
 @pytest.mark.parametrize(

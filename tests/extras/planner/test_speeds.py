@@ -14,6 +14,7 @@ from ddlf.extras.planner.planning import can_follow_speeds, plan_from
 from ddlf.extras.planner.probe import Rounds
 from ddlf.extras.planner.result import slowest_worker_line
 from ddlf.extras.planner.speeds import slowest, slowness_of
+from ddlf.worker.status import ExecutorInfo
 from tests.extras.planner.test_explain import rounds
 from tests.training.models import Quick
 
@@ -80,7 +81,10 @@ def plan_of(slowness, monkeypatch, batches=(64,), **settings):
     monkeypatch.setattr(
         "ddlf.extras.planner.planning.can_follow_speeds", lambda app, batch_parts: settings["balance"] is not None
     )
-    workers = [SimpleNamespace(id=number, facts={"host": f"pc{number:02}"}) for number in range(1, len(slowness) + 1)]
+    workers = [
+        SimpleNamespace(id=number, executor=ExecutorInfo(host=f"pc{number:02}"))
+        for number in range(1, len(slowness) + 1)
+    ]
     app = SimpleNamespace(
         cluster=SimpleNamespace(N=len(slowness), workers=workers),
         slots=None,

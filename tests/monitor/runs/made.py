@@ -12,6 +12,7 @@ from ddlf.events.record import RoundRecord
 from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.background import Timed
 from ddlf.monitor.runs.recording import FolderWriter
+from ddlf.worker.status import ExecutorInfo
 
 BEGAN = 1_700_000_000.0
 
@@ -48,7 +49,10 @@ def run(out: Path, name: str, events: list[Timed], how: str = "finished", reason
     """Write the folder of an ended run, and return its path."""
     app = IApp(
         SimpleNamespace(
-            workers=[SimpleNamespace(id=n, name=f"worker {n} (pc{n})", facts={"cores": 2, "pid": 7}) for n in (1, 2)]
+            workers=[
+                SimpleNamespace(id=n, name=f"worker {n} (pc{n})", executor=ExecutorInfo(host=f"pc{n}", cores=2, pid=7))
+                for n in (1, 2)
+            ]
         )
     )
     path = folder.make(out, name)

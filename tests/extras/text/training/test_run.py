@@ -85,7 +85,7 @@ async def bits(app):
 async def test_text_trains_to_the_bits_of_python_after_losing_a_worker(two_workers, text):
     def kill(record):
         if record.round == 1:
-            os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)
+            os.kill(two_workers.workers[1].executor.pid, signal.SIGKILL)
 
     expected = await bits(InPython(two_workers))
     assert await bits(OnlyData(two_workers)) == expected
