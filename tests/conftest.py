@@ -213,12 +213,20 @@ def own_folders(pytestconfig: pytest.Config) -> Iterator[Path]:
         for name in ("CI", "DDLF_CONFIG", "DDLF_TOKEN", "DDLF_TOKEN_FILE", "DDLF_UI", "PYTHONUNBUFFERED"):
             patch.delenv(name, raising=False)
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # XLA's optimizations take longer than they save in tests
-        if pytestconfig.option.markexpr != "slow":  # slow tests train longer, and compute as those of users do
+        if pytestconfig.option.markexpr != "slow":  # slow tests compute and start workers as users do
             patch.setenv("PLAIN_GRAPHS", "1")
+            if sys.platform == "linux":
+                patch.setattr(subprocess, "_fork_exec", warm.fork_exec)
         patch.setenv("DDLF_RUN_DIR", "none")  # runs of tests write no folders of runs into the current folder
         yield root
         warm.end()
     shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start daemons and templates as users do, not as forks: for tests of what is in such a process."""
+    monkeypatch.setattr(subprocess, "_fork_exec", warm.new_process)
 
 
 @pytest.fixture

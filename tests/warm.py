@@ -1,17 +1,23 @@
 """Runs commands of DDLF in forks of one process that has imported DDLF: the imports take longer than most commands.
 
 Each process of pytest starts at most one such server, with its first command. The server ends with its process of pytest.
-A fork has the environment, the folder and the outputs of its command, and executes the module as ``python -m`` does.
+A fork has the environment, the folder and the files of its command, and executes the module as ``python -m`` does.
 Commands that need a new interpreter get one; see ``suits``.
+
+``begin`` starts a command. On Linux, ``fork_exec`` starts the daemons and the templates that ``subprocess`` and ``asyncio``
+should start: their forks become children of the process of pytest, so nothing else in these modules changes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import gc
 import importlib
 import json
 import os
+import random
 import runpy
 import select
 import signal
@@ -19,16 +25,48 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from typing import Any
 
-MODULES = ("ddlf.cli.main", "ddlf.cli.worker")
+MODULES = ("ddlf.cli.main", "ddlf.cli.worker", "ddlf.worker.template")
 """The modules that a fork can execute."""
+STARTED_BY_PROGRAMS = ("ddlf.cli.worker", "ddlf.worker.template")
+"""The modules that ``fork_exec`` executes in forks: programs start them. Tests start commands with ``begin``."""
 READ_AT_START = ("PYTHON", "LD_", "DDLF_TOKEN")
 """Beginnings of the names of variables that a process reads, or overwrites, in the environment of its start."""
 NUMBER = struct.Struct("!i")
+MAX_FILES = 16
+ADOPT = 36
+"""``PR_SET_CHILD_SUBREAPER`` of Linux: the children of this process's descendants become its own when their parent ends."""
+new_process = subprocess._fork_exec  # type: ignore[attr-defined]
+"""The function of ``subprocess`` that starts a process."""
+
+
+@dataclass
+class Request:
+    """A command for a fork.
+
+    Attributes:
+        module: One of ``MODULES``.
+        arguments: Its arguments.
+        cwd: Its current folder.
+        environment: Its environment.
+        files: The numbers of its files. They come with the request, in this order.
+        is_child: Whether it becomes a child of the process of pytest.
+        in_new_session: Whether it begins a session.
+    """
+
+    module: str
+    arguments: list[str]
+    cwd: str
+    environment: dict[str, str]
+    files: list[int]
+    is_child: bool = False
+    in_new_session: bool = False
 
 
 class Fork:
@@ -44,12 +82,12 @@ class Fork:
     def __init__(self, server: socket.socket, module: str, arguments: Sequence[str], cwd: str, env: Mapping[str, str]):
         self.args = ["-m", module, *arguments]
         self.returncode: int | None = None
-        request = json.dumps([module, list(arguments), cwd, dict(env)]).encode()
-        (out, write_out), (err, write_err), (self._status, status) = os.pipe(), os.pipe(), socket.socketpair()
+        (out, write_out), (err, write_err) = os.pipe(), os.pipe()
         self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
-        with status:
-            socket.send_fds(server, [NUMBER.pack(len(request))], [write_out, write_err, status.fileno()])
-        server.sendall(request)
+        files = {1: write_out, 2: write_err}
+        self._status = _send(
+            server, Request(module, list(arguments), cwd, dict(env), list(files)), list(files.values())
+        )
         os.close(write_out)
         os.close(write_err)
         self.pid: int = NUMBER.unpack(_received(self._status, NUMBER.size))[0]
@@ -144,14 +182,71 @@ def begin(
     module: str, *arguments: str, cwd: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None
 ) -> Fork:
     """Execute a module with these arguments like ``python -m``. ``suits`` must be true."""
-    global _server
     environment = os.environ if env is None else env
     assert suits(module, environment)
     with _lock:
-        if _server is None or _server.process.poll() is not None:  # a test may have killed it
-            end()
-            _server = Server()
-        return Fork(_server.connection, module, arguments, os.fspath(cwd or os.getcwd()), environment)
+        return Fork(_running().connection, module, arguments, os.fspath(cwd or os.getcwd()), environment)
+
+
+def fork_exec(
+    words: Sequence[bytes],
+    executables: Sequence[bytes],
+    close_fds: bool,
+    kept_files: Sequence[int],
+    cwd: str | None,
+    environment: Sequence[bytes] | None,
+    *rest: Any,
+) -> int:
+    """Start a process like ``subprocess._fork_exec``, which this function replaces. Return its process id.
+
+    The process is a fork of the server if it executes one of ``STARTED_BY_PROGRAMS``, and if that makes no difference.
+    """
+    stdin, _, _, stdout, _, stderr, _, errors, _, in_new_session, *rare = rest
+    python, *options = map(os.fsdecode, words)
+    variables = dict(os.environ)
+    if environment is not None:
+        variables = dict(os.fsdecode(variable).split("=", 1) for variable in environment)
+    if (
+        (python, options[:1]) != (sys.executable, ["-m"])
+        or options[1] not in STARTED_BY_PROGRAMS
+        or not suits(options[1], variables)
+        or not close_fds
+        or rare[:6] != [-1, None, None, None, -1, None]  # the group, the user, and what runs before the program
+    ):
+        return int(new_process(words, executables, close_fds, kept_files, cwd, environment, *rest))
+    standard = {number: number if fd == -1 else fd for number, fd in enumerate((stdin, stdout, stderr))}
+    files = standard | {fd: fd for fd in kept_files if fd != errors}
+    folder = os.fspath(cwd or os.getcwd())
+    request = Request(options[1], options[2:], folder, variables, list(files), True, bool(in_new_session))
+    with _lock:
+        server = _running()
+        ctypes.CDLL(None).prctl(ADOPT, 1)
+        try:
+            with _send(server.connection, request, list(files.values())) as status:
+                pid: int = NUMBER.unpack(_received(status, NUMBER.size))[0]
+                status.recv(1)  # its end: the process is a child of this one now
+        finally:
+            ctypes.CDLL(None).prctl(ADOPT, 0)
+    return pid
+
+
+def _running() -> Server:
+    """Return the server. Start it if there is none. ``_lock`` must be held."""
+    global _server
+    if _server is None or _server.process.poll() is not None:  # a test may have killed it
+        end()
+        _server = Server()
+    return _server
+
+
+def _send(server: socket.socket, request: Request, files: Sequence[int]) -> socket.socket:
+    """Send a request with its files to the server. Return the socket for the numbers that it answers."""
+    data = json.dumps(asdict(request)).encode()
+    status, servers_end = socket.socketpair()
+    with servers_end:
+        socket.send_fds(server, [NUMBER.pack(len(data))], [servers_end.fileno(), *files])
+    server.sendall(data)
+    return status
 
 
 def pid() -> int | None:
@@ -177,7 +272,7 @@ def _received(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def _serve(connection: socket.socket) -> Any:
+def _serve(connection: socket.socket) -> Request | None:
     """Fork for each request until the connection ends, and report the ends of forks. In a fork, return the request."""
     running: dict[int, int] = {}  # by process id: where its numbers go
     woken, wakes = os.pipe()  # has a byte when a fork has ended
@@ -196,32 +291,63 @@ def _serve(connection: socket.socket) -> Any:
                     os.close(running.pop(number))
         if connection not in ready:
             continue
-        size, descriptors, *_ = socket.recv_fds(connection, NUMBER.size, 3)
+        size, descriptors, *_ = socket.recv_fds(connection, NUMBER.size, MAX_FILES)
         if not size:
             return None
-        out, err, status = descriptors
-        request = json.loads(_received(connection, *NUMBER.unpack(size)))
+        status, *files = descriptors
+        request = Request(**json.loads(_received(connection, *NUMBER.unpack(size))))
+        ready_end, is_ready = os.pipe()  # has an end when a child of pytest may begin
         child = os.fork()
+        if child == 0 and request.is_child:
+            child = os.fork()
+            if child:
+                os.write(status, NUMBER.pack(child))
+                os._exit(0)  # so the new process becomes a child of pytest
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             connection.close()
-            os.dup2(out, 1)
-            os.dup2(err, 2)
-            for descriptor in (out, err, status, woken, wakes, *running.values()):
+            os.close(is_ready)
+            os.read(ready_end, 1)
+            for descriptor in (ready_end, status, woken, wakes, *running.values()):
                 os.close(descriptor)
+            _give(files, request.files)
             return request
-        os.write(status, NUMBER.pack(child))
-        running[child] = status
-        os.close(out)
-        os.close(err)
+        if request.is_child:
+            os.waitpid(child, 0)
+            os.close(status)
+        else:
+            os.write(status, NUMBER.pack(child))
+            running[child] = status
+        for descriptor in (ready_end, is_ready, *files):
+            os.close(descriptor)
+
+
+def _give(files: list[int], numbers: list[int]) -> None:
+    """Let files of this process have these numbers, and no others."""
+    above = max(*files, *numbers) + 1
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, above) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(high, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
 
 
 def _import_all() -> None:
     main = importlib.import_module("ddlf.cli.main")
     for _, _, home, _ in main.CORE:
         importlib.import_module(home.partition(":")[0])
-    for name in ("ddlf.cli.run", "ddlf.cli.worker", "ddlf.cluster.launch.local", "ddlf.training.start", "numpy"):
+    for name in (
+        "ddlf.cli.run",
+        "ddlf.cli.worker",
+        "ddlf.cluster.launch.local",
+        "ddlf.training.start",
+        "numpy",
+        "ddlf.worker.daemon",
+        "ddlf.worker.executor",
+        "ddlf.worker.template",
+    ):
         importlib.import_module(name)
     for name in MODULES:
         del sys.modules[name]  # each fork executes one of them
@@ -234,12 +360,17 @@ def _main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         request = _serve(connection)
     if request is not None:
-        module, sys.argv[1:], cwd, environment = request
-        os.chdir(cwd)
+        if request.in_new_session:
+            os.setsid()
+        sys.argv[1:] = request.arguments
+        os.chdir(request.cwd)
         os.environ.clear()
-        os.environ.update(environment)
+        os.environ.update(request.environment)
         sys.path[0] = os.getcwd()
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        tempfile.tempdir = None
+        random.seed()  # as unpredictable as in a new process
+        sys.modules["numpy"].random.seed()
+        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from ddlf.rpc.tokens import new_token
 from tests.patience import PATIENCE_S
 from tests.tls import Relay, far_apart
 
+pytestmark = pytest.mark.usefixtures("new_processes")
+
 ROOT = Path(__file__).parents[2]
 # The daemon and the executor load this hook from ``sitecustomize``, which each Python imports at its start.
 WATCH = """

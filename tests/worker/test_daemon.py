@@ -26,7 +26,7 @@ from tests.daemons import TOKEN, RunningDaemon, connected
 from tests.patience import PATIENCE_S
 from tests.processes import copied_package, end_of, is_listening
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("new_processes")]
 
 # -- starting and ending ------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ExecutorCrashed, RemoteError, RequestTimeout
 from ddlf.rpc.messages import Request
 from tests.patience import PATIENCE_S
@@ -459,13 +460,15 @@ def loop_and_clean_up(self):
 # -- inheritance by child processes -------------------------------------------------------------------------------------
 
 
-async def test_no_token_is_in_the_environment_or_the_arguments_of_the_executor(cluster):
-    worker = cluster.workers[0]
-    secret = worker._link.token.decode()
-    process = psutil.Process((await worker.status()).executor_pid)
-    for member in (process, process.parent()):
-        assert secret not in " ".join(member.cmdline())
-        assert secret not in " ".join(member.environ().values())
+async def test_no_token_is_in_the_environment_or_the_arguments_of_the_executor(new_processes):
+    async with Cluster.local(1) as cluster:
+        worker = cluster.workers[0]
+        secret = worker._link.token.decode()
+        status = await worker.status()
+        process = psutil.Process(status.executor_pid)
+        for member in (process, process.parent(), psutil.Process(status.pid)):
+            assert secret not in " ".join(member.cmdline())
+            assert secret not in " ".join(member.environ().values())
 
 
 async def test_the_executors_connections_are_not_inherited_by_processes_that_user_code_starts(cluster):

@@ -25,7 +25,7 @@ from tests.daemons import connected, preload
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("new_processes")]
 
 MODULE = "module_that_says_where_it_was_imported"
 SOURCE = "import os\nimported_in = os.getpid()\n"

@@ -40,7 +40,7 @@ def leftovers(own_folders, descendants):
     return find
 
 
-async def test_after_close_no_process_port_or_folder_is_left(leftovers):
+async def test_after_close_no_process_port_or_folder_is_left(new_processes, leftovers):
     async with Cluster.local(2) as cluster:
         pids = await cluster.run_method(process_id)
         ports = [worker.port for worker in cluster.workers]
