@@ -292,7 +292,7 @@ async def test_the_current_owner_of_a_shard_is_killed(shard, killed):
         mock.Mock(id=number, status=mock.AsyncMock(return_value=mock.Mock(shard=content)))
         for number, content in shards.items()
     ]
-    workers.append(mock.Mock(id=5, ask=mock.AsyncMock(side_effect=WorkerLost("it is gone", worker="worker 5"))))
+    workers.append(mock.Mock(id=5, status=mock.AsyncMock(side_effect=WorkerLost("it is gone", worker="worker 5"))))
     cluster = mock.Mock(workers=workers)
     await FaultPlan().kill_shard(shard=shard, at_round=1).faults[0].act(cluster)
     cluster.machine.assert_called_once_with(killed)
