@@ -43,8 +43,8 @@ def machine_facts(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> di
         needs: Requirements in addition to DDLF's own, in the form of a pyproject.toml.
 
     Returns:
-        ``ddlf`` and ``python``, versions; ``source``, the digest of DDLF's source files; ``platform`` and ``host``, for people; ``libraries``, the folder of installed
-        packages.
+        ``ddlf`` and ``python``, versions; ``source``, the digest of DDLF's source files; ``platform`` and ``host``, for
+        people; ``libraries``, the folder of installed packages.
 
         ``packages``, a version for each installed package of ``PACKAGES``; ``unmet``, requirements that are missing or
         too old; ``keras_backend`` and ``has_backend``; ``without_bytecode``, packages that are compiled again at every

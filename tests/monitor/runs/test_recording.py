@@ -220,10 +220,15 @@ async def test_a_run_that_is_refused_before_training_leaves_no_folder(tmp_path):
 @pytest.mark.parametrize("writes", [False, True])
 async def test_a_run_without_a_worker_leaves_a_folder_only_if_workers_have_written(tmp_path, writes):
     app = fake(tmp_path)
-    with pytest.raises(ConnectError), recorded(app):
-        if writes:
-            app.run_context.emit(WorkerWrote(worker=1, name="pc01", stream="stderr", lines=("no disk",)))
-        raise ConnectError("no worker joined")
+
+    def begin():
+        with recorded(app):
+            if writes:
+                app.run_context.emit(WorkerWrote(worker=1, name="pc01", stream="stderr", lines=("no disk",)))
+            raise ConnectError("no worker joined")
+
+    with pytest.raises(ConnectError):
+        begin()
     assert [folder.read_state(path).state for path in folder.runs_in(tmp_path)] == ["failed"] * writes
 
 

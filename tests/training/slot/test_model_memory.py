@@ -130,7 +130,7 @@ def test_each_node_frees_gradients_before_it_builds_a_model(monkeypatch, node):
     assert ops.gradient_registry is ops._gradient_registry
 
 
-@pytest.mark.parametrize("limit, is_freed", [(4 * 12, True), (4 * 12 + 1, False)])
+@pytest.mark.parametrize(("limit", "is_freed"), [(4 * 12, True), (4 * 12 + 1, False)])
 def test_the_master_frees_models_after_a_number_of_bytes(monkeypatch, limit, is_freed):
     monkeypatch.setattr(model_memory, "COLLECT_BYTES", limit)
     models, cycle = BuiltModels(), type("Cycle", (), {})()
