@@ -19,13 +19,12 @@ from ddlf.algorithms.push_rules import Cadence
 from ddlf.testing import FakeRun
 from ddlf.training import start
 from ddlf.training.crew.crew import Crew
-from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.exchanges.sharded.replica import ShardedReplica
 from ddlf.training.reporter import hooked
 from ddlf.training.roles import REPLICA
 from ddlf.training.samples.policy import CommonData
 from ddlf.training.slot.parts import read_weights, send_update
-from ddlf.training.slot.task import Reply, Task
+from ddlf.training.slot.task import NOTHING_COUNTED, Reply, Task
 from ddlf.training.strategies.downpour.client import ReplicaEntry, record, replicas_of
 from ddlf.training.strategies.downpour.replica import DownpourReplica, batches_of, shares
 

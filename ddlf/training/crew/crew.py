@@ -510,13 +510,14 @@ class Crew:
         for slot in [slot for slot in self._returned if (self._homes or {}).get(slot) == worker.id]:
             self._returned.pop(slot).set()
         self._end_first_opening(worker)
-        facts: dict[str, Any] = {"round": self._round + 1, "worker": worker.id, "name": worker.name}
-        event_class: Any = {"back": events.WorkerReturned, "opened": events.WorkerReady}.get(self._known_as[worker.id])
-        self.emit(
-            event_class(**facts)
-            if event_class
-            else events.WorkerJoined(**facts, workers=self.size, slots=self.fixed_slots)
-        )
+        number, known_as = self._round + 1, self._known_as[worker.id]
+        if known_as == "back":
+            self.emit(events.WorkerReturned(round=number, worker=worker.id, name=worker.name))
+        elif known_as == "opened":
+            self.emit(events.WorkerReady(round=number, worker=worker.id, name=worker.name))
+        else:
+            size, slots = self.size, self.fixed_slots
+            self.emit(events.WorkerJoined(round=number, worker=worker.id, name=worker.name, workers=size, slots=slots))
         self.leaving(worker)  # it may have announced its end while it loaded its data
 
     def not_reached(self, worker: ProxyWorker, error: DDLFError) -> None:

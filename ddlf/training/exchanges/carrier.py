@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from ddlf.training.checkpoints.sliced_resume import Restoring
 from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.roles import REPLICA
 from ddlf.training.samples.partitions import PlannedSteps
-from ddlf.training.slot.parts import changed_tensors, exchanged_tensors
+from ddlf.training.slot.parts import WeightsMessage, changed_tensors, exchanged_tensors
 from ddlf.training.slot.task import Reply, Task
 
 
@@ -54,10 +54,10 @@ class WeightSource(Protocol):
 
     def encode(
         self, slot: int, weights: Weights, round: int, *, holds: bool = True, tensors: Sequence[int] | None = None
-    ) -> dict[str, Any]: ...
+    ) -> Mapping[str, Any]: ...
 
     @property
-    def encode_whole(self) -> Callable[[Weights], dict[str, Any]] | None: ...
+    def encode_whole(self) -> Callable[[Weights], WeightsMessage] | None: ...
 
 
 class StarWeights:
@@ -87,12 +87,12 @@ class StarWeights:
         self._codec, self.differences = outward.codec, outward.delta or fragments
         self.lossless = lossless
         self.slot_weights: dict[int, Weights] = {}
-        self._last: tuple[Weights, dict[str, Any]] | None = None
-        self._sent: dict[int, tuple[int, Weights, dict[str, Any] | None]] = {}
+        self._last: tuple[Weights, WeightsMessage] | None = None
+        self._sent: dict[int, tuple[int, Weights, WeightsMessage | None]] = {}
 
     def encode(
         self, slot: int, weights: Weights, round: int, *, holds: bool = True, tensors: Sequence[int] | None = None
-    ) -> dict[str, Any]:
+    ) -> WeightsMessage:
         """Return the message with the weights for a slot's worker. Without deltas, all slots share one encoding.
 
         Args:
@@ -119,7 +119,7 @@ class StarWeights:
         encoded, _ = encode_update(Float32(), self.slot_weights[slot], self.lossless)
         return {"delta": False, "encoded": encoded}
 
-    def encode_whole(self, weights: Weights) -> dict[str, Any]:
+    def encode_whole(self, weights: Weights) -> WeightsMessage:
         """Return the message with whole weights, for workers that may have no earlier weights.
 
         The weights are exact if they usually travel as differences, and encoded with the codec otherwise.
@@ -133,7 +133,7 @@ class StarWeights:
     def silent(self, worker: int, other: int, error: str) -> None:
         """Ignore the report that two workers cannot reach each other, since the master reaches both."""
 
-    def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> dict[str, Any] | None:
+    def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> WeightsMessage | None:
         """Return the message that turns the weights on a slot's worker into new ones; None if it has no weights."""
         if slot not in self.slot_weights:
             self.slot_weights[slot] = weights
@@ -142,7 +142,9 @@ class StarWeights:
         new, old, exact = ([values[i] for i in indices] for values in (weights, base, self.lossless))
         encoded, after = encode_delta(new, old, self._codec, exact)  # type: ignore[arg-type]
         self.slot_weights[slot] = with_values_at(base, indices, after)
-        return {"delta": True, "encoded": encoded} | ({} if tensors is None else {"tensors": list(tensors)})
+        if tensors is None:
+            return {"delta": True, "encoded": encoded}
+        return {"delta": True, "encoded": encoded, "tensors": list(tensors)}
 
 
 class Carrier:

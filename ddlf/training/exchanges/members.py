@@ -24,6 +24,7 @@ from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.evaluation.model import EVALUATION_BATCH
 from ddlf.training.roles import REPLICA
+from ddlf.training.slot.parts import WeightsMessage
 from ddlf.training.slot.task import Reply
 
 Member = tuple[int, int]
@@ -63,7 +64,7 @@ class Members:
 
     differences = False
     stays = True
-    encode_whole: Callable[[Weights], dict[str, Any]] | None = None
+    encode_whole: Callable[[Weights], WeightsMessage] | None = None
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,7 +61,7 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
     return new
 
 
-def measuring(weights: dict[str, Any], reply: Reply) -> Task:
+def measuring(weights: Mapping[str, Any], reply: Reply) -> Task:
     """Return the task that makes a worker measure moving statistics for given weights over a reply's samples."""
     return dataclasses.replace(reply.task, weights=weights, state=None, shared={}, control=None)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NotRequired, TypedDict
 
 import numpy as np
 
-from ddlf.algorithms.codec import Outward, codec_named
+from ddlf.algorithms.codec import Outward, Payload, codec_named
 from ddlf.algorithms.encoding import (
     EncodedUpdate,
     apply_delta,
@@ -393,7 +393,19 @@ class Residual(SlotPart):
         return Kept() if plan.spec.exchange.codec.biased else None
 
 
-def read_weights(message: dict[str, Any], previous: Weights | None, like: Weights) -> Weights:
+class WeightsMessage(TypedDict):
+    """The weights in a message, whole or as a difference. At run time this is a plain dict, so that no array is copied.
+
+    ``delta`` says whether ``encoded`` is the difference to the weights that the slot received last. ``tensors`` has the
+    numbers of the encoded tensors of a difference, if these are only some.
+    """
+
+    delta: bool
+    encoded: EncodedUpdate
+    tensors: NotRequired[Sequence[int]]
+
+
+def read_weights(message: WeightsMessage, previous: Weights | None, like: Weights) -> Weights:
     """Return the weights in a message, which are whole or a difference to the weights that the slot received last.
 
     Args:
@@ -411,14 +423,14 @@ def read_weights(message: dict[str, Any], previous: Weights | None, like: Weight
     return with_values_at(previous, tensors, apply_delta([previous[i] for i in tensors], message["encoded"]))
 
 
-def message_of_whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
+def message_of_whole(weights: Weights, *, copy: bool = False) -> WeightsMessage:
     """Return local weights in the form of a message with whole weights, which ``read_weights`` accepts.
 
     Args:
         weights: The weights.
         copy: Whether to copy them, because the receiver may change them.
     """
-    payloads = [{"raw": w.copy() if copy else w} for w in weights]
+    payloads: list[Payload] = [{"raw": w.copy() if copy else w} for w in weights]
     return {"delta": False, "encoded": {"codec": "float32", "payloads": payloads}}
 
 

@@ -35,7 +35,7 @@ from ddlf.training.crew.recovery import LOSS, first_line
 from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.layout import Layout, RemoteWeights, means_of
-from ddlf.training.exchanges.sharded.plan import MeanPlan, Plan, left_of, numbers_of
+from ddlf.training.exchanges.sharded.plan import EvaluatedWeights, HeldWeights, MeanPlan, Plan, left_of, numbers_of
 from ddlf.training.exchanges.sharded.ranges import PIECE
 from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.exchanges.sharded.updates import RemoteUpdates, WorkerLoss, measured, verdicts, weighed
@@ -236,11 +236,11 @@ class Sharded:
         """
         run = self._run
 
-        def reference() -> dict[str, Any]:
+        def reference() -> HeldWeights:
             alive = self._members.members()
             if not (holders := [member[0] for member in layout.at if member in alive]):
                 raise self._remote_weights.loss_error()
-            return {"generation": layout.generation, "at": holders, "means": list(layout.means)}
+            return HeldWeights(generation=layout.generation, at=holders, means=dict.fromkeys(layout.means, 0))
 
         measure = partial(measured, run, reference)
         remote_updates = RemoteUpdates(
@@ -324,7 +324,8 @@ class Sharded:
         """
         remote_weights = self._remote_weights
         exact = remote_weights.holding(layout) if remote_weights.coded else []
-        evaluated = partial(self._members.evaluated, layout.at, {"generation": layout.generation, "exact": exact})
+        reference = EvaluatedWeights(generation=layout.generation, exact=exact).to_message()
+        evaluated = partial(self._members.evaluated, layout.at, reference)
         bring = partial(self._weights_of, layout)
         weights: Weights | WeightsRef
         state: Weights | WeightsRef
@@ -408,14 +409,12 @@ class Sharded:
         It also says how many slots each mean sums. If the slot's state is on other workers, it names them, too.
         """
         layout, present = self._layout, self._members.members()
-        entry: dict[str, Any] = {
-            "generation": layout.generation,
-            "at": [member[0] for member in layout.at if member in present],
-        }
-        if left := self._states.workers_with(slot, holds):
-            entry["left"] = left
-        means = {group: self._sums if is_sum else 0 for group, is_sum in layout.means.items()}
-        return {**entry, "means": means} if means else entry
+        return HeldWeights(
+            generation=layout.generation,
+            at=[member[0] for member in layout.at if member in present],
+            left=self._states.workers_with(slot, holds),
+            means={group: self._sums if is_sum else 0 for group, is_sum in layout.means.items()},
+        ).to_message()
 
     def _copied(self, replies: list[Reply], owners: list[Member]) -> list[tuple[int, int, int, int]]:
         """Return which workers keep backups of slot states: for each reply its slot, round, worker and backup.

@@ -109,6 +109,55 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldWeights:
+    """The weights of a task, which workers have.
+
+    Args:
+        generation: Number of the generation.
+        at: Workers that have it.
+        left: Workers that have the state of the slot; empty if the state is on the task's worker, or in the task.
+        means: Groups of slot state whose means the workers have, each with the number of slots that it is the sum of; 0
+            for a mean.
+    """
+
+    generation: int
+    at: Sequence[int]
+    left: Sequence[int] = ()
+    means: Mapping[str, int] = field(default_factory=dict)
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the reference as a message for the network."""
+        return fields_of(self)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Self:
+        """Return the reference that a message contains."""
+        return cls(**message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedWeights:
+    """The weights to evaluate, which workers have.
+
+    Args:
+        generation: Number of the generation.
+        exact: If the weights travel through a codec, the ranges of the exact weights and their workers.
+    """
+
+    generation: int
+    exact: Sequence[tuple[int, int, int]]
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the reference as a message for the network."""
+        return fields_of(self)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Self:
+        """Return the reference that a message contains."""
+        return cls(**message)
+
+
 @dataclass(frozen=True, slots=True)
 class Unanswered:
     """The failure of a worker that has not got its part of a merge from another worker.

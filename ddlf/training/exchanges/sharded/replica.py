@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.algorithms.weights import Weights
 from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
-from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE
+from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE, EvaluatedWeights, HeldWeights
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.roles import REPLICA
 from ddlf.training.slot.batchnorm import moving
@@ -63,8 +63,9 @@ class ShardedReplica(HoldingReplica):
         if "generation" not in message["weights"]:
             return await super().measure(message)
         task, like = Task.from_message(message), self._model.like
-        await self.exchange.have(**task.weights, like=like)
-        weights = self.exchange.weights(task.weights["generation"])
+        reference = HeldWeights.from_message(task.weights)
+        await self.exchange.have(reference, like)
+        weights = self.exchange.weights(reference.generation)
         statistics = await super().measure({**message, "weights": message_of_whole(weights)})
         names = [weight.path for weight in self.app.model.weights]
         return self.exchange.measured(task, statistics, moving(self.app.model), names)
@@ -83,9 +84,11 @@ class ShardedReplica(HoldingReplica):
     async def _weights_of(self, reference: dict[str, Any]) -> Weights | None:
         if "generation" not in reference:
             return await super()._weights_of(reference)
-        try:  # with a codec, ``exact`` names the workers that have parts of the exact weights
-            exact, generation = reference["exact"], reference["generation"]
-            return await self.exchange.exact(generation, exact) if exact else self.exchange.weights(generation)
+        evaluated = EvaluatedWeights.from_message(reference)
+        try:
+            if evaluated.exact:
+                return await self.exchange.exact(evaluated.generation, evaluated.exact)
+            return self.exchange.weights(evaluated.generation)
         except Unreached:
             return None
 
@@ -98,7 +101,8 @@ class ShardedReplica(HoldingReplica):
         """
         if "generation" not in task.weights:
             return super().carry(task)
-        weights = message_of_whole(self.exchange.weights(task.weights["generation"]), copy=self._has_own_train)
+        reference = HeldWeights.from_message(task.weights)
+        weights = message_of_whole(self.exchange.weights(reference.generation), copy=self._has_own_train)
         reply = super().carry(dataclasses.replace(task, weights=weights))
         names = [weight.path for weight in self.app.model.weights]
         tensors = exchanged_tensors(task, self._model.like, self._model.lossless)

@@ -26,7 +26,7 @@ from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.recalibration import carried, measuring
 from ddlf.training.exchanges.sharded.pairs import Pairs, Sent
-from ddlf.training.exchanges.sharded.plan import Unanswered, Unmergeable, Unusable, fields_of
+from ddlf.training.exchanges.sharded.plan import HeldWeights, Unanswered, Unmergeable, Unusable, fields_of
 from ddlf.training.exchanges.sharded.ranges import PIECE
 from ddlf.training.judging import unusable_weights
 from ddlf.training.run import Run
@@ -341,15 +341,15 @@ async def pairs(
     return replies, added(sums, len(replies))
 
 
-async def measured(run: Run, weights: Callable[[], dict[str, Any]], replies: Sequence[Reply]) -> list[Reply]:
+async def measured(run: Run, reference: Callable[[], HeldWeights], replies: Sequence[Reply]) -> list[Reply]:
     """Have slots compute batch normalization's moving statistics for weights that workers hold.
 
     The differences to the merged statistics stay on the workers, like updates.
 
     Args:
         run: The run.
-        weights: Returns the reference to the weights, as in tasks, or raises an error if they are lost. It is called
-            before each attempt of a slot, because workers may be lost meanwhile.
+        reference: Returns the weights and the means of slot states that belong to them, or raises an error if they are
+            lost. It is called before each attempt of a slot, because workers may be lost meanwhile.
         replies: The replies that were merged.
 
     Returns:
@@ -359,8 +359,8 @@ async def measured(run: Run, weights: Callable[[], dict[str, Any]], replies: Seq
         BadUpdate: Statistics are unusable.
     """
     begin = time.perf_counter()
-    tasks = [measuring(weights(), reply) for reply in replies]
-    results = await carried(run, tasks, partial(_measure, weights))
+    tasks = [measuring(reference().to_message(), reply) for reply in replies]
+    results = await carried(run, tasks, partial(_measure, reference))
     for reply, (worker, problem) in zip(replies, results, strict=True):
         if problem is not None:
             raise problem.error(reply.slot + 1, f"worker {worker}")
@@ -371,7 +371,6 @@ async def measured(run: Run, weights: Callable[[], dict[str, Any]], replies: Seq
     ]
 
 
-async def _measure(
-    weights: Callable[[], dict[str, Any]], run: Run, task: Task, worker: ProxyWorker, holds: bool
-) -> Any:
-    return worker.id, await run.exchange.measure(dataclasses.replace(task, weights=weights()), worker)
+async def _measure(reference: Callable[[], HeldWeights], run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Any:
+    task = dataclasses.replace(task, weights=reference().to_message())
+    return worker.id, await run.exchange.measure(task, worker)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ from ddlf.training.exchanges.sharded.plan import (
     COPIES,
     EXCHANGE,
     Generation,
+    HeldWeights,
     MergeFailure,
     Plan,
     State,
@@ -289,8 +290,7 @@ class ShardedWorker(Restored):
         """Fetch everything that a slot's round begins with, and drop everything from earlier rounds.
 
         Args:
-            task: The round. Its weights name a generation that other workers have, and as ``left`` the workers that have
-                the slot's state, unless the state is here or in the task.
+            task: The round. Its weights are the message of ``HeldWeights``.
             like: Arrays with the shapes and types of the model's weights.
 
         Returns:
@@ -299,28 +299,25 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: No worker returns them.
         """
-        reference = {**task.weights}
-        left = reference.pop("left", ())
-        await self.have(**reference, like=like)
-        await self._store.only_since(task.weights["generation"])
-        task = await self.copies.have(task, left)
-        means = self.means(task.weights["generation"])
-        return dataclasses.replace(task, **begins_with(means, task.weights.get("means", {}), like))
+        reference = HeldWeights.from_message(task.weights)
+        await self.have(reference, like)
+        await self._store.only_since(reference.generation)
+        task = await self.copies.have(task, reference.left)
+        return dataclasses.replace(task, **begins_with(self.means(reference.generation), reference.means, like))
 
-    async def have(self, generation: int, at: Sequence[int], like: Weights, means: Iterable[str] = ()) -> None:
+    async def have(self, reference: HeldWeights, like: Weights) -> None:
         """Fetch a whole version of the weights (a generation), and means of slot states, unless this worker has them.
 
         Args:
-            generation: Number of the generation.
-            at: Workers that have it.
+            reference: The weights and the means, with the workers that have them.
             like: Arrays with the shapes and types of the model's weights.
-            means: Groups of slot state whose means to fetch.
 
         Raises:
             AppMissing: No worker returns them.
         """
-        await self._bring(generation, at, like)
-        await bring(self._call, self._in_turn(at), generation, self._store.generation(generation), means)
+        await self._bring(reference.generation, reference.at, like)
+        generation = self._store.generation(reference.generation)
+        await bring(self._call, self._in_turn(reference.at), reference.generation, generation, reference.means)
 
     def means(self, generation: int) -> SlotState:
         """Return the means of slot states that belong to a version of the weights on this worker, by group.
@@ -381,7 +378,7 @@ class ShardedWorker(Restored):
         Returns:
             The fault that makes the update unusable; None if it is usable.
         """
-        generation = task.weights["generation"]
+        generation = HeldWeights.from_message(task.weights).generation
         like = self.weights(generation)
         if copy:
             update = {
@@ -406,7 +403,7 @@ class ShardedWorker(Restored):
         Returns:
             The fault that makes the statistics unusable; None if they are usable.
         """
-        like = self.weights(task.weights["generation"])
+        like = self.weights(HeldWeights.from_message(task.weights).generation)
         old = [like[index] for index in indices]
         if (problem := fault(statistics, 1, old, [names[index] for index in indices])) is not None:
             return problem
