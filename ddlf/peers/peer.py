@@ -388,7 +388,8 @@ class Peer:
         self._trainings += 1
         self._since, self._posted_at, self.posts = 0, time.monotonic(), self.posts + 1
         self._connection.send(post)
-        self._unshown = f"posted    set {self.posts} after {self.updates:,} batches: {self._training_facts(loss)}"
+        batches = f"{self.updates:,} batch{'es' * (self.updates > 1)}"
+        self._unshown = f"posted    set {self.posts} after {batches}: {self._training_facts(loss)}"
         if time.monotonic() - self._shown_at >= SHOWN_S:
             self._show_last_post()
 
