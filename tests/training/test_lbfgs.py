@@ -9,7 +9,7 @@ import pytest
 
 from ddlf import events
 from ddlf.cluster.link import Notice
-from ddlf.errors import BadUpdate, ConfigError, WorkerLost
+from ddlf.errors import AppError, BadUpdate, ConfigError, WorkerLost
 from ddlf.events import Converged, RunEnded, Warned
 from ddlf.monitor.terminal.lines import line
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
@@ -524,6 +524,14 @@ async def test_run_keeps_its_best_weights_and_warns_if_no_step_lowers_the_loss(m
 async def test_portions_larger_than_the_data_are_refused():
     with pytest.raises(ConfigError, match=r"^portion=1,000 is larger than the data, which has 203 samples; leave"):
         await run_of(portion=1000).train_model()
+
+
+async def test_portions_that_cards_share_unequally_are_refused(monkeypatch):
+    monkeypatch.setattr("ddlf.training.strategies.lbfgs.replica.parts_of_batch", lambda model: 4, raising=False)
+    with pytest.raises(
+        AppError, match="a portion of 14 samples cannot be divided among 4 cards; let 8 divide each portion"
+    ):
+        await run_of(portion=14).train_model()
 
 
 async def test_types_of_weights_that_differ_are_refused():

@@ -23,6 +23,7 @@ from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA
 from ddlf.training.slot.build import ModelReport, first_rows
+from ddlf.training.slot.distribution import parts_of_batch
 from ddlf.training.slot.feed import Samples
 from ddlf.training.slot.gradients import GradientModel, check_mean_losses
 from ddlf.training.slot.keras_model import KerasModel
@@ -237,6 +238,7 @@ class LbfgsReplica(HoldingReplica):
         self._rows = Rows(rows.like, rows.trained, [])
 
     def _computed_portion(self, now: Pass, weights: Weights, number: int, begin: int, end: int) -> Computed:
+        _check_division(self.app.model, end - begin)
         clock, indices = time.perf_counter(), np.arange(begin, end)
         task = Task(
             slot=0,
@@ -272,6 +274,19 @@ def _looked_at(fetching: asyncio.Future[Any]) -> None:
     """Mark the error of a fetch as retrieved: if the pass ends before, nobody awaits it."""
     if not fetching.cancelled():
         fetching.exception()
+
+
+def _check_division(model: Any, samples: int) -> None:
+    """Refuse a portion of some samples that several cards cannot divide equally.
+
+    Raises:
+        AppError: They cannot.
+    """
+    if samples % (cards := parts_of_batch(model)):
+        raise AppError(
+            f"a portion of {samples} samples cannot be divided among {cards} cards",
+            hint=f"let {2 * cards} divide each portion, because DDLF also computes its halves: choose the number of samples, portion and slots",
+        )
 
 
 def check_loss(app: App) -> None:
