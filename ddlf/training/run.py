@@ -446,7 +446,8 @@ class Run:
         task = make()
         if self.account is not None and (cost := self.cost(task)) is not None:
             await self._count(self.account, cost)
-        return await self.exchange.send(lambda: task, worker, holds)
+        openings = self.crew.openings(worker.id)
+        return dataclasses.replace(await self.exchange.send(lambda: task, worker, holds), openings=openings)
 
     async def _from_outside(
         self, outside: Outside, weights: Weights | WeightsRef, *, counted: bool

@@ -1,5 +1,6 @@
 """Tests of the sharded exchange: it has the bits of the star, also with lost workers. The model stays on workers. No Keras."""
 
+import asyncio
 import functools
 import itertools
 from unittest import mock
@@ -10,7 +11,7 @@ import pytest
 
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, WorkerLost
-from ddlf.events import ExchangeChosen, ResidualDropped, UpdateClipped, Warned, WorkerGone
+from ddlf.events import ExchangeChosen, ResidualDropped, UpdateClipped, Warned, WorkerGone, WorkerReturned
 from ddlf.events import WorkerLost as WorkerLostEvent
 from ddlf.rpc.messages import dumps, loads
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
@@ -486,6 +487,32 @@ async def test_worker_lost_while_shared_states_are_made_changes_no_bit(name, ver
     assert not events_of(run, ResidualDropped)
     assert vars(run.cluster.workers[1]).get("was_lost") or number > 3
     assert bits(run) == await star_bits(**LATELY[name])
+
+
+@pytest.mark.parametrize(
+    ("verb", "settings"),
+    [("train", {"outer": "nesterov"}), ("measure", LATELY["recalibrated"])],
+    ids=["update", "statistics"],
+)
+async def test_worker_that_returns_in_the_round_of_its_loss_has_no_earlier_update(verb, settings, monkeypatch):
+    """Two workers carry six slots. One of them is lost with its second slot, returns, and carries another slot."""
+    settings = {**settings, "slots": 6, "workers": 2}
+    run, back, count = run_of(**settings), asyncio.Event(), itertools.count(1)
+    run.subscribe(lambda event: back.set() if isinstance(event, WorkerReturned) else None)
+
+    async def rpc(worker, request, timeout_s=None, usual=FakeWorker.rpc):
+        second = run.cluster.workers[1]
+        if request.args[2] == verb and worker is second and next(count) == 2:
+            second.lost = True
+        elif request.args[2] == verb and second.lost:
+            await back.wait()
+        return await usual(worker, request, timeout_s)
+
+    monkeypatch.setattr(FakeWorker, "rpc", rpc)
+    await run.train_model()
+    assert back.is_set()
+    monkeypatch.undo()
+    assert bits(run) == bits(await trained("star", **settings))
 
 
 async def test_loss_of_the_first_holders_of_weights_changes_no_bit():

@@ -273,6 +273,10 @@ class Crew:
         """
         return (self._workers[worker], self._opened[worker]) if worker in self._schedule.workers else None
 
+    def openings(self, worker: int) -> int:
+        """Return how often a worker has received the app, as in ``member``."""
+        return self._opened[worker]
+
     def distrust(self, slot: int, worker: int, reason: str) -> None:
         """Reject the result that a worker returned for a slot, because its update is suspicious.
 

@@ -75,7 +75,6 @@ class RemoteUpdates:
         self.tensors: Sequence[int] | None = None
         self.factors: dict[int, float] = {}
         self._size = sum(w.size for w in like)
-        self._holders: dict[int, tuple[Task, Member | None]] = {}
 
     @property
     def base(self) -> int:
@@ -106,16 +105,16 @@ class RemoteUpdates:
         losses = 0
         while losses < TRIES:
             alive = self.members.members()
-            if lost := [reply for reply in replies if self._holder(reply) not in alive]:
+            if lost := [reply for reply in replies if _holder(reply) not in alive]:
                 retrained = await self._retrained(lost)
                 replies = [retrained.get(reply.slot, reply) for reply in replies]
                 continue
             await self.members.reach()
             if self.members.members().keys() != alive.keys():
                 continue  # a worker was lost or joined meanwhile
-            holders = {member for member in map(self._holder, replies) if member is not None}
+            holders = sorted(set(map(_holder, replies)))
             worker_loss = await work(
-                replies, sorted(holders)[: self._size], {number: proxy for (number, _), proxy in alive.items()}
+                replies, holders[: self._size], {number: proxy for (number, _), proxy in alive.items()}
             )
             if worker_loss is None:
                 return replies
@@ -166,16 +165,6 @@ class RemoteUpdates:
             await end_all(list(calls))
 
     # -- parts --------------------------------------------------------------------------------------------------------
-
-    def _holder(self, reply: Reply) -> Member | None:
-        """Return the worker that has the update of a reply.
-
-        It is the worker as it was when this object first saw the reply.
-        """
-        holder = self._holders.get(reply.slot)
-        if holder is None or holder[0] is not reply.task:
-            self._holders[reply.slot] = holder = reply.task, self.members.member(reply.worker)
-        return holder[1]
 
     async def _retrained(self, replies: list[Reply]) -> dict[int, Reply]:
         """Have the rounds of some replies trained again.
@@ -232,6 +221,11 @@ class RemoteUpdates:
         except TimeoutError:
             pass
         return None
+
+
+def _holder(reply: Reply) -> Member:
+    """Return the worker that has the update of a reply."""
+    return reply.worker, reply.openings
 
 
 async def verdicts(remote_updates: RemoteUpdates, replies: dict[int, Reply]) -> dict[int, Verdict]:
@@ -361,16 +355,16 @@ async def measured(run: Run, reference: Callable[[], HeldWeights], replies: Sequ
     begin = time.perf_counter()
     tasks = [measuring(reference().to_message(), reply) for reply in replies]
     results = await carried(run, tasks, partial(_measure, reference))
-    for reply, (worker, problem) in zip(replies, results, strict=True):
+    for reply, (worker, _, problem) in zip(replies, results, strict=True):
         if problem is not None:
             raise problem.error(reply.slot + 1, f"worker {worker}")
     run.arrived += time.perf_counter() - begin
     return [
-        dataclasses.replace(reply, task=task, worker=worker)
-        for reply, task, (worker, _) in zip(replies, tasks, results, strict=True)
+        dataclasses.replace(reply, task=task, worker=worker, openings=openings)
+        for reply, task, (worker, openings, _) in zip(replies, tasks, results, strict=True)
     ]
 
 
 async def _measure(reference: Callable[[], HeldWeights], run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Any:
-    task = dataclasses.replace(task, weights=reference().to_message())
-    return worker.id, await run.exchange.measure(task, worker)
+    task, openings = dataclasses.replace(task, weights=reference().to_message()), run.crew.openings(worker.id)
+    return worker.id, openings, await run.exchange.measure(task, worker)
