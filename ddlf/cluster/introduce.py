@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from ddlf.cluster.config.addresses import parse_advertised, same_host
 from ddlf.cluster.launch.launcher import LOOPBACK, machine
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import AppMissing, ConfigError, ConnectError, DDLFError, ProtocolError, VersionError
 from ddlf.rpc.messages import Request
+from ddlf.worker.introduction import Address, Callee, Endpoint
 from ddlf.worker.lease import offer_number, peer_pass
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ async def _meet(
 
 
 async def _dial_back(
-    caller: ProxyWorker, callee: ProxyWorker, endpoints: Mapping[ProxyWorker, dict[str, Any]], run: str
+    caller: ProxyWorker, callee: ProxyWorker, endpoints: Mapping[ProxyWorker, Endpoint], run: str
 ) -> str | None:
     """Have a worker dial its caller, which cannot dial it. Return why it did not reach the caller; empty if it did. None
     if the caller has no address, or if a user has given one for the called worker, which must lead to it.
@@ -140,10 +140,10 @@ async def _check_there(worker: ProxyWorker, executor: str) -> None:
         raise AppMissing("its executor ended while workers were introduced to each other", worker=worker.name)
 
 
-async def _endpoint(worker: ProxyWorker) -> dict[str, Any]:
+async def _endpoint(worker: ProxyWorker) -> Endpoint:
     """Return the port and the addresses where other workers can call a worker, as its daemon reports them."""
     try:
-        return dict(await worker.ask("addresses"))
+        return await worker.endpoint()
     except ProtocolError as error:
         raise VersionError(
             "runs a release that does not support calls between workers",
@@ -152,9 +152,7 @@ async def _endpoint(worker: ProxyWorker) -> dict[str, Any]:
         ) from error
 
 
-def _advertised_addresses(
-    worker: ProxyWorker, endpoint: Mapping[str, Any], caller: int | None = None
-) -> list[tuple[str, int]]:
+def _advertised_addresses(worker: ProxyWorker, endpoint: Endpoint, caller: int | None = None) -> list[tuple[str, int]]:
     """Return the addresses that a user has given for reaching a worker.
 
     They come from ``advertise`` in cluster.yaml, either for all callers or for this one, and from the worker's
@@ -167,12 +165,12 @@ def _advertised_addresses(
         else [text for id, text in advertised.items() if caller in (None, id)]
     )
     parsed = [parse_advertised(text) for text in texts if text]
-    if endpoint["advertised"]:
-        parsed.append(tuple(endpoint["advertised"]))
-    return [(host, port or endpoint["port"]) for host, port in parsed]
+    if endpoint.advertised is not None:
+        parsed.append(endpoint.advertised)
+    return [(host, port or endpoint.port) for host, port in parsed]
 
 
-def _check_distinct(endpoints: Mapping[ProxyWorker, dict[str, Any]]) -> None:
+def _check_distinct(endpoints: Mapping[ProxyWorker, Endpoint]) -> None:
     """Raise ``ConfigError`` if two workers advertise the same address. This check needs no connection."""
     workers_by_address: dict[tuple[str, int], ProxyWorker] = {}
     for worker, endpoint in endpoints.items():
@@ -187,7 +185,7 @@ def _check_distinct(endpoints: Mapping[ProxyWorker, dict[str, Any]]) -> None:
 
 def _introduction(
     worker: ProxyWorker,
-    endpoints: Mapping[ProxyWorker, dict[str, Any]],
+    endpoints: Mapping[ProxyWorker, Endpoint],
     run: str,
     calls: Mapping[int, Collection[int]] | None,
 ) -> Request:
@@ -203,12 +201,12 @@ def _introduction(
         lease=worker.identity.key["lease"],
         callers={other.executor.name: other.id for other in endpoints if may(other, worker)},
         peers=[
-            {
-                "id": other.id,
-                "name": other.name,
-                "addresses": _candidates(other, worker, endpoints),
-                "shows": peer_pass(other.identity.key["lease"], run, worker.executor.name),
-            }
+            Callee(
+                id=other.id,
+                name=other.name,
+                addresses=_candidates(other, worker, endpoints),
+                shows=peer_pass(other.identity.key["lease"], run, worker.executor.name),
+            )
             for other in endpoints
             if may(worker, other)
         ],
@@ -216,32 +214,30 @@ def _introduction(
     )
 
 
-def _candidates(
-    worker: ProxyWorker, caller: ProxyWorker, endpoints: Mapping[ProxyWorker, dict[str, Any]]
-) -> list[tuple[str, int, bool]]:
+def _candidates(worker: ProxyWorker, caller: ProxyWorker, endpoints: Mapping[ProxyWorker, Endpoint]) -> list[Address]:
     endpoint = endpoints[worker]
     advertised = _advertised_addresses(worker, endpoint, caller.id)
-    return candidates(advertised, (worker.host, worker.port), endpoint, endpoints[caller]["machine"])
+    return candidates(advertised, (worker.host, worker.port), endpoint, endpoints[caller].machine)
 
 
 def candidates(
-    advertised: Sequence[tuple[str, int]], dialled: tuple[str, int], endpoint: Mapping[str, Any], caller: str
-) -> list[tuple[str, int, bool]]:
+    advertised: Sequence[tuple[str, int]], dialled: tuple[str, int], endpoint: Endpoint, caller: str
+) -> list[Address]:
     """Return the addresses where one worker may reach another one, best first.
 
     Args:
         advertised: Addresses that a user has given.
         dialled: The address that the master dials for the called worker.
-        endpoint: Facts from the called worker's daemon: machine, port, and the addresses that it listens on.
+        endpoint: Where the called worker's daemon can be called.
         caller: Machine of the calling worker.
 
     Returns:
         Host, port, and whether a user has given the address.
     """
-    port = endpoint["port"]
+    port = endpoint.port
     if not port:  # it joins its master, and listens nowhere
         return [(*address, True) for address in dict.fromkeys(advertised) if address[1]]
-    listens = [(host, port) for host in endpoint["addresses"]]
-    loopback = [address for address in listens if machine(address[0]) == LOOPBACK and endpoint["machine"] == caller]
+    listens = [(host, port) for host in endpoint.addresses]
+    loopback = [address for address in listens if machine(address[0]) == LOOPBACK and endpoint.machine == caller]
     remote = [address for address in (dialled, *listens) if machine(address[0]) != LOOPBACK]
     return [(*address, address in advertised) for address in dict.fromkeys((*advertised, *loopback, *remote))]

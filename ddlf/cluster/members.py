@@ -143,7 +143,7 @@ class Members:
         they are.
         """
         joined = [worker for worker in self.present if worker.joins and not worker.is_open]
-        cpu_groups = [group["cpus"] for group in await asyncio.gather(*(worker.ask("addresses") for worker in joined))]
+        cpu_groups = [endpoint.cpus for endpoint in await asyncio.gather(*(worker.endpoint() for worker in joined))]
         for worker, group in zip(joined, cpu_groups, strict=True):
             worker.share(cpu_groups.count(group))
 

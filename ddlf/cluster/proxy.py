@@ -29,7 +29,8 @@ from ddlf.rpc.heartbeats import State, Timing
 from ddlf.rpc.iworker import IWorker, checked_function, method_name
 from ddlf.rpc.messages import MAX_BODY_BYTES, Request
 from ddlf.rpc.tls import TOKEN_ONLY, Security
-from ddlf.worker.status import ExecutorInfo, WorkerStatus
+from ddlf.worker.introduction import Endpoint
+from ddlf.worker.status import ExecutorInfo, Preloaded, WorkerStatus
 
 COLUMNS = ("worker", "name", "state", "machine", "cores", "threads", "Python", "sent", "received")
 
@@ -454,6 +455,10 @@ class ProxyWorker(IWorker):
         await self.ask("ping", timeout_s=timeout_s)
         return loop.time() - begin
 
+    async def endpoint(self) -> Endpoint:
+        """Return where other workers can call this worker."""
+        return self._link.answered(Endpoint, await self.ask("addresses"))
+
     async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> WorkerStatus:
         """Return the worker's state: what it is busy with and since when, its restarts, and its process ids."""
         return await self._link.status(timeout_s)
@@ -496,8 +501,8 @@ class ProxyWorker(IWorker):
         itself, with the same results.
         """
         with contextlib.suppress(ProtocolError):  # the worker has an earlier release of DDLF
-            facts = await self.ask("preload", list(modules), timeout_s=None)
-            if facts["replaceable"]:
+            preloaded = self._link.answered(Preloaded, await self.ask("preload", list(modules), timeout_s=None))
+            if preloaded.replaceable:
                 await self._link.replace_executor(list(modules))
 
     async def use_threads(self, threads: int) -> None:

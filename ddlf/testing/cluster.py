@@ -137,8 +137,8 @@ class FaultyCluster(Cluster):
         """
         if (caller, called) not in self._ways:
             worker = self._find(called)
-            addresses = await worker.ask("addresses")
-            proxy = self._ways[caller, called] = FaultProxy("127.0.0.1", addresses["port"], seed=caller)
+            endpoint = await worker.endpoint()
+            proxy = self._ways[caller, called] = FaultProxy("127.0.0.1", endpoint.port, seed=caller)
             advertised = worker.advertise if isinstance(worker.advertise, dict) else {}
             worker.advertise = {**advertised, caller: f"127.0.0.1:{await proxy.start()}"}
         return self._ways[caller, called]

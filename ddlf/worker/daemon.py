@@ -47,13 +47,14 @@ from ddlf.worker.cards import REPAIR
 from ddlf.worker.events import NAMES, CardsRead, DaemonEvent, ExecutorExited, LeaseLost, Leaving, StoppedBy
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess, Questions
 from ddlf.worker.forwarding import LOOK_S
+from ddlf.worker.introduction import Endpoint
 from ddlf.worker.joining import Dialled, Join, Joining
 from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
 from ddlf.worker.lost_cards import remember_lost
 from ddlf.worker.machine import addresses_of, cores, cpu_group, footprint, same_machine
 from ddlf.worker.options import Options
 from ddlf.worker.source import Source, source
-from ddlf.worker.status import Busy, DataSets, LeaseStatus, WorkerStatus
+from ddlf.worker.status import Busy, DataSets, LeaseStatus, Preloaded, WorkerStatus
 
 FOLDER_PREFIX = "ddlf-"
 LOCK = "lock"
@@ -791,18 +792,16 @@ class Daemon:
             insecure_plaintext=self.insecure_plaintext,
         )
 
-    def addresses(self) -> dict[str, Any]:
-        """Return the addresses of this worker for connections from others, as data."""
+    def addresses(self) -> Endpoint:
+        """Return where other workers can call this worker."""
         advertise = self._options.advertise
-        advertised = [advertise[0], advertise[1] or self.port] if advertise else None
-        listens = addresses_of(self.host) if self._listener is not None else []
-        return {
-            "machine": same_machine(),
-            "port": self.port,
-            "advertised": advertised,
-            "addresses": listens,
-            "cpus": cpu_group(),
-        }
+        return Endpoint(
+            machine=same_machine(),
+            port=self.port,
+            advertised=(advertise[0], advertise[1] or self.port) if advertise else None,
+            addresses=addresses_of(self.host) if self._listener is not None else [],
+            cpus=cpu_group(),
+        )
 
     async def machine(self, needs: Sequence[str] = ()) -> dict[str, Any]:
         """Return a description of this machine and its installed packages, as data. A thread collects it, because the
@@ -878,7 +877,7 @@ class Daemon:
         )
         return requester
 
-    async def preload(self, modules: list[str], *, replace: bool = False) -> dict[str, Any]:
+    async def preload(self, modules: list[str], *, replace: bool = False) -> Preloaded:
         """Let the executors that start from now on have these modules imported already, and wait until this is
         possible.
 
@@ -887,9 +886,6 @@ class Daemon:
             replace: Whether to replace the present executor if it started without these modules and has no state to
                 lose.
 
-        Returns:
-            ``reason``: why executors start without the modules; empty if they start with them. ``replaceable``: whether
-                ``replace`` has or would have an effect.
         """
         if not isinstance(modules, list) or not all(
             isinstance(name, str) and MODULE.fullmatch(name) for name in modules

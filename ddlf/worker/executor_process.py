@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from ddlf.errors import ConnectError, ProtocolError
 from ddlf.rpc.tls import Security
@@ -30,6 +30,7 @@ from ddlf.worker.forwarding import Forwarding
 from ddlf.worker.options import ExecutorOptions
 from ddlf.worker.output_capture import LINES
 from ddlf.worker.process import UNKNOWN, Forked, Forks, child_environment, executor_name
+from ddlf.worker.status import Preloaded
 
 if TYPE_CHECKING:
     from ddlf.worker.options import Options
@@ -302,7 +303,7 @@ class ExecutorProcess:
             start_new_session=True,
         )
 
-    async def preload(self, modules: tuple[str, ...], *, replace: bool) -> dict[str, Any]:
+    async def preload(self, modules: tuple[str, ...], *, replace: bool) -> Preloaded:
         reason = await self._forks.preload(modules)
         await self.settled.wait()
         process = self._process
@@ -313,7 +314,7 @@ class ExecutorProcess:
             self.settled.clear()
             self._kill_group()
             await self.settled.wait()
-        return {"reason": reason, "replaceable": replaceable}
+        return Preloaded(reason=reason, replaceable=replaceable)
 
     async def _wait(self) -> int:
         assert self._process is not None

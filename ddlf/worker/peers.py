@@ -42,6 +42,7 @@ from ddlf.rpc.messages import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits, Req
 from ddlf.rpc.offers import Offers
 from ddlf.rpc.stream import send_all
 from ddlf.rpc.tls import TOKEN_ONLY, Security
+from ddlf.worker.introduction import Address, Callee
 from ddlf.worker.lease import offer_number, peer_pass
 
 ADDRESS_S = 3.0
@@ -112,25 +113,23 @@ class Peer:
 
     Args:
         caller: This worker.
-        id: Number of the other worker in the cluster.
-        name: Its name in errors.
-        addresses: Tuples of host, port, and whether the user set that address for this purpose.
-        shows: The pass that this worker shows to be admitted.
+        callee: The other worker.
         dead_after_s: Seconds of silence before the link counts as lost.
 
     Attributes:
+        id: Number of the other worker in the cluster.
+        name: Its name in errors.
+        shows: The pass that this worker shows to be admitted.
         offers: Connections that the other worker has opened, because this one cannot dial it.
     """
 
-    def __init__(
-        self, caller: Peers, id: int, name: str, addresses: list[Any], shows: bytes, dead_after_s: float
-    ) -> None:
-        self.id = id
-        self.name = name
-        self.shows = shows
+    def __init__(self, caller: Peers, callee: Callee, dead_after_s: float) -> None:
+        self.id = callee.id
+        self.name = callee.name
+        self.shows = callee.shows
         self.offers = Offers()
         self._caller = caller
-        self.set_addresses(addresses)
+        self.set_addresses(callee.addresses)
         self._timing = Timing.of(dead_after_s=dead_after_s)
         self._control: ControlChannel | None = None
         self._listening: asyncio.Task[Any] | None = None
@@ -141,9 +140,9 @@ class Peer:
         self._bytes_before = (0, 0)
         self._is_over = False
 
-    def set_addresses(self, addresses: list[Any]) -> None:
-        """Set the addresses of the other worker for later connections, in the form of the constructor's argument."""
-        self._addresses = [(str(host), int(port), bool(is_advertised)) for host, port, is_advertised in addresses]
+    def set_addresses(self, addresses: list[Address]) -> None:
+        """Set the addresses of the other worker for later connections."""
+        self._addresses = list(addresses)
 
     async def call(self, role: tuple[str, str], verb: str, /, *args: Any, **data: Any) -> Any:
         """Call a verb of a role on that worker and return its result.
@@ -446,7 +445,7 @@ class Peers(Mapping[int, Peer]):
         me: int,
         lease: bytes,
         callers: dict[str, int],
-        peers: list[dict[str, Any]],
+        peers: list[Callee],
         dead_after_s: float,
     ) -> None:
         """Record which workers may call each other. This replaces the previous introduction.
@@ -456,7 +455,7 @@ class Peers(Mapping[int, Peer]):
             me: Number of this worker in it.
             lease: The key, which only the master that has the worker knows.
             callers: The executors of the workers that may call this worker, each with the number of its worker.
-            peers: The workers that it may call: the arguments id, name, addresses and shows of ``Peer``.
+            peers: The workers that it may call.
             dead_after_s: Seconds of silence before a link counts as lost.
 
         Raises:
@@ -467,14 +466,14 @@ class Peers(Mapping[int, Peer]):
         former = self._peers if (run, me, lease) == (self.run, self.me, self._lease) else {}
         self.run, self.me, self._lease, self._callers = run, me, lease, dict(callers)
         old, self._peers = self._peers, {}
-        for facts in sorted(peers, key=lambda facts: facts["id"]):
-            peer = former.get(facts["id"])
+        for callee in sorted(peers, key=lambda callee: callee.id):
+            peer = former.get(callee.id)
             # The pass differs for each lease, and therefore after each return of the master.
-            if peer is not None and peer.shows == facts["shows"]:
-                peer.set_addresses(facts["addresses"])
+            if peer is not None and peer.shows == callee.shows:
+                peer.set_addresses(callee.addresses)
             else:
-                peer = Peer(self, **facts, dead_after_s=dead_after_s)
-            self._peers[facts["id"]] = peer
+                peer = Peer(self, callee, dead_after_s)
+            self._peers[callee.id] = peer
         for peer in old.values():
             if self._peers.get(peer.id) is not peer:
                 peer.close()

@@ -153,3 +153,16 @@ class ExecutorInfo:
     deterministic: bool = False
     gpus: list[str] = field(default_factory=list)
     gpu_uuids: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preloaded:
+    """The answer to a request to import modules before executors start.
+
+    Args:
+        reason: Why executors start without the modules; empty if they start with them.
+        replaceable: Whether a replacement of the present executor has or would have an effect.
+    """
+
+    reason: str
+    replaceable: bool

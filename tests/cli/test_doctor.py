@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -105,7 +106,7 @@ async def test_doctor_names_workers_that_cannot_reach_each_other(daemons, free_p
     ports, addresses = [daemon.port for daemon in daemons], InProcessDaemon.addresses
 
     # No worker can reach the other one. If one of them could, both would use its connections.
-    monkeypatch.setattr(InProcessDaemon, "addresses", lambda self: addresses(self) | {"port": free_port})
+    monkeypatch.setattr(InProcessDaemon, "addresses", lambda self: replace(addresses(self), port=free_port))
     finding, _ = await findings(*ports)
     assert finding.where == (f"worker 1 (127.0.0.1:{ports[0]})",)
     assert finding.what.startswith(f"it cannot reach worker 2 (127.0.0.1:{ports[1]}): ")

@@ -13,6 +13,7 @@ from ddlf.errors import LeaseError, ProtocolError
 from ddlf.rpc.dial import open_socket
 from ddlf.rpc.join import Offer, RunOver, offer
 from ddlf.testing.in_process import InProcessDaemon
+from ddlf.worker.introduction import Endpoint
 from ddlf.worker.joining import Join
 from ddlf.worker.lease import offer_number
 from ddlf.worker.options import Options
@@ -91,7 +92,7 @@ async def test_pair_without_a_connection_is_named_with_both_reasons(tmp_path, fr
 
 def facts_on_another_machine(self):
     """Return the facts of a daemon on another machine."""
-    return {"machine": str(id(self)), "port": self.port, "advertised": None, "addresses": [], "cpus": ""}
+    return Endpoint(machine=str(id(self)), port=self.port, addresses=[])
 
 
 async def test_reset_connection_is_replaced_by_the_next_offer(tmp_path):

@@ -14,6 +14,7 @@ from ddlf.rpc.tls import Security
 from ddlf.rpc.tokens import new_token
 from ddlf.testing.in_process import InProcessDaemon, in_process_cluster
 from ddlf.worker.daemon import Control
+from ddlf.worker.introduction import Endpoint
 from ddlf.worker.machine import addresses_of, same_machine
 from ddlf.worker.options import Options
 from ddlf.worker.peers import Peers
@@ -28,7 +29,7 @@ OLD, NEW = new_token().encode(), new_token().encode()
 
 
 def addresses_at(*addresses, machine="here", advertised=None):
-    return {"machine": machine, "port": 9000, "advertised": advertised, "addresses": list(addresses)}
+    return Endpoint(machine=machine, port=9000, advertised=advertised, addresses=list(addresses))
 
 
 def test_given_addresses_are_tried_first_then_the_masters_then_the_workers_own():

@@ -21,6 +21,7 @@ from ddlf.errors import ExecutorCrashed, RemoteError, WorkerLost
 from ddlf.worker import template
 from ddlf.worker.activity import Activity
 from ddlf.worker.process import UNKNOWN, Template
+from ddlf.worker.status import Preloaded
 from tests.daemons import connected, preload
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
@@ -200,7 +201,7 @@ async def test_the_executor_itself_imports_modules_that_make_a_fork_unsafe(runni
     async with connected(running.port) as worker:
         await worker.restart()
         for _ in range(2):
-            assert await worker.ask("preload", [module], replace=True) == {"reason": reason, "replaceable": False}
+            assert await worker.ask("preload", [module], replace=True) == Preloaded(reason=reason, replaceable=False)
         assert await worker.run_code("1 + 1") == 2
 
 
