@@ -19,9 +19,11 @@ from ddlf.cli.options import add_cluster_options, named_cluster
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.config.addresses import find_config
 from ddlf.errors import ConnectError
+from ddlf.events.facts import from_data
 from ddlf.events.record import size
 from ddlf.monitor.card_use import short_reading
 from ddlf.monitor.terminal.phrases import duration, number, rate
+from ddlf.worker.card_watch import Reading
 
 POLL_S = 1.0
 ANSWER_S = 3.0
@@ -218,9 +220,9 @@ def _workers(state: dict[str, Any], columns: int, rows: int) -> list[RenderableT
     return [table, *([Text(f"and {len(numbers) - len(fits)} more", style="dim")] if len(fits) < len(numbers) else [])]
 
 
-def cards_of(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the readings of a worker's cards; empty without cards, and for daemons of earlier releases."""
-    return facts.get("cards") or []
+def cards_of(worker: dict[str, Any]) -> list[Reading]:
+    """Return the readings of a worker's cards; empty without cards."""
+    return [from_data(Reading, card) for card in worker.get("cards") or ()]
 
 
 def _part(number: int, part: dict[str, Any], names: dict[int, str], columns: int) -> Text:

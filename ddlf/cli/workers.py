@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +124,7 @@ def describe(answer: WorkerStatus | DDLFError, label: str) -> str:
     ]
     details += f", holds {' and '.join(holds)}" if holds else ""
     details += f", on card {', '.join(answer.gpus)}" if answer.gpus else ""
-    readings = [f"{card.number}: {as_text(asdict(card))}" for card in answer.cards]
+    readings = [f"{card.number}: {as_text(card)}" for card in answer.cards]
     details += f" ({'; '.join(readings)})" if readings else ""
     plain = ", INSECURE PLAINTEXT" if answer.insecure_plaintext else ""
     return f"{state}; {answer.host}, up {answer.uptime_s:.0f} s, Python {answer.python}{details}{plain}"

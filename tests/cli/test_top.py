@@ -90,6 +90,7 @@ def test_top_shows_workers_without_a_run():
 def test_top_shows_cards(monkeypatch):
     reading = {
         "number": "0",
+        "name": "H100",
         "utilisation": 87,
         "memory": 12 * 10**9,
         "total": 80 * 10**9,

@@ -178,7 +178,7 @@ class FolderWriter:
             case e.CheckpointWritten():
                 self._summary["checkpoints"] = str(Path(event.path).resolve())
             case e.CardRead():
-                self._cards.tell(event)
+                self._cards.add(event)
             case e.TrainingBegan() if self._state.restarts:
                 self._remove_metrics_after(event.version)
             case e.TrainingBegan():

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ddlf import events as e
-from ddlf.events.facts import to_data
-from ddlf.monitor.card_use import as_text
+from ddlf.events.facts import from_data, to_data
+from ddlf.monitor.card_use import UseOfCard, as_text
 from ddlf.monitor.dashboard.board import Received
 from ddlf.monitor.dashboard.series import Column
 from ddlf.monitor.runs import folder, table
@@ -252,7 +252,8 @@ def _environment(past: Past) -> list[list[str]]:
         f"{worker['name']}: {', '.join(worker['gpus'])}" for worker in summary.get("workers", ()) if worker.get("gpus")
     ]
     rows += [["cards", "; ".join(cards)]] if cards else []
-    rows += [[f"use of card {use['card']} by {use['worker']}", as_text(use)] for use in summary.get("cards", ())]
+    uses = [from_data(UseOfCard, data) for data in summary.get("cards", ())]
+    rows += [[f"use of card {use.card} by {use.worker}", as_text(use)] for use in uses]
     if command := summary.get("command"):
         rows.append(["command", " ".join(command)])
     if ledger := summary.get("ledger"):
