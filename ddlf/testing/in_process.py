@@ -49,6 +49,7 @@ from ddlf.worker.executor import Executor
 from ddlf.worker.executor_process import ExecutorProcess
 from ddlf.worker.options import Options
 from ddlf.worker.peers import Dialling
+from ddlf.worker.status import Preloaded
 from ddlf.worker.worker import Worker
 
 
@@ -145,9 +146,9 @@ class InProcessExecutor(ExecutorProcess):
         await asyncio.gather(*self._serving, return_exceptions=True)
         return -signal.SIGKILL
 
-    async def preload(self, modules: tuple[str, ...], *, replace: bool) -> dict[str, Any]:
+    async def preload(self, modules: tuple[str, ...], *, replace: bool) -> Preloaded:
         """Do nothing, because the process imports modules once for all workers anyway."""
-        return {"reason": "the executor is not a process", "replaceable": False}
+        return Preloaded(reason="the executor is not a process", replaceable=False)
 
     async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
         """Serve a data connection, or keep one that another worker offers, on a copy of its socket. The daemon closes
