@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -443,7 +443,7 @@ class Serving:
                 )
                 return answer
 
-            async def bring_to_master() -> tuple[dict[str, Any], Summary]:
+            async def bring_to_master() -> tuple[dict[str, Row], Summary]:
                 state = await self._snapshot(shard)
                 return state.to_arrays(rows, self._placement.parts[shard], names), state.summary()
 
