@@ -66,7 +66,7 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
     requirements = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("ddlf") or []]
     versions = packages(sorted({*PACKAGES, *requirements}))
     return {
-        "ddlf": f"{machine['ddlf']}, in {Path(ddlf.__file__).parent}",
+        "ddlf": f"{machine['ddlf']}, source {machine['source']}, in {Path(ddlf.__file__).parent}",
         "python": f"{machine['python']} ({platform.python_implementation()}), {sys.executable}",
         "platform": machine["platform"],
         "machine": size(machine),

@@ -6,6 +6,7 @@ import pytest
 
 from ddlf.cli import main
 from ddlf.rpc.tokens import new_token
+from ddlf.worker.source import source
 
 
 @pytest.fixture
@@ -30,6 +31,7 @@ def env(tmp_path, monkeypatch, capsys):
 def test_env_prints_versions_machine_and_settings(env):
     (env.home / "lab" / "cluster.yaml").write_text("workers: [secret-host:9000, 10.1.2.3:9000]\nrun: {seed: 7}\n")
     text = env("--mode", "async")
+    assert f"0.1.0, source {source().digest}, in " in text
     assert "numpy 2." in text
     assert "mode = async  (--mode)" in text
     assert "seed = 7  (cluster.yaml:2)" in text
