@@ -42,7 +42,7 @@ def test_texts_without_agreed_classes_and_unknown_labels_are_refused_by_name():
 @pytest.mark.parametrize(
     ("classes", "reason"),
     [
-        (("cat",), "1 classes"),
+        (("cat",), "1 class, and"),
         (("cat", "cat"), "two classes have the name 'cat'"),
         (("cat", " "), "name of class 1"),
         (("cat", "d" * (LONGEST_CLASS + 1)), "name of class 1"),
