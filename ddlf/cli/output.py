@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddlf import errors
 from ddlf.errors import AppError, ConfigError, DDLFError, RemoteError, tracebacks
 from ddlf.errors.tracebacks import parts
 
@@ -62,9 +63,9 @@ def _printed_error(error: DDLFError, whole: bool) -> str:
     )
     hidden = shown != (sentence, details)
     sentence, details = "\n".join([shown[0], *getattr(error, "__notes__", ())]), shown[1]
-    pages = (
-        [] if isinstance(error, SELF_EXPLAINING) or type(error) is DDLFError else [f"ddlf help {type(error).__name__}"]
-    )
+    # ``ddlf help`` has no page of a private class, only of the public class that it is derived from.
+    name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in errors.__all__)
+    pages = [] if isinstance(error, SELF_EXPLAINING) or name == "DDLFError" else [f"ddlf help {name}"]
     if not sys.stderr.isatty():
         sentence = sentence.rstrip()
         before_hint = "\ntry    " if "\n" in sentence else "; "

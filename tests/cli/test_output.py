@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ddlf.cli.output import native_output_to_log, show_error
-from ddlf.errors import ConfigError, ConnectError, ExecutorCrashed, RemoteError, WorkerLost
+from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, ExecutorCrashed, RemoteError, WorkerLost
 
 LIBRARY = '  File "/v/lib/python3.11/site-packages/keras/model.py", line 9, in fit\n    return call(x)\n'
 LINES = f'Traceback on the worker (most recent call last):\n{LIBRARY}  File "app.py", line 3, in train\n    check(x)\n{LIBRARY}'
@@ -37,6 +37,13 @@ def test_terminal_error_has_cause_remedy_and_reference(on_a_terminal):
         "try    look at its terminal\n"
         "more   ddlf help WorkerLost\n"
     )
+
+
+def test_reference_is_one_that_ddlf_help_has(on_a_terminal):
+    class PartLost(ClusterTooSmall):
+        pass
+
+    assert on_a_terminal(PartLost("two are gone")).endswith("more   ddlf help ClusterTooSmall\n")
 
 
 @pytest.mark.parametrize(
