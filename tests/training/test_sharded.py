@@ -16,6 +16,7 @@ from ddlf.events import WorkerLost as WorkerLostEvent
 from ddlf.rpc.messages import dumps, loads
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.exchanges.sharded.copies import SlotCopies
 from ddlf.training.progress import WeightsRef
 from ddlf.training.slot.parts import keeps_little
@@ -654,6 +655,23 @@ async def test_loss_of_the_only_worker_with_merged_weights_before_they_are_recal
         await run.train_model()
     assert [event.worker for event in received if isinstance(event, WorkerLostEvent)] == [1]
     assert not [event for event in received if isinstance(event, WorkerGone)]
+
+
+async def test_run_continues_from_a_checkpoint_that_lacks_the_state_of_a_slot(tmp_path, monkeypatch):
+    """The state was lost before it was written, so the numbers of the slices have a gap. The other slots keep their states."""
+    settings = {"codec": "int8", "workers": 2, "master_epochs": 3}
+
+    async def write_one(slices, number, *arguments, usual=Slices.write_one):
+        return {"lengths": {}} if number == 3 else await usual(slices, number, *arguments)
+
+    monkeypatch.setattr(Slices, "write_one", write_one)
+    await trained(**settings, checkpoint=tmp_path)
+    resumed = await trained(**settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / "resumed")
+    assert len(resumed.history) == 3
+    asked = [request for worker in resumed.cluster.workers for request in worker.asked]
+    assert {request[1] for request in asked if request[0] == "read_slice"} >= {2, 4}, (
+        "slices of the first and third slot"
+    )
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Restoring:
         Raises:
             CheckpointCorrupt: A slice is missing, damaged, or of another run.
         """
-        waiting = deque(range(len(slices.files)))
+        waiting = deque(slices.by_number)
 
         async def look(worker: ProxyWorker) -> None:
             while waiting:
@@ -119,7 +119,7 @@ class Restoring:
         progress.weights = refs.pop(WEIGHTS)
         for group, ref in refs.items():
             progress.keep(group.removeprefix(KEPT), ref)
-        for number, file in enumerate(slices.files):
+        for number, file in slices.by_number.items():
             self._leave(progress, number, file.arrays)
         return progress
 

@@ -39,6 +39,11 @@ def slice_name(number: int) -> str:
     return f"slice_{number + 1:04d}.safetensors"
 
 
+def slice_number(name: str) -> int:
+    """Return the number, from 0, of the slice with a file name that ``slice_name`` made."""
+    return int(Path(name).stem.removeprefix("slice_")) - 1
+
+
 def part_name(group: str, begin: int, name: str) -> str:
     """Return the name that a part of an array has in a slice's file. It says where the part belongs."""
     return f"{group} {begin} {name}"
@@ -284,6 +289,11 @@ class Slices:
         self.began = 0.0
         self.manifest = ""
         self._tried = 0
+
+    @property
+    def by_number(self) -> dict[int, SliceFile]:
+        """The files by number of the slice. Numbers may be missing: a slot's state can be lost or not exist yet."""
+        return {slice_number(file.name): file for file in self.files}
 
     def destination(self, number: int) -> Destination:
         """Return a new destination for a slice, numbered from 0."""

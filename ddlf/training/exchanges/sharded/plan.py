@@ -443,6 +443,6 @@ def numbers_of(slices: Slices, groups: Collection[str]) -> list[int]:
     """Return the numbers, from 0, of a checkpoint's slices that contain parts of some groups of arrays."""
     return [
         number
-        for number, file in enumerate(slices.files)
+        for number, file in slices.by_number.items()
         if any(name.partition(" ")[0] in groups for name in file.arrays)
     ]

@@ -107,11 +107,11 @@ class PartStates:
         model_part = self._plan.parts[part]
         if isinstance(weights, WeightsRef) and (slices := weights.slices) is not None:
             slice_names = self._in_slices(self._arrays_of(model_part))
-            names_in_files = [{*file.arrays} for file in slices.files]
-            listed = set[str]().union(*names_in_files)
+            names_in_files = {number: {*file.arrays} for number, file in slices.by_number.items()}
+            listed = set[str]().union(*names_in_files.values())
             if all(name in listed for array, name in slice_names.items() if array.startswith("weight")):
                 slice_names = {array: name for array, name in slice_names.items() if name in listed}
-                numbers = [number for number, names in enumerate(names_in_files) if names & {*slice_names.values()}]
+                numbers = [number for number, names in names_in_files.items() if names & {*slice_names.values()}]
                 await self._members.checkpoints.give(worker, slices, numbers)
                 return PartSource(slices=slice_names)
         whole = await asyncio.to_thread(weights.read) if isinstance(weights, WeightsRef) else weights

@@ -74,7 +74,7 @@ class SplitStates(SlotStates):
         lengths, _ = self._restoring.left[slot]
         names = {part_name(SLOTS + OPTIMIZER, 0, f"slot {slot:04d} {i:04d}"): i for i in range(lengths[OPTIMIZER])}
         variables: dict[int, Any] = {}
-        for number, file in enumerate(slices.files):
+        for number, file in slices.by_number.items():
             if names.keys() & {*file.arrays}:
                 arrays = slices.read_one(number)
                 variables.update((names[name], arrays[name]) for name in names.keys() & arrays.keys())
