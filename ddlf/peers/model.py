@@ -206,12 +206,12 @@ def trained_from_text(
     return Trained(notation.compiled(), data, seed)
 
 
-def _check_finite(data: Mapping[str, Any], own: Mapping[str, Any], source: str) -> None:
+def _check_finite(data: Mapping[str, Any], in_file: Mapping[str, Any], source: str) -> None:
     """Refuse NaN and infinite values: one of them spoils all weights of a batch.
 
     Args:
         data: The arrays of each part, such as ``x_test``.
-        own: The arrays of the file, which may not have this part.
+        in_file: The arrays of the file, which may not have this part.
         source: The file.
 
     Raises:
@@ -220,7 +220,7 @@ def _check_finite(data: Mapping[str, Any], own: Mapping[str, Any], source: str) 
     for part, arrays in data.items():
         for array in arrays.values() if isinstance(arrays, dict) else (arrays,):
             if np.issubdtype(array.dtype, np.inexact) and not (finite := np.isfinite(array)).all():
-                name = part if part in own else part.partition("_")[0]
+                name = part if part in in_file else part.partition("_")[0]
                 raise DatasetError(
                     f"{np.sum(~finite):,} of {finite.size:,} values of {name} in {source} are not finite",
                     hint="replace NaN and infinite values",

@@ -191,8 +191,8 @@ class Teller:
 
     def _samples(self, peer: int, batches: int) -> int:
         """Return the samples in batches of a peer. The last batch of each pass over its data may be smaller."""
-        own = self._ledger.members[peer].samples
-        return round(batches * own / ceil(own / self._ledger.plan.batch_size))
+        samples = self._ledger.members[peer].samples
+        return round(batches * samples / ceil(samples / self._ledger.plan.batch_size))
 
     def _name(self, peer: int) -> str:
         return self._ledger.members[peer].name or f"peer {peer}"

@@ -21,15 +21,15 @@ class Machine:
 def test_the_clock_never_goes_back(monkeypatch):
     times = iter([100.0, 101.0, 50.0, 52.0, 200.0, 60.0, 61.0])
     monkeypatch.setattr(clock.time, "time", lambda: next(times))
-    own = Clock()
-    assert [own.now() for _ in range(7)] == [100.0, 101.0, 101.0, 103.0, 251.0, 251.0, 252.0]
+    server_clock = Clock()
+    assert [server_clock.now() for _ in range(7)] == [100.0, 101.0, 101.0, 103.0, 251.0, 251.0, 252.0]
 
 
 def test_the_clock_of_a_later_server_continues_that_of_an_earlier_one(monkeypatch):
     monkeypatch.setattr(clock.time, "time", iter([40.0, 41.0]).__next__)
-    own = Clock()
-    own.continue_after(100.0)
-    assert [own.now(), own.now()] == [100.0, 101.0]
+    server_clock = Clock()
+    server_clock.continue_after(100.0)
+    assert [server_clock.now(), server_clock.now()] == [100.0, 101.0]
 
 
 async def test_a_server_whose_clock_is_set_back_still_takes_posts(tmp_path, monkeypatch):

@@ -123,7 +123,7 @@ def test_the_folder_of_a_resumed_run_has_one_report_of_both_parts(tmp_path, repo
 
 def test_a_small_batch_has_only_the_samples_that_the_peer_has(reported):
     """A pass over 100 samples in batches of 64 has two batches, and one of 10 samples has one batch."""
-    for own, batches, samples in ((100, 6, 300), (10, 6, 60), (64, 6, 384), (128, 6, 384)):
-        reported.ledger.members[1].samples = own
+    for size, batches, samples in ((100, 6, 300), (10, 6, 60), (64, 6, 384), (128, 6, 384)):
+        reported.ledger.members[1].samples = size
         reported.teller._ledger.plan = replace(PLAN, batch_size=64)
         assert reported.teller._samples(1, batches) == samples

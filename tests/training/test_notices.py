@@ -167,7 +167,7 @@ async def test_terms_of_a_server_never_fall_while_workers_leave_without_time(way
     """A worker refuses backups of a term before one that it has seen, and pushes wait for backups."""
     terms = {0: [], 1: []}
 
-    async def own(servers, epoch, shard, *arguments, usual=Servers.own):
+    async def note_own(servers, epoch, shard, *arguments, usual=Servers.own):
         terms[shard].append(epoch)
         await usual(servers, epoch, shard, *arguments)
 
@@ -175,7 +175,7 @@ async def test_terms_of_a_server_never_fall_while_workers_leave_without_time(way
         terms[shard].append(epoch)
         return usual(copies, epoch, shard)
 
-    monkeypatch.setattr(Servers, "own", own)
+    monkeypatch.setattr(Servers, "own", note_own)
     monkeypatch.setattr(ServerCopies, "take", take)
     with contextlib.suppress(ClusterTooSmall):  # two workers can have all copies of a server
         await disturbed(way, moment, 2)

@@ -668,8 +668,8 @@ async def test_run_continues_from_a_checkpoint_that_lacks_the_state_of_a_slot(tm
     await trained(**settings, checkpoint=tmp_path)
     resumed = await trained(**settings, resume=tmp_path / "round-000002", checkpoint=tmp_path / "resumed")
     assert len(resumed.history) == 3
-    asked = [request for worker in resumed.cluster.workers for request in worker.asked]
-    assert {request[1] for request in asked if request[0] == "read_slice"} >= {2, 4}, (
+    requests = [request for worker in resumed.cluster.workers for request in worker.asked]
+    assert {request[1] for request in requests if request[0] == "read_slice"} >= {2, 4}, (
         "slices of the first and third slot"
     )
 

@@ -177,7 +177,7 @@ class Reply:
         stopped: Whether it was ended early.
         state: Groups of state that the task asked for.
         worker: Number of the worker that carried out the task.
-        openings: How often that worker had received the app by then. If it receives it again, it has lost what it kept.
+        openings: How often that worker had received the app by then. A worker that receives it again has lost its arrays.
         elapsed_s: Seconds from sending the task to receiving the update, on the master's clock.
         bytes_out: Bytes sent for it.
         bytes_back: Bytes received for it.
