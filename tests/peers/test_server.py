@@ -573,7 +573,7 @@ async def test_a_peer_prints_its_first_and_last_post_and_few_between_them(tmp_pa
             peer.close()
 
         await asyncio.to_thread(train)
-    assert [line.partition(" batches")[0] for line in lines if line.startswith("posted")] == [
+    assert [line.partition(" batch")[0] for line in lines if line.startswith("posted")] == [
         "posted    set 1 after 1",
         "posted    set 5 after 5",
     ]
