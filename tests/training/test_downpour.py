@@ -20,6 +20,7 @@ from ddlf.training.callbacks.checks import warnings_of_master
 from ddlf.training.checkpoints import resume
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.strategies.downpour.client import FetchedRange
+from ddlf.training.strategies.downpour.placement import Placement
 from ddlf.training.strategies.downpour.server import Server, Servers
 from ddlf.training.strategies.downpour.state import ServerState
 from ddlf.worker.calls import Hosting
@@ -254,6 +255,19 @@ async def test_run_continues_if_a_worker_is_lost_while_shards_are_assigned(worke
     await run.train_model()
     assert run.ledger.is_exact(2)
     assert np.allclose(row(run.model.get_weights()), row(START.values()) - 0.01 * total, rtol=0, atol=1e-5)
+
+
+async def test_run_continues_if_all_workers_are_lost_before_shards_are_assigned(monkeypatch):
+    run, count = run_of(1, **PLAIN), itertools.count()
+
+    async def assign(placement, *arguments, usual=Placement.assign):
+        if not next(count):
+            placement._lost_members.update(placement._members.members())
+        await usual(placement, *arguments)
+
+    monkeypatch.setattr(Placement, "assign", assign)
+    await run.train_model()
+    assert run.ledger.is_exact(2)
 
 
 async def test_without_workers_a_run_waits_for_its_set_time():

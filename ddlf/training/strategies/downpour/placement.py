@@ -112,6 +112,9 @@ class Placement:
         Args:
             parts: For each server, its ranges of the row of trained values and of the row of untrained values.
             starts: Initial state of each server.
+
+        Raises:
+            ConnectError: All workers are lost. The next task tries again.
         """
         async with self._one_at_a_time:
             epoch = 1
@@ -121,7 +124,8 @@ class Placement:
                     for member, worker in self._members.members().items()
                     if member not in self._lost_members
                 }
-                pool = self._pool(alive)
+                if not (pool := self._pool(alive)):
+                    raise ConnectError("all workers were lost while they received the shards")
                 owners = [pool[shard % len(pool)] for shard in range(len(parts))]
                 giving = [
                     self._assign(alive[owner], epoch, shard, starts[shard], []) for shard, owner in enumerate(owners)
