@@ -165,6 +165,17 @@ class Server:
         self.process.wait()
 
 
+def _network() -> int:
+    """Return the number of the network of this thread: tests may enter another one. 0 if this is not Linux."""
+    try:
+        return os.stat("/proc/thread-self/ns/net").st_ino
+    except OSError:
+        return 0
+
+
+NETWORK = _network()
+"""The network of pytest, and so of the server."""
+
 _server: Server | None = None
 _lock = threading.Lock()
 
@@ -212,6 +223,7 @@ def fork_exec(
         or not suits(options[1], variables)
         or not close_fds
         or rare[:6] != [-1, None, None, None, -1, None]  # the group, the user, and what runs before the program
+        or _network() != NETWORK
     ):
         return int(new_process(words, executables, close_fds, kept_files, cwd, environment, *rest))
     standard = {number: number if fd == -1 else fd for number, fd in enumerate((stdin, stdout, stderr))}

@@ -184,11 +184,11 @@ def test_cached_arrays_are_not_loaded_again():
     replica, first = replica_with(cache)
     contents_of_app = contents(replica.app)
     second_replica, second = replica_with(cache, contents_of_app, load_dataset=None)
-    assert (first["loaded"], second["loaded"]) == (True, False)
-    assert second["fingerprint"] == first["fingerprint"] == content(contents_of_app)
+    assert (first.loaded, second.loaded) == (True, False)
+    assert second.description.fingerprint == first.description.fingerprint == content(contents_of_app)
     assert second_replica.app.y_test is replica.app.y_test
     _, changed = replica_with(cache, {**contents_of_app, "x_train": "another"})
-    assert changed["loaded"]
+    assert changed.loaded
 
 
 def test_cache_drops_data_of_older_runs():

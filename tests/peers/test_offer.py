@@ -211,7 +211,7 @@ async def test_a_round_that_waits_for_a_rejected_peer_is_reported(tmp_path):
         await honest.send_post(a_set(1.0), base=1)
         await liar.post(a_set(float("nan")), base=1)
         await running.until(lambda: any(line.startswith("quorum") for line in running.lines))
-        assert running.server.overview()["missing_posts"] == 1
+        assert running.server.overview().missing_posts == 1
 
 
 async def test_the_link_of_the_dashboard_is_refused_with_the_wanted_one():

@@ -235,6 +235,7 @@ def test_a_resumed_run_needs_the_same_data(tmp_path):
     plan = Plan(shards=2)
     served.give_out(plan, 7)
     path = serving.make_folder(tmp_path, "d", plan, served, 7)
+    (path / "journal-000001").write_text("records")
     earlier = serving.read_folder(path)
     serving.give_out_again(path, earlier, serving.read_model(tmp_path / "d.nnm", "digits", None, 0, shards=1), "digits")
     (x, y), _ = importlib.import_module("ddlf.data.datasets").with_classes("digits")

@@ -1,7 +1,6 @@
 """Tests of the table of visible data: each choice has one column, docs and screens match it, and each cell has tests."""
 
 import ast
-import json
 import stat
 from pathlib import Path
 
@@ -166,11 +165,11 @@ def test_the_tables_in_the_docs_have_each_cell(member):
 
 @pytest.mark.parametrize(("plan", "column"), PLANS)
 def test_the_page_of_a_peer_shows_the_column_of_its_plan(plan, column):
-    page = json.loads(BrowserModel(graph={"name": "digits"}).facts(plan, "a run", 1))["visible"]
-    assert [row[1] for row in page["rows"]] == [cell.updates.phrase for cell in column.cells.values()]
-    assert page["samples"] == "nobody else sees them"
-    assert page["rows"][0][0] == "the server"
-    assert (page["before"], page["metrics"], page["remains"]) == (
+    page = BrowserModel(graph={"name": "digits"}).for_page(plan, "a run", 1).visible
+    assert [row[1] for row in page.rows] == [cell.updates.phrase for cell in column.cells.values()]
+    assert page.samples == "nobody else sees them"
+    assert page.rows[0][0] == "the server"
+    assert (page.before, page.metrics, page.remains) == (
         column.before,
         column.metrics,
         " ".join(column.remains),
@@ -190,14 +189,14 @@ def test_screens_warn_of_a_merge_rule_only_where_it_is_used(merge, has):
             Choice(trainers="workers", merge=merge, reveals=reveals),
         )
     ]
-    sentences.append(seen_by(Plan(way="rounds", merge=merge, quorum=5))["remains"].split(". "))
+    sentences.append(seen_by(Plan(way="rounds", merge=merge, quorum=5)).remains.split(". "))
     for risks in sentences:
         assert [text for text in risks if "The merge" in text] == [text for text in risks if has and has in text]
         assert any("The merge" in text for text in risks) == bool(has)
 
 
 def test_the_page_says_that_lent_samples_are_the_servers():
-    assert seen_by(Plan(shards=3))["samples"] == "the server sees all, a peer that trains with you sees some"
+    assert seen_by(Plan(shards=3)).samples == "the server sees all, a peer that trains with you sees some"
 
 
 async def test_another_user_reads_no_set_that_a_server_of_peers_has_stored(tmp_path):

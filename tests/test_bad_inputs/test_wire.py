@@ -225,8 +225,16 @@ async def test_thousands_of_tiny_requests_are_answered_in_order(running, serves_
     peer.sock.close()
 
 
-SEND_PICKLES = "import ddlf.worker.calls as module, ddlf.rpc.code as code\nmodule.refuse_objects = code.dump_result"
-SEND_CODE = SEND_PICKLES.replace("refuse_objects = code.dump_result", "dump_result = code.CodeSender().dump")
+SEND_CODE = "import ddlf.worker.calls as module, ddlf.rpc.code as code\nmodule.dump_result = code.CodeSender().dump"
+SEND_PICKLES = """
+import ddlf.worker.calls as module, ddlf.rpc.code as code
+
+def pickle_once(value, usual=module.refuse_objects):
+    module.refuse_objects = usual  # objects in answers about the worker are not pickled
+    return code.dump_result(value)
+
+module.refuse_objects = pickle_once
+"""
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ async def test_run_warns_once_of_a_late_worker_with_another_card():
     opening._kinds = {"H100"}
     late = SimpleNamespace(name="worker 3 (pc03)")
     for card in ("H100", "A100", "A100"):
-        opening._say_kind(late, Arithmetic(card))
+        opening._warn_of_kind(late, Arithmetic(card))
     (warned,) = received
     assert "computes on A100 (worker 3 (pc03)) and H100 (the others)" in warned.why
 

@@ -4,12 +4,8 @@ import asyncio
 import gc
 import weakref
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from tensorflow.python.framework import ops
-from tensorflow.python.framework.registry import Registry
 
 from ddlf.training.slot import model_memory
 from ddlf.training.slot.model_memory import BuiltModels, free_gradients_with_graphs
@@ -20,6 +16,8 @@ from tests.training.slot.replicas import replica_of
 @pytest.fixture(autouse=True)
 def registry():
     """Free gradients, and return the names of the registered gradients of graphs."""
+    from tensorflow.python.framework import ops
+
     free_gradients_with_graphs()
     free_gradients_with_graphs()  # the second time changes nothing
     return lambda: {name for name in ops.gradient_registry.list() if name.startswith("CustomGradient-")}
@@ -27,6 +25,9 @@ def registry():
 
 def graph_of_step(model, xs, ys):
     """Train a model for one step, and return a weak reference to the graph of its step."""
+    import keras
+    import tensorflow as tf
+
     graphs = []
 
     class Recording(keras.optimizers.SGD):
@@ -40,6 +41,8 @@ def graph_of_step(model, xs, ys):
 
 
 def test_the_graph_of_a_trained_model_ends_with_the_model(registry):
+    import keras
+
     before, array = registry(), np.ones((4, 3), "float32")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, activation="silu")])
     graph = graph_of_step(model, array, array)
@@ -54,6 +57,8 @@ def test_the_graph_of_a_trained_model_ends_with_the_model(registry):
 
 
 def test_a_function_keeps_its_gradient_after_the_function_around_it():
+    import tensorflow as tf
+
     @tf.function
     def inner(x):
         return tf.nn.silu(x)
@@ -73,6 +78,8 @@ def test_a_function_keeps_its_gradient_after_the_function_around_it():
 
 
 def test_a_loop_has_its_gradient_when_its_function_is_differentiated_later():
+    import tensorflow as tf
+
     @tf.function
     def repeated(x):
         for _ in tf.range(3):
@@ -92,6 +99,8 @@ def test_a_loop_has_its_gradient_when_its_function_is_differentiated_later():
 
 
 def test_a_saved_function_has_its_custom_gradient(tmp_path):
+    import tensorflow as tf
+
     module = tf.Module()
     module.f = tf.function(tf.nn.silu, input_signature=[tf.TensorSpec((), tf.float32)])
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
@@ -104,6 +113,9 @@ def test_a_saved_function_has_its_custom_gradient(tmp_path):
 
 
 def test_a_gradient_with_a_name_of_its_own_stays():
+    import tensorflow as tf
+    from tensorflow.python.framework import ops
+
     @tf.function
     def register():
         tf.RegisterGradient("OfThisTest")(lambda op, dy: dy)
@@ -115,6 +127,9 @@ def test_a_gradient_with_a_name_of_its_own_stays():
 
 @pytest.mark.parametrize("node", ["worker", "master"])
 def test_each_node_frees_gradients_before_it_builds_a_model(monkeypatch, node):
+    from tensorflow.python.framework import ops
+    from tensorflow.python.framework.registry import Registry
+
     replica, plain = replica_of(), Registry("gradient")
     for name in ("gradient_registry", "_gradient_registry"):
         monkeypatch.setattr(ops, name, plain)
@@ -132,6 +147,8 @@ def test_each_node_frees_gradients_before_it_builds_a_model(monkeypatch, node):
 
 @pytest.mark.parametrize(("limit", "is_freed"), [(4 * 12, True), (4 * 12 + 1, False)])
 def test_the_master_frees_models_after_a_number_of_bytes(monkeypatch, limit, is_freed):
+    import keras
+
     monkeypatch.setattr(model_memory, "COLLECT_BYTES", limit)
     models, cycle = BuiltModels(), type("Cycle", (), {})()
     cycle.itself = cycle
