@@ -33,6 +33,7 @@ from ddlf.rpc.listen import answer
 from ddlf.rpc.messages import Frame, Kind, Limits, Request, dumps, loads, read_arguments
 from ddlf.rpc.stream import receive_exactly
 from ddlf.rpc.tokens import new_token
+from ddlf.worker.status import ExecutorInfo
 
 LAYERS = ((3, 3, 3, 32), (3, 3, 32, 64), (3, 3, 64, 64), (1600, 256), (256, 170), (170, 10))
 """Shapes of a small convolutional network with 2.06 MB of float32."""
@@ -153,15 +154,7 @@ async def serve() -> None:
     loop = asyncio.get_running_loop()
     tokens = (os.environ["DDLF_TOKEN"].encode(),)
     limits = Limits()
-    facts = {
-        "python": sys.version.split()[0],
-        "numpy": "",
-        "pid": 0,
-        "executor": "",
-        "host": "",
-        "cores": 1,
-        "threads": 1,
-    }
+    executor = ExecutorInfo(python=sys.version.split()[0], cores=1, threads=1)
 
     async def greet(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -175,7 +168,7 @@ async def serve() -> None:
             if frame.kind != Kind.REQUEST:
                 return
             args, _ = read_arguments(loads(frame.buffers))
-            answers = {"connect": facts, "claim": {"epoch": 1}}
+            answers = {"connect": executor, "claim": {"epoch": 1}}
             result = args[1] if frame.name == "run" else answers.get(frame.name)
             connection.send(Kind.RESULT, frame.id, "", dumps(result))
 

@@ -177,7 +177,7 @@ class Disturbed(FakeWorker):
         return result
 
     async def _ask(self, worker: int, role: str, verb: str, *arguments: Any) -> Any:
-        callee: Any = self.peers[worker]
+        callee: Any = self.others[worker]
         if callee is not self and callee.faults.get(callee.requests + 1) == "peer":
             del callee.faults[callee.requests + 1]
             self.happened["peer"] += 1
@@ -204,7 +204,7 @@ def cluster_of(count: int, chance: random.Random, faults: int = 0) -> FakeCluste
     cluster, happened = FakeCluster(0), Counter[str]()
     workers = [Disturbed(number) for number in range(1, count + 1)]
     for worker in workers:
-        worker.peers, worker.happened = {peer.id: peer for peer in workers}, happened
+        vars(worker).update(others={peer.id: peer for peer in workers}, happened=happened)
     for _ in range(faults):
         chance.choice(workers).faults[1 + int(chance.expovariate(1 / LATE))] = chance.choice(FAULTS)
     chance.shuffle(workers)

@@ -125,9 +125,8 @@ class Opening:
         self.opened.pop(worker.id, None)
         try:
             phases.begin("importing")
-            if self.checked:  # it has come later than the others
-                await self.compare_sources([worker])
-            await worker.preload(*PRELOADED)
+            comparison = [self.compare_sources([worker])] if self.checked else []  # it has come later than the others
+            await asyncio.gather(worker.preload(*PRELOADED), *comparison)
             await self._use_threads(worker)
             await self._use_determinism(worker)
             phases.begin("sending", total=self._size, unit="bytes")

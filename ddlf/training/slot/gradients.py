@@ -153,7 +153,7 @@ class GradientModel(KerasModel):
         self._gradients = Gradients(app.model)
         super().__init__(app)
         self.gradient = self._gradient
-        self._described = described  # the optimizer that the app compiled
+        self.optimizer = described  # the optimizer that the app compiled
 
     def _gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
         """Return the gradient of a batch as an update, and Keras's metrics; both from ``Gradients.of``."""

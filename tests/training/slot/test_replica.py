@@ -98,7 +98,7 @@ def test_gradient_depends_on_weights_and_samples_only():
     )
     assert equal(arrays(reply_of_fresh, weights), arrays(reply_of_used, weights))
     assert reply_of_fresh.samples == 10
-    assert reply_of_fresh.counted["names"] == ["loss", "accuracy"] == list(reply_of_fresh.metrics)
+    assert reply_of_fresh.counted.names == ["loss", "accuracy"] == list(reply_of_fresh.metrics)
     model = small_model(1.0, norm=True)
     model.set_weights(weights)
     reply_of_fresh, weights = replica_of(exchange="gradient", norm=True, optimizer="adam"), model.get_weights()
