@@ -7,7 +7,7 @@ twice, since a process keeps some memory after its first training, 10 MB with Te
 new folder: files of the user, of the workers, and temporary ones.
 
 The bars are: no plan takes more than its budget and 5 s. A second plan takes at most 2 s. Both trainings give the same
-weights to the bit. The memory of the workers after them differs by at most 5 %. The only new file has the measurements.
+weights to the bit. After a plan, no worker has over 5 % more memory. The only new file has the measurements.
 Files that Python packages write in each training do not count.
 """
 
@@ -125,17 +125,15 @@ def files_in(folder: Path) -> set[str]:
 
 
 def more_memory(planned: Cost, alone: Cost) -> float:
-    """Return by which share the memory of a worker differs most from that without a plan."""
-    return max(
-        (with_plan / without_plan - 1.0 for with_plan, without_plan in zip(planned.memory, alone.memory, strict=True)),
-        key=abs,
-    )
+    """Return by which share a worker has more memory than without a plan, at most."""
+    pairs = zip(planned.memory, alone.memory, strict=True)
+    return max(with_plan / without_plan - 1.0 for with_plan, without_plan in pairs)
 
 
 def leaves_nothing(planned: Cost, alone: Cost) -> bool:
-    """Return whether plans changed neither the weights nor the memory, and left only the file of measurements."""
+    """Return whether plans kept the weights, left no memory in use, and left only the file of measurements."""
     matches = [Path(name).match(OWN_FILE) for name in planned.files]
-    return planned.sha256 == alone.sha256 and abs(more_memory(planned, alone)) <= MORE_MEMORY and matches == [True]
+    return planned.sha256 == alone.sha256 and more_memory(planned, alone) <= MORE_MEMORY and matches == [True]
 
 
 def main(argv: Sequence[str] | None = None) -> bool:
