@@ -49,6 +49,19 @@ def part_name(group: str, begin: int, name: str) -> str:
     return f"{group} {begin} {name}"
 
 
+def read_part(arrays: Mapping[str, tensors.Array], name: str, length: int) -> tensors.Array:
+    """Return a part of an array, which has one dimension, from the arrays of a slice.
+
+    Raises:
+        CheckpointCorrupt: It is missing, or has another length.
+    """
+    array = arrays.get(name)
+    if array is None or array.shape != (length,):
+        size = "nothing" if array is None else f"{array.dtype} {array.shape}"
+        raise damaged(Path("a slice of the checkpoint"), f"{length:,} values of {name!r}", size)
+    return array
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The training and the round of a checkpoint. Each of its slices names them, as proof that it belongs to it.

@@ -10,7 +10,7 @@ from ddlf.data.location import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.errors import BadUpdate, ClusterTooSmall
-from ddlf.events import Committed, PartTrained, SlotMoved, Warned
+from ddlf.events import Committed, PartTrained, SlotStarted, Warned
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.slot.variables import is_made
 from tests.training.models import Blobs, app, blobs, distance, equal
@@ -140,7 +140,7 @@ async def test_losses_and_a_resume_with_another_cut_change_no_bit(two_workers, t
     undisturbed = app(two_workers, Cut, **options)
     await undisturbed.train_model()
     lost = app(two_workers, Cut, checkpoint=tmp_path, **options)
-    faults = {SlotMoved: kill_executor(two_workers, 1), Committed: kill_executor(two_workers, 2)}
+    faults = {SlotStarted: kill_executor(two_workers, 1), Committed: kill_executor(two_workers, 2)}
     lost.subscribe(lambda event: faults.pop(type(event), lambda: None)())
     with pytest.raises(Interrupted):
         await stop_after(lost, 2).train_model()

@@ -15,6 +15,7 @@ from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import ConfigError
 from ddlf.training.exchanges.sharded.ranges import cut_range, decode_slice, moved, pieces
+from ddlf.training.messages import Message
 from ddlf.worker.peers import Unreached
 
 AT_ONCE = 8
@@ -26,7 +27,7 @@ Sent = tuple[int, int, int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
+class Pairs(Message):
     """A request to workers for the distances or the angles between the updates of all slots.
 
     Args:

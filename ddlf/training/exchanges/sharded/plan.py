@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from ddlf.algorithms.weights import Fault, Tensor, Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices, assembled, part_name, slice_name
 from ddlf.training.exchanges.sharded.ranges import cut_range, decode_slice, moved, size_of, write_range
+from ddlf.training.messages import Message
 from ddlf.training.slot.task import SlotState
 from ddlf.worker.peers import Unreached
 
@@ -31,7 +31,7 @@ GLANCE = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeanPlan:
+class MeanPlan(Message):
     """The master's plan that tells workers how to compute the mean of one group of slot states.
 
     Args:
@@ -49,7 +49,7 @@ class MeanPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Message):
     """The master's plan for one round: it tells workers how to compute the next weights from the slots' updates.
 
     Args:
@@ -96,21 +96,16 @@ class Plan:
 
     def to_message(self) -> dict[str, Any]:
         """Return the plan as a message for the network. It has the arrays themselves, not copies."""
-        return fields_of(self) | {"means": [fields_of(mean) for mean in self.means]}
+        return Message.to_message(self) | {"means": [mean.to_message() for mean in self.means]}
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Self:
         """Return the plan that a message contains."""
-        return cls(**{**message, "means": [MeanPlan(**mean) for mean in message["means"]]})
-
-
-def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, without copying their values."""
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return cls(**{**message, "means": [MeanPlan.from_message(mean) for mean in message["means"]]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldWeights:
+class HeldWeights(Message):
     """The weights of a task, which workers have.
 
     Args:
@@ -126,18 +121,9 @@ class HeldWeights:
     left: Sequence[int] = ()
     means: Mapping[str, int] = field(default_factory=dict)
 
-    def to_message(self) -> dict[str, Any]:
-        """Return the reference as a message for the network."""
-        return fields_of(self)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Self:
-        """Return the reference that a message contains."""
-        return cls(**message)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluatedWeights:
+class EvaluatedWeights(Message):
     """The weights to evaluate, which workers have.
 
     Args:
@@ -147,15 +133,6 @@ class EvaluatedWeights:
 
     generation: int
     exact: Sequence[tuple[int, int, int]]
-
-    def to_message(self) -> dict[str, Any]:
-        """Return the reference as a message for the network."""
-        return fields_of(self)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Self:
-        """Return the reference that a message contains."""
-        return cls(**message)
 
 
 @dataclass(frozen=True, slots=True)

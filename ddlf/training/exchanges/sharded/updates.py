@@ -26,7 +26,7 @@ from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.recalibration import carried, measuring
 from ddlf.training.exchanges.sharded.pairs import Pairs, Sent
-from ddlf.training.exchanges.sharded.plan import HeldWeights, Unanswered, Unmergeable, Unusable, fields_of
+from ddlf.training.exchanges.sharded.plan import HeldWeights, Unanswered, Unmergeable, Unusable
 from ddlf.training.exchanges.sharded.ranges import PIECE
 from ddlf.training.judging import unusable_weights
 from ddlf.training.run import Run
@@ -327,7 +327,9 @@ async def pairs(
             norms=list(norms),
             piece=PIECE,
         )
-        answers, worker_loss = await remote_updates.call_owners("compare", fields_of(request), request.owners, workers)
+        answers, worker_loss = await remote_updates.call_owners(
+            "compare", request.to_message(), request.owners, workers
+        )
         sums[:] = [matrix for answer in answers for matrix in answer]
         return worker_loss
 

@@ -255,7 +255,7 @@ class ShardedWorker(Restored):
         Returns:
             Matrices to add to the other owners' matrices, or the failure.
         """
-        request = Pairs(**message)
+        request = Pairs.from_message(message)
         base = self._store.generation(request.base)
         part = cut(size_of(base.weights), len(request.owners))[list(request.owners).index(self._me)]
         matrices: list[Vector] = []

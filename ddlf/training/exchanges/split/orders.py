@@ -6,23 +6,20 @@ An order travels as a dict of its fields, so that arrays in it are not copied. R
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from ddlf.algorithms.weights import Fault
 from ddlf.training.exchanges.split.plan import PlanArguments
+from ddlf.training.messages import Message
 from ddlf.training.slot.pushes import RoundPushes
 from ddlf.training.slot.task import MetricCounts, Task
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartSource:
+class PartSource(Message):
     """Where a worker gets the state of a part that it does not have. Only one field is set.
 
     Args:
@@ -39,7 +36,7 @@ class PartSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartOrder:
+class PartOrder(Message):
     """The fields of an order to the worker of a part that training and evaluation share.
 
     Args:
@@ -64,16 +61,11 @@ class PartOrder:
     source: PartSource | None
     entry: Mapping[str, Any] | None
 
-    def to_message(self) -> dict[str, Any]:
-        """Return the order as a message for the network."""
-        source = None if self.source is None else _fields(self.source)
-        return _fields(self) | {"plan": _fields(self.plan), "source": source}
-
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Self:
         """Return the order that a message contains."""
-        source = None if message["source"] is None else PartSource(**message["source"])
-        return cls(**{**message, "plan": PlanArguments(**message["plan"]), "source": source})
+        source = None if message["source"] is None else PartSource.from_message(message["source"])
+        return cls(**{**message, "plan": PlanArguments.from_message(message["plan"]), "source": source})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +91,7 @@ class PartTask:
 
 
 @dataclass(frozen=True, slots=True)
-class PartEvaluation:
+class PartEvaluation(Message):
     """The data that all parts evaluate.
 
     Args:
@@ -113,15 +105,6 @@ class PartEvaluation:
     batch_size: int
     samples: int
     content: dict[str, str]
-
-    def to_message(self) -> dict[str, Any]:
-        """Return the evaluation as a message for the network."""
-        return _fields(self)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Self:
-        """Return the evaluation that a message contains."""
-        return cls(**message)
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

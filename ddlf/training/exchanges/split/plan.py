@@ -22,6 +22,7 @@ from ddlf.training.exchanges.split.layer_plan import is_convolution
 from ddlf.training.exchanges.split.program import Program
 from ddlf.training.exchanges.split.variables import deferred, name_all
 from ddlf.training.exchanges.split.ways import Alike, Way
+from ddlf.training.messages import Message
 
 MOST_PARTS = 64
 """Largest number of parts that ``memory:`` tries."""
@@ -128,7 +129,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanArguments:
+class PlanArguments(Message):
     """How a model is cut: the arguments of ``Plan.at``, which workers receive."""
 
     ends: Sequence[int]

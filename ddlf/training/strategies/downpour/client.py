@@ -25,9 +25,9 @@ from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.flat_weights import Row, Slice
 from ddlf.algorithms.push_rules import KNOWN, Cadence
 from ddlf.errors import ConfigError, DDLFError, LeaseError, RemoteError
+from ddlf.training.messages import Message
 from ddlf.training.slot.pushes import RoundPushes
 from ddlf.training.slot.task import Task
-from ddlf.training.strategies.messages import Message
 from ddlf.worker.peers import Ask, Unreached
 
 NOTICED_S = 10.0

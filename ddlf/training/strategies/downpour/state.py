@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -17,9 +16,8 @@ import numpy as np
 from ddlf.algorithms.flat_weights import Row, Rows, Slice, overlapped
 from ddlf.algorithms.push_rules import Last
 from ddlf.algorithms.weights import Tensor, Weights
-from ddlf.training.checkpoints.durable import damaged
-from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS, part_name
-from ddlf.training.strategies.messages import Message
+from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS, part_name, read_part
+from ddlf.training.messages import Message
 
 Ranges = tuple[Slice, Slice]
 """A server's ranges of the row of trained values and of the row of untrained values."""
@@ -210,11 +208,7 @@ class StoredState(_State):
         """
 
         def of(name: str, length: int) -> Tensor:
-            array = arrays.get(name)
-            if array is None or array.shape != (length,):
-                got = "nothing" if array is None else f"{array.dtype} {array.shape}"
-                raise damaged(Path("a slice of the checkpoint"), f"{length:,} values of {name!r}", got)
-            return np.asarray(array, np.float32)
+            return np.asarray(read_part(arrays, name, length), np.float32)
 
         def row(indices: Sequence[int], span: Slice) -> Row:
             values = [

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from ddlf.algorithms.flat_weights import Rows, overlapped
 from ddlf.algorithms.lbfgs import Array
-from ddlf.training.checkpoints.durable import damaged
 from ddlf.training.checkpoints.progress_layout import KEPT
-from ddlf.training.checkpoints.slices import WEIGHTS, part_name
-from ddlf.training.strategies.messages import Message
+from ddlf.training.checkpoints.slices import WEIGHTS, part_name, read_part
+from ddlf.training.messages import Message
 
 VECTORS = "lbfgs"
 """Group of the run's state in checkpoints: ``s_1..s_k, y_1..y_k, g`` as whole vectors."""
@@ -93,11 +91,7 @@ class StoredShard(Message):
         """
 
         def of(name: str, length: int) -> Array:
-            array = arrays.get(name)
-            if array is None or array.shape != (length,):
-                got = "nothing" if array is None else f"{array.dtype} {array.shape}"
-                raise damaged(Path("a slice of the checkpoint"), f"{length:,} values of {name!r}", got)
-            return np.asarray(array, self.dtype)
+            return np.asarray(read_part(arrays, name, length), self.dtype)
 
         like, pairs, size = [rows.like[i] for i in rows.trained], self.pairs, self.end - self.first
         weights = [
