@@ -45,6 +45,7 @@ SHORT = [
     ("left_out", "--rounds 2 --seeds 1"),
     ("load", "--seconds 0.2 --data digits --samples 64"),
     ("map", "--only ddlf,process --workers 2 --items 10 --repeats 1"),
+    ("model_memory", "--width 100 --trainings 2"),
     ("overlap", "--workers 2 --parameters 5e4 --rate 20mbit --steps 8 --repeats 1"),
     ("paper", f"{TINY} --epochs 1 --worker-epochs 1 --systems plain"),
     (
